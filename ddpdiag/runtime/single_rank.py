@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from ddpdiag.checks.api import Check
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind
+from ddpdiag.model import IMPORT_STEP, Arrival, Header, Kind, Outcome
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control import messages
@@ -113,7 +113,7 @@ class OwnRank(TrialRunner):
 
     # Trials ----------------------------------------------------------------------------------------------------------
 
-    def report(self, message: messages.BarrierReached | messages.Partial | messages.Result) -> None:
+    def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
         """To the coordinator, in this process."""
         self._messages.append(message)
 

@@ -37,7 +37,6 @@ from ddpdiag.runtime.control.messages import (
     Hello,
     Ping,
     Pong,
-    Result,
     RunTrial,
     Shutdown,
     Start,
@@ -155,9 +154,9 @@ class Peers:
             case _:
                 pass
 
-    def _result(self, rank: int, number: int) -> Result:
+    def _result(self, rank: int, number: int) -> Outcome:
         code = ONE_BY_ONE.code if number == 1 else TOGETHER.code
-        return Result(Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data))
+        return Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data)
 
 
 def serve_peers(ranks: range, size: int, port: int, secret: bytes, say: Connection) -> None:

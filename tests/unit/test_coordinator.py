@@ -34,7 +34,6 @@ from ddpdiag.runtime.control.messages import (
     Ping,
     Pong,
     Refused,
-    Result,
     RunTrial,
     Start,
     Stop,
@@ -78,7 +77,7 @@ def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: objec
 def obedient(rank: int, message: Downward) -> list[Upward]:
     match message:
         case RunTrial(trial):
-            return [Result(outcome(rank, trial, data=Raw(b"{}")))]
+            return [outcome(rank, trial, data=Raw(b"{}"))]
         case Ping():
             return [Pong()]
         case _:
@@ -86,7 +85,7 @@ def obedient(rank: int, message: Downward) -> list[Upward]:
 
 
 def raises(rank: int, message: Downward) -> list[Upward]:
-    return [Result(outcome(rank, message.trial, Status.RAISED))] if isinstance(message, RunTrial) else [Pong()]
+    return [outcome(rank, message.trial, Status.RAISED)] if isinstance(message, RunTrial) else [Pong()]
 
 
 def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]:
@@ -94,7 +93,7 @@ def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]
         case RunTrial(trial):
             return [BarrierReached(trial.number, f"port of {rank}", shares)]
         case BarrierOpen():
-            return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
+            return [Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE)]
         case _:
             return [Pong()]
 
@@ -196,7 +195,7 @@ def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> 
     assert [[offer for _, offer in own] for own in peers] == [["port of 0", "port of 1", "port of 2"]]
 
 
-def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None:
+def test_the_barrier_opens_when_all_have_reached_it_with_the_first_ones_offer() -> None:
     server = StandIn(2, gated)
     conduct(server, check())
     openings = [message for _, message in server.sent if isinstance(message, BarrierOpen)]
@@ -218,7 +217,7 @@ def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> N
             case RunTrial():
                 return []
             case Stop(number):
-                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
             case _:
                 return [Pong()] if rank != 2 else []
 
@@ -249,7 +248,7 @@ def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
             case RunTrial(trial):
                 return [Partial(trial.number, Raw(b"1"))] if rank == 1 else []
             case Stop(number):
-                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
             case _:
                 return [Pong()] if rank != 1 else []
 
@@ -267,7 +266,7 @@ def test_a_rank_without_torch_takes_no_further_part() -> None:
     def no_torch(rank: int, message: Downward) -> list[Upward]:
         match message:
             case RunTrial(trial) if rank == 1:
-                return [Result(outcome(rank, trial, Status.HUNG, at="import torch"))]
+                return [outcome(rank, trial, Status.HUNG, at="import torch")]
             case _:
                 return obedient(rank, message)
 
@@ -503,7 +502,7 @@ def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
     assert listener.of(StageEnded) == []
 
 
-def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_are_awaited() -> None:
+def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barrier_are_awaited() -> None:
     now = [0.0]
     trial = Trial(code="COL001", groups=((0, 1, 2),), kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
     dispatched = DispatchedTrial(trial, 9.0, lambda: now[0])

@@ -50,8 +50,7 @@ _PING = Ping()
 
 
 class Channel(Protocol):
-    """What carries words between rank 0 and the ranks: the control server, or `alone.OwnRank` where this is the
-    only rank."""
+    """What carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
 
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to the rank that came with this identity."""
@@ -60,7 +59,7 @@ class Channel(Protocol):
         """What has come, and comes within so many seconds."""
 
     def close_job_port(self) -> None:
-        """Nobody else is expected."""
+        """No more ranks are expected."""
 
     def close(self) -> None:
         """Give back what it holds."""

@@ -34,12 +34,6 @@ class BarrierReached(Struct, frozen=True, tag="ready"):
     shares: bool = False
 
 
-class Result(Struct, frozen=True, tag="result"):
-    """What the trial gave on my rank; already written to my own file."""
-
-    outcome: Outcome
-
-
 class Partial(Struct, frozen=True, tag="partial"):
     """What the trial has given on my rank so far; `text` says for people how far it is."""
 
@@ -151,5 +145,6 @@ class Shutdown(Struct, frozen=True, tag="farewell"):
     lost: dict[int, str] = field(default_factory=dict)
 
 
-Upward = Hello | BarrierReached | Partial | Result | Leaving | Pong
+# An outcome is in its rank's own file before it is sent.
+Upward = Hello | BarrierReached | Partial | Outcome | Leaving | Pong
 Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown

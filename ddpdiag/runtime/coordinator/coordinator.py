@@ -13,7 +13,7 @@ from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outc
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
-from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Result, Shutdown, Stop, Upward
+from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Shutdown, Stop, Upward
 from ddpdiag.runtime.coordinator.dispatch import BudgetSpent, DispatchedTrial, kept_seconds, too_late, with_number
 from ddpdiag.runtime.coordinator.progress import ProgressReporter
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -242,7 +242,7 @@ class Coordinator:
                 dispatched.partial[rank] = data
                 if rank == dispatched.first:
                     self._tell(Progressed(text=text))
-            case Result(outcome) if outcome.rank == rank:
+            case Outcome() as outcome if outcome.rank == rank:
                 self._membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == dispatched.trial.number and rank in dispatched.pending:
                     self._record_outcome(dispatched, outcome)

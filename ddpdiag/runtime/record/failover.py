@@ -193,9 +193,9 @@ def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...
 
 
 def _lost(known: Recording, candidates: tuple[int, ...], seconds: float) -> Iterator[Event]:
-    told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
+    explained = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
     for rank, arrival in known.arrivals.items():
-        if rank not in candidates and rank not in told:
+        if rank not in candidates and rank not in explained:
             why, node = "it left no sign after rank 0 was lost", arrival.place.node
             yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail=why)
 

@@ -13,7 +13,7 @@ import zmq
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
-from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, Trial
+from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Trial
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
@@ -78,7 +78,7 @@ class Supervisor(TrialRunner):
         self._fork_server = ForkServer({**self._environment, **variables(place)})
         for kind in Kind:
             self.workers[kind] = self.start_worker(kind, {})
-        self._unacknowledged: messages.Result | None = None
+        self._unacknowledged: Outcome | None = None
         self._survivors: list[str] = []
         self._shutdown: messages.Shutdown | None = None
         self._told_to_leave: tuple[int, float] | None = None
@@ -164,7 +164,7 @@ class Supervisor(TrialRunner):
                 if not self._trains(options):
                     self._fork_server.skip_lazy_imports()
             case messages.Ack(number):
-                if self._unacknowledged is not None and self._unacknowledged.outcome.trial == number:
+                if self._unacknowledged is not None and self._unacknowledged.trial == number:
                     self._unacknowledged = None
             case messages.Ping():
                 self._client.send(self._pong())
@@ -177,7 +177,7 @@ class Supervisor(TrialRunner):
             case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
                 self.obey(message)
 
-    def _pong(self) -> messages.Pong | messages.BarrierReached | messages.Result:
+    def _pong(self) -> messages.Pong | messages.BarrierReached | Outcome:
         """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
         if self.running_trial is not None and self.running_trial.reached is not None and not self.running_trial.opened:
             return self.running_trial.reached
@@ -205,10 +205,10 @@ class Supervisor(TrialRunner):
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker
 
-    def report(self, message: messages.BarrierReached | messages.Partial | messages.Result) -> None:
+    def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
         """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
-        if isinstance(message, messages.Result):
-            self._record.write(message.outcome)
+        if isinstance(message, Outcome):
+            self._record.write(message)
             self._unacknowledged = message
         self._client.send(message)
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
-from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, Result, RunTrial, Stop
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
@@ -107,7 +107,7 @@ class TrialRunner(ABC):
         """A new worker that has these variables set or unset."""
 
     @abstractmethod
-    def report(self, message: BarrierReached | Partial | Result) -> None:
+    def report(self, message: BarrierReached | Partial | Outcome) -> None:
         """Tell rank 0 how the trial goes on, or ends."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
@@ -195,7 +195,7 @@ class TrialRunner(ABC):
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""
         self.running_trial = None
-        self.report(Result(outcome))
+        self.report(outcome)
         if outcome.status is not Status.DONE:
             worker = self.workers.pop(running_trial.trial.kind)
             if outcome.process is None:  # else it was killed, and one that survived is not waited for again
