@@ -150,10 +150,7 @@ class LaunchOptions:
         None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535
     )
     require_auth: bool = option(
-        False,
-        "Do not run unless the ranks share a secret (see docs/security.md).",
-        " /--no-require-auth",
-        panel=LAUNCH,
+        False, "Do not run unless the ranks share a secret (see docs/security.md).", " /--no-require-auth", panel=LAUNCH
     )
     port_range: str | None = option(None, "Ports that the firewall lets through.", metavar="LOW-HIGH", panel=LAUNCH)
 

@@ -81,9 +81,7 @@ class Outputs:
     )
     junit: str | None = written(rendered("ddpdiag.render.junit"), "Write JUnit XML, with one test case for each check.")
     nagios: bool = option(
-        False,
-        "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
-        panel=OUT,
+        False, "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", panel=OUT
     )
     strict: bool = option(False, "Warnings count as errors in the exit code.", panel=OUT)
     html: str | None = written(

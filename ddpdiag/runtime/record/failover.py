@@ -71,11 +71,7 @@ def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
 
 
 def verdict_without_rank_0(
-    shared: SharedFolder,
-    header: Header,
-    begin: float,
-    at: Rank0Address,
-    publish: Callable[[Sequence[Line]], Published],
+    shared: SharedFolder, header: Header, begin: float, at: Rank0Address, publish: Callable[[Sequence[Line]], Published]
 ) -> tuple[Shutdown, str] | None:
     """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself.
 

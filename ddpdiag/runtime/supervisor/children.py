@@ -15,12 +15,7 @@ from ddpdiag.model import IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor import ipc
-from ddpdiag.runtime.supervisor.hang_evidence import (
-    HangEvidence,
-    ask_for_collectives,
-    read_stacks,
-    wait_for_answer,
-)
+from ddpdiag.runtime.supervisor.hang_evidence import HangEvidence, ask_for_collectives, read_stacks, wait_for_answer
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, start_python
 
 _MODULE = "ddpdiag.runtime.supervisor.worker"
