@@ -9,7 +9,7 @@ import errno
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -253,12 +253,10 @@ def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:
     for trial in trials:
         first.setdefault(trial.number, trial)
         groups[trial.number].update(trial.groups)
-    return {number: _with_groups(trial, groups[number]) for number, trial in sorted(first.items())}
-
-
-def _with_groups(trial: Trial, groups: Set[tuple[int, ...]]) -> Trial:
-    """The order of groups that were all told at once is kept."""
-    return trial if len(groups) == len(trial.groups) else structs.replace(trial, groups=tuple(sorted(groups)))
+    # The order of groups that were all told at once is kept.
+    more = {number: trial for number, trial in first.items() if len(groups[number]) != len(trial.groups)}
+    first |= {number: structs.replace(trial, groups=tuple(sorted(groups[number]))) for number, trial in more.items()}
+    return dict(sorted(first.items()))
 
 
 def _first(lines: dict[K, T]) -> dict[K, T]:

@@ -30,7 +30,7 @@ from ddpdiag.checks.findings import Effect, Explained, Section
 from ddpdiag.checks.world import World
 from ddpdiag.model import Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.text import rate_text, size_text
 
 FINDINGS = {

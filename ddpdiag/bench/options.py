@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from ddpdiag.cli.command import option
+from ddpdiag.cli.options import option
 from ddpdiag.cli.outputs import Outputs, written
 from ddpdiag.errors import UsageError
 

@@ -18,9 +18,8 @@ from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.codec import decode
 from ddpdiag.model import Finding, Kind, Matrix, Options, Outcome, Place, Recording, Scalar, Severity, Status, Trial
-from ddpdiag.model.context import Context
-from ddpdiag.model.setting import Setting
-from ddpdiag.model.trial import NOTHING
+from ddpdiag.model.report import Setting
+from ddpdiag.model.trial import NOTHING, Context
 
 D = TypeVar("D")
 E = TypeVar("E")

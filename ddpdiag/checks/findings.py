@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import BaselineSeries, BenchReport
-from ddpdiag.model.snapshot import Figure
+from ddpdiag.model.options import Figure
 from ddpdiag.model.train import TrainReport
 
 

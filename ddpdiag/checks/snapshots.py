@@ -14,8 +14,8 @@ from ddpdiag.checks.world import World
 from ddpdiag.comparison.benchmarks import shape_of
 from ddpdiag.comparison.noise import kept
 from ddpdiag.model import Recording
-from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot
-from ddpdiag.model.steps import Steps
+from ddpdiag.model.measurements import Steps
+from ddpdiag.model.options import KEPT_RANKS, Figure, Sampling, Snapshot
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
 # Another one in every run, whatever it runs on.

@@ -9,11 +9,9 @@ from typing import Annotated, TypeVar
 import typer
 
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
-from ddpdiag.cli.command import command, option, typed
-from ddpdiag.cli.edge import leave
-from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, examples
+from ddpdiag.cli.edge import guarded, leave
+from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, command, examples, option, typed
 from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
-from ddpdiag.cli.plugin import guarded
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions

@@ -2,11 +2,12 @@
 
 import math
 import os
+import re
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import structs
@@ -14,25 +15,25 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
-from ddpdiag.cli.edge import complain
+from ddpdiag.cli.edge import complain, guarded, unknown
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
-from ddpdiag.cli.plugin import guarded, unknown
-from ddpdiag.cli.topology import read_topology
-from ddpdiag.codec import assemble, readable
+from ddpdiag.codec import assemble, read_bytes, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
+from ddpdiag.judgement.saved_report import read_baseline
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
-from ddpdiag.model.snapshot import Snapshot
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.render.terminal.live import Listener, Silent, listener
+from ddpdiag.probes.host.variables import expanded
+from ddpdiag.render.terminal.live import Silent, listener
 from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch
@@ -74,8 +75,8 @@ def run(
         launch,
         options,
         all_checks(),
-        board_wait=launch_options.board_wait,
-        board_port=launch_options.board_port,
+        join_wait=launch_options.board_wait,
+        control_port=launch_options.board_port,
         require_auth=launch_options.require_auth,
         publish=reporter.publish,
         listener=reporter.listen,
@@ -150,8 +151,9 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         raise UsageError(f"--depth {asked.depth}: expected one of {', '.join(depths)}")
     gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
     budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
+    leads = launch.place.rank == 0
     # Rank 0 has the say over the budget, and thousands of ranks need not ask.
-    left = job_left_seconds(os.environ) if launch.place.rank == 0 else None
+    left = job_left_seconds(os.environ) if leads else None
     return Options(
         depth=Depth(asked.depth),
         stages=split(asked.stage),
@@ -168,8 +170,9 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         strict=outputs.strict,
         port_range=_port_range(port_range),
         uses_workarounds=outputs.env_file is not None,
-        topology=_topology(asked.topology, launch),
-        baseline=_baseline(asked.baseline, launch),
+        # Rank 0 plans and judges: these files need not be on other hosts.
+        topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
+        baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
         need_nodes=outputs.need_nodes,
         settings=thresholds(asked.set_),
     )
@@ -227,20 +230,6 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     return absolute
 
 
-def _topology(path: str | None, launch: Launch) -> dict[str, str]:
-    """Rank 0 plans and judges: the file need not be on other hosts."""
-    return {} if path is None or launch.place.rank != 0 else read_topology(path)
-
-
-def _baseline(path: str | None, launch: Launch) -> Snapshot | None:
-    """Rank 0 judges: the file need not be on other hosts."""
-    if path is None or launch.place.rank != 0:
-        return None
-    from ddpdiag.judgement.saved_report import read_baseline
-
-    return read_baseline(path)
-
-
 def _port_range(text: str | None) -> str | None:
     if text is None:
         return None
@@ -248,3 +237,68 @@ def _port_range(text: str | None) -> str | None:
     if not (dash and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high) <= 65535):
         raise UsageError(f"--port-range {text}: expected LOW-HIGH within 1-65535, such as 29500-29599")
     return text
+
+
+# A line of 100 bytes for each of 65,536 hosts.
+_MOST_BYTES = 8 << 20
+_HOST_NAME = re.compile(r"[\w.:-]+")
+# Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.
+_SWITCHES = ("switchname", "blockname")
+_KNOWN = (*_SWITCHES, "nodes", "switches", "linkspeed", "blocksizes")
+
+
+def read_topology(path: str) -> dict[str, str]:
+    """The leaf of each host: "host leaf" a line, or Slurm's "SwitchName=leaf Nodes=n[0-31]"; "#" begins a comment."""
+    leaves: dict[str, str] = {}
+    for number, line in _lines(path):
+        where = f"--topology {path}, line {number}"
+        words = line.split()
+        if "=" in words[0]:
+            for host, leaf in _slurm(words, where).items():
+                leaves.setdefault(host, leaf)  # Slurm lets a host hang on several leaves
+            continue
+        if len(words) != 2:
+            raise UsageError(f"{where}: {readable(line)!r}: expected HOST LEAF, or SwitchName=LEAF Nodes=HOSTS")
+        for host in _hosts(words[0], where):
+            if leaves.setdefault(host, words[1]) != words[1]:
+                raise UsageError(f"{where}: {host} is on {words[1]} here, and on {leaves[host]} above")
+    if not leaves:
+        raise UsageError(f"--topology {path}: it names no host; expected HOST LEAF, one host a line")
+    return leaves
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """Lines that say something, without comments; one that ends in a backslash goes on in the next."""
+    try:
+        text = read_bytes(path, _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(f"--topology {path}: {reason}") from error
+    begun = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        whole = begun + line.partition("#")[0].strip()
+        begun = whole.removesuffix("\\") if whole.endswith("\\") else ""
+        if whole and not begun:
+            yield number, whole
+
+
+def _slurm(words: list[str], where: str) -> dict[str, str]:
+    """The hosts of one switch; none of an upper level."""
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value or name.lower() not in _KNOWN:
+            raise UsageError(f"{where}: {readable(word)!r}: expected SwitchName=LEAF Nodes=HOSTS")
+        values[name.lower()] = value
+    leaf = next((values[name] for name in _SWITCHES if name in values), None)
+    if leaf is None and "nodes" in values:
+        raise UsageError(f"{where}: Nodes without SwitchName: expected SwitchName=LEAF Nodes=HOSTS")
+    return dict.fromkeys(_hosts(values["nodes"], where), leaf) if leaf and "nodes" in values else {}
+
+
+def _hosts(nodelist: str, where: str) -> tuple[str, ...]:
+    """The hosts of "n[0-31]": with Slurm's own grammar, in which no name is a group, and no list fills the memory."""
+    hosts = expanded(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
+    if not hosts or not all(map(_HOST_NAME.fullmatch, hosts)):
+        raise UsageError(f"{where}: {readable(nodelist)!r}: expected a host, or a list of hosts such as n[0-31,40]")
+    return hosts

@@ -15,14 +15,36 @@ from ddpdiag.errors import ExitCode, Explained
 from ddpdiag.foreign import printable
 from ddpdiag.render.terminal.streams import columns
 
+NAGIOS = "--nagios"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 _LEAST_FILES = 256  # a run of two ranks needs 40
 _LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
-def guarded(call: Callable[[], int | None]) -> int:
-    """The exit code of `call`; never an exception."""
+def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
+    """The exit code of `call`; never an exception.
+
+    With `nagios` the code that `call` returns is a plug-in's, and any failure is UNKNOWN, and says so in one line: a
+    plug-in's 2 is CRITICAL, so neither a mistyped option nor a full disk may end with it.
+    """
+    if not nagios:
+        return _exit_code(call)
+    codes: list[int] = []
+    sentences = ["it failed; standard error says why"]
+
+    def noted() -> None:
+        try:
+            codes.append(int(call() or 0))
+        except Explained as error:
+            sentences.append(str(error))
+            raise
+
+    _exit_code(noted)
+    return codes[0] if codes else unknown(sentences[-1])
+
+
+def _exit_code(call: Callable[[], int | None]) -> int:
     try:
         code = call()
         _flush()
@@ -30,11 +52,13 @@ def guarded(call: Callable[[], int | None]) -> int:
         complain(str(error))
         return error.exit_code
     except SystemExit as leaving:
-        return _code(leaving)
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        return _reader_left()
+    except BrokenPipeError:  # `ddpdiag ... | head`: as a program that SIGPIPE ended
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
         if isinstance(error, OSError) and error.errno in _FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
@@ -93,12 +117,15 @@ def _flush() -> None:
         return
 
 
-def _code(leaving: SystemExit) -> int:
-    return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+def unparsed(code: int) -> int:
+    """The exit code of a process whose arguments could not be read: a command that could begin leaves by itself."""
+    return unknown("wrong usage; standard error says what was expected") if code == ExitCode.USAGE else code
 
 
-def _reader_left() -> int:
-    """`ddpdiag ... | head`: as a program that SIGPIPE ended."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
+def unknown(sentence: str) -> int:
+    """Print the plug-in's line; its exit code."""
+    from ddpdiag.cli.outputs import show
+    from ddpdiag.render.nagios import State, line
+
+    _exit_code(lambda: show(line(State.UNKNOWN, sentence), sys.stdout))
+    return State.UNKNOWN

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
+from ddpdiag.cli.edge import guarded
 from ddpdiag.cli.options import HostOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish
-from ddpdiag.cli.plugin import guarded
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
@@ -21,11 +21,10 @@ from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.terminal.live import Silent
-from ddpdiag.runtime.control.hello import own_arrival
+from ddpdiag.runtime.launchers.environment import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
-from ddpdiag.runtime.single_rank import run_alone
+from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.runtime.supervisor.timed_call import Announce, call_with_deadline
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (
@@ -50,11 +49,9 @@ def run(asked: HostOptions, outputs: Outputs) -> int:
 
 def codes(*, torch: bool) -> tuple[str, ...]:
     """The checks that run, in the order of the list of checks."""
-    return tuple(sorted((*WITHOUT_TORCH, *(WITH_TORCH if torch else ())), key=_stage_first))
-
-
-def _stage_first(code: str) -> tuple[int, str]:
-    return list(Stage).index(by_code(code).stage), code
+    stages = list(Stage)
+    wanted = (*WITHOUT_TORCH, *(WITH_TORCH if torch else ()))
+    return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
 
 
 def _options(asked: HostOptions, outputs: Outputs) -> Options:

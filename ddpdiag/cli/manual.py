@@ -12,6 +12,10 @@ from ddpdiag.render.manual import CheckRow, ManualPage, explain
 _LINT = "lint"
 
 
+def _check_row(check: Check[Any]) -> CheckRow:
+    return CheckRow(check.code, check.name, check.stage.value, check.title)
+
+
 def manual_page(code: str, *, width: int, color: bool) -> str:
     """The page of a check, of a finding (`TRN001.diverged`) or of a rule; UsageError for a code that is neither."""
     if code.upper().startswith("LNT"):
@@ -24,9 +28,8 @@ def manual_page(code: str, *, width: int, color: bool) -> str:
 
     check = by_code(code)
     _, _, word = code.partition(".")
-    row = CheckRow(check.code, check.name, check.stage.value, check.title)
     asked = f"{word}: {_finding(check, word.lower())}" if word else ""
-    return explain(row, page_of(check), check.thresholds, asked=asked, width=width, color=color)
+    return explain(_check_row(check), page_of(check), check.thresholds, asked=asked, width=width, color=color)
 
 
 def _finding(check: Check[Any], word: str) -> str:
@@ -52,7 +55,7 @@ def rows() -> list[CheckRow]:
     from ddpdiag.lint import all_rules
 
     return [
-        *(CheckRow(check.code, check.name, check.stage.value, check.title) for check in all_checks()),
+        *map(_check_row, all_checks()),
         *(CheckRow(rule.code, rule.name, _LINT, rule.title) for rule in all_rules()),
     ]
 
@@ -77,8 +80,6 @@ def _pages() -> Iterator[ManualPage]:
     from ddpdiag.lint import all_rules
 
     for check in all_checks():
-        yield ManualPage(
-            CheckRow(check.code, check.name, check.stage.value, check.title), page_of(check), check.thresholds
-        )
+        yield ManualPage(_check_row(check), page_of(check), check.thresholds)
     for rule in all_rules():
         yield ManualPage(CheckRow(rule.code, rule.name, _LINT, rule.title), rule.manual, {})

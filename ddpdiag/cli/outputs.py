@@ -10,8 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.command import option, spelled
-from ddpdiag.cli.options import OUT, Color
+from ddpdiag.cli.options import OUT, Color, option, spelled
 from ddpdiag.errors import Unwritten, UsageError
 
 if TYPE_CHECKING:
@@ -82,9 +81,7 @@ class Outputs:
     )
     junit: str | None = written(rendered("ddpdiag.render.junit"), "Write JUnit XML, with one test case for each check.")
     nagios: bool = option(
-        False,
-        "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
-        panel=OUT,
+        False, "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", panel=OUT
     )
     strict: bool = option(False, "Warnings count as errors in the exit code.", panel=OUT)
     html: str | None = written(

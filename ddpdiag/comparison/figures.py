@@ -22,7 +22,7 @@ from ddpdiag.comparison.noise import (
 )
 from ddpdiag.model import Matrix
 from ddpdiag.model.bench import BaselineSeries
-from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, share_text, size_text, time_text
 

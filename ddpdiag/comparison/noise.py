@@ -12,7 +12,7 @@ from itertools import chain, islice
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ddpdiag.model.snapshot import Figure, Sampling, Snapshot, Standings
+from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
 from ddpdiag.stats import quantile
 
 # As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of

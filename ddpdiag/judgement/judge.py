@@ -18,7 +18,7 @@ from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
-from ddpdiag.model.snapshot import Snapshot
+from ddpdiag.model.options import Snapshot
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)

@@ -14,7 +14,7 @@ from ddpdiag.checks.findings import Effect, Section
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Matrix, Outcome, Recording, Scalar, Severity, Skip, StageLine, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.model.setting import Setting
+from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import spent_seconds
 
 ByCode = Mapping[str, Sequence[Outcome]]

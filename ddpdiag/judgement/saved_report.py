@@ -10,8 +10,8 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, r
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.judge import judge
 from ddpdiag.model import Report
+from ddpdiag.model.options import Snapshot
 from ddpdiag.model.report import SCHEMA
-from ddpdiag.model.snapshot import Snapshot
 
 
 class _Head(Struct):

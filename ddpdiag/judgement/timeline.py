@@ -10,8 +10,7 @@ from typing import Any
 from ddpdiag.checks.api import Check
 from ddpdiag.judgement.timings import known
 from ddpdiag.model import EventKind, Outcome, Recording, Status
-from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
-from ddpdiag.model.timings import OTHER
+from ddpdiag.model.report import OTHER, Bar, Lane, Timeline, Unfinished
 
 # A page shows so many without getting lost, and a report stays short.
 MOST_RANKS, MOST_TRIALS = 16, 64

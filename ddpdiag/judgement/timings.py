@@ -20,7 +20,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.model import IMPORT_STEP, Arrival, EventKind, Outcome, Recording, Status, Trial
-from ddpdiag.model.timings import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
+from ddpdiag.model.report import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
 
 _MOST_WAITS = 10
 # Who came within this share of the wait before the last one was as late as it.

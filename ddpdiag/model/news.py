@@ -6,7 +6,7 @@ then `StageEnded`. `Happened` may come at any time. Another rank tells `Seeking`
 `Waiting`, `Pending` and `Seeking` are told once a second, so that who has no clock of its own gets one.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -73,7 +73,7 @@ class TrialBegan(Struct, frozen=True, kw_only=True):
 class Pending(Struct, frozen=True, kw_only=True):
     """How many ranks of the trial have done their part, and for whom the others wait, with their hosts.
 
-    `awaited` are those that have not come to the gate at which others stand; where nobody stands at a gate, all that
+    `awaited` are those that have not reached the barrier at which others wait; where none is at a barrier, all that
     have not answered.
     """
 
@@ -90,7 +90,7 @@ class Progressed(Struct, frozen=True, kw_only=True):
 
 
 class Happened(Struct, frozen=True, kw_only=True):
-    """Something that changes the course of the run: a signal, a rank that is lost."""
+    """Something that changes the run: a signal, a rank that is lost."""
 
     text: str
 
@@ -124,3 +124,13 @@ News: TypeAlias = (
     | Seeking
     | Joined
 )
+
+
+class Listener(Protocol):
+    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
+
+    def tell(self, news: News) -> None:
+        """Something new."""
+
+    def close(self) -> None:
+        """Nothing more will come; what was drawn is taken away."""

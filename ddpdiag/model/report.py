@@ -5,10 +5,7 @@ from enum import Enum
 from msgspec import Struct, field
 
 from ddpdiag.model.bench import BenchReport
-from ddpdiag.model.setting import Setting
-from ddpdiag.model.snapshot import Snapshot
-from ddpdiag.model.timeline import Timeline
-from ddpdiag.model.timings import Timings
+from ddpdiag.model.options import Snapshot
 from ddpdiag.model.train import TrainReport
 
 Scalar = str | int | float | bool | None
@@ -55,7 +52,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
-    """A measurement or property of every pair: `cells[i][j]` is that of the way from `rows[i]` to `columns[j]`.
+    """A measurement or property of every pair: `cells[i][j]` is that of the link from `rows[i]` to `columns[j]`.
 
     `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
     None where nothing is known.
@@ -127,6 +124,140 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     good: tuple[str, ...] = ()
     slow: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=(), name="remarks")
+
+
+# What ranks run with: versions, variables, and lines of NCCL's configuration files -----------------------------------
+
+
+class Value(Struct, frozen=True, kw_only=True):
+    """A value that `count` ranks have (None: they lack the setting); `ranks` are the first of them, in rising order."""
+
+    value: str | None
+    count: int
+    ranks: tuple[int, ...]
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One thing that is alike on all ranks, or is not. `kind` is "version", "variable" or "file".
+
+    The most frequent value comes first; `more` counts further values.
+    """
+
+    kind: str
+    name: str
+    values: tuple[Value, ...]
+    more: int = 0
+
+    @property
+    def alike(self) -> bool:
+        """Have all ranks the same value?"""
+        return len(self.values) + self.more == 1
+
+
+# What happened when --------------------------------------------------------------------------------------------------
+
+# Seconds count from the start of the run at rank 0. Of a large world some ranks are shown: first those that are blamed,
+# that were lost, or whose trials did not end well.
+
+
+class Bar(Struct, frozen=True, kw_only=True):
+    """One trial of check `code`, from its order to the end of its slowest rank. `statuses` counts its outcomes."""
+
+    number: int
+    code: str
+    stage: str
+    begin_seconds: float
+    seconds: float
+    deadline_seconds: float
+    statuses: dict[str, int]
+
+
+class Unfinished(Struct, frozen=True, kw_only=True):
+    """How trial `number` ended on a rank, if not well; `at` is the last step that it announced."""
+
+    number: int
+    status: str
+    at: str = ""
+
+
+class Lane(Struct, frozen=True, kw_only=True):
+    """One rank. `arrived_seconds` is None if it never came, `gone_seconds` None if it was there to the end.
+
+    `seconds` has what each of the timeline's trials took on it, None where it took no part.
+    """
+
+    rank: int
+    node: str
+    arrived_seconds: float | None
+    gone_seconds: float | None = None
+    seconds: tuple[float | None, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+
+
+class Timeline(Struct, frozen=True, kw_only=True):
+    """The trials in their order, and the ranks in theirs. `trials_in_all` and `ranks_in_all` count what is left out,
+    too; of many trials the longest are here."""
+
+    seconds: float
+    trials: tuple[Bar, ...]
+    lanes: tuple[Lane, ...]
+    trials_in_all: int
+    ranks_in_all: int
+
+
+# Where the seconds went ----------------------------------------------------------------------------------------------
+
+# In the order in which they follow each other within a trial. `start`: until a process, or a worker, could begin;
+# `import`: of torch, as far as a trial waited for it; `context`: the device, and CUDA's context on it; `group`: opening
+# the process group, and its first connection; `measure`: the rest of what a check does itself; `wait`: for ranks that
+# came or ended later than the one in the middle; `failed`: in trials that did not end well; `own`: our own orders,
+# plans, barriers and judgement; `unknown`: what the recording does not tell.
+KINDS = ("start", "import", "context", "group", "measure", "wait", "failed", "own", "unknown")
+
+# Rows before the first stage, after the last one, and for what belongs to no stage.
+START, JUDGEMENT, OTHER = "start", "judgement", "other"
+
+
+class Spent(Struct, frozen=True, kw_only=True):
+    """What one stage took; `kinds` adds up to `seconds` and leaves out what took nothing."""
+
+    stage: str
+    seconds: float
+    kinds: dict[str, float] = field(default_factory=dict)
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """For whom the run waited, `times` over: `seconds` in all.
+
+    The longest wait was in check `code` (empty: at the start), where the first of `ranks` was later than others mostly
+    by the kind `why` (empty: not known).
+
+    No ranks where those that were late together are too many to single any out. `up_seconds` is how old the process of
+    the first one was when it looked for rank 0: one that is young was launched late, an old one was slow to start.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    seconds: float
+    times: int
+    code: str = ""
+    why: str = ""
+    up_seconds: float | None = None
+
+
+class Timings(Struct, frozen=True, kw_only=True):
+    """A run from the start of rank 0's process to its verdict: `stages` add up to `seconds`.
+
+    `waits` has the longest first, and few of them. What comes after the judgement (the files, the shutdown) is not in
+    it, because it is not over when this is written.
+    """
+
+    seconds: float
+    stages: tuple[Spent, ...]
+    waits: tuple[Wait, ...] = ()
+
+
+# All of it ------------------------------------------------------------------------------------------------------------
 
 
 class Report(Struct, frozen=True, kw_only=True):

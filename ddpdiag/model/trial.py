@@ -1,9 +1,13 @@
-"""Trials, and what came of them."""
+"""Trials, what a measurement may know and do in one, and what came of them."""
 
 from collections.abc import Iterable
 from enum import Enum
+from typing import NamedTuple, Protocol
 
 from msgspec import Raw, Struct, field
+
+from ddpdiag.model.options import Options
+from ddpdiag.model.place import Place
 
 NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
@@ -13,7 +17,7 @@ IMPORT_STEP = "import torch"
 # A rank's first use of its device, and of the backend that connects it: slow on some healthy machines.
 CONTEXT_STEP, COMMUNICATOR_STEP = "context", "communicator"
 BARRIER_STEP = "wait at the gate"
-# A rank waits at the gate while its peers are still in their first use.
+# A rank waits at the barrier while its peers are still in their first use.
 _FIRST_USE_STEPS = (CONTEXT_STEP, COMMUNICATOR_STEP, BARRIER_STEP)
 
 
@@ -123,10 +127,10 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
-    somebody else: it is a bystander. `timings` holds seconds by kind: `total` in the worker, of which `context` (the
-    device), `group` (opening it, and its first connection) and `gate` (waiting for the group); of `group`, what
-    creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was there, and
-    `arrive`, until it stood at the gate.
+    another rank: it is not at fault. `timings` holds seconds by kind: `total` in the worker, of which `context` (the
+    device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the barrier); of
+    `group`, what creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was
+    there, and `arrive`, until it reached the barrier.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
@@ -156,3 +160,43 @@ def spent_seconds(outcomes: Iterable[Outcome]) -> float:
     for outcome in outcomes:
         slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
     return sum(slowest.values())
+
+
+class Opening(NamedTuple):
+    """What a barrier hands out: where a rank (the group's first, unless said otherwise) is reached, and its offer."""
+
+    host: str
+    offer: str
+
+
+class Context(Protocol):
+    """What a measurement may know and do. `group` lists the ranks taking part with this one, itself included."""
+
+    place: Place
+    trial: Trial
+    options: Options
+    group: tuple[int, ...]
+    scratch: str  # a private directory on this host; removed at the end of the run
+
+    @property
+    def group_rank(self) -> int:
+        """This rank's position in its group."""
+
+    def step(self, label: str) -> None:
+        """Announce the next step; the supervisor reads it from shared memory when this process hangs."""
+
+    def barrier(self, offer: str = "") -> Opening:
+        """Wait for all ranks of the group; what the first one offers reaches all of them."""
+
+    def exchange(self, offer: str) -> tuple[Opening, ...]:
+        """The same barrier, but all ranks learn all offers, in the order of the group. For small groups."""
+
+    @property
+    def end(self) -> float:
+        """When the supervisor ends this trial, on the clock of `time.monotonic`."""
+
+    def report(self, data: Struct, text: str) -> None:
+        """Hand over what is known so far, in case the trial is cut short; `text` tells people how far it is."""
+
+    def timed(self, name: str, seconds: float) -> None:
+        """Add `seconds` to one of the trial's own timings (context, group, measure)."""

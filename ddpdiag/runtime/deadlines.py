@@ -3,7 +3,10 @@
 The budget of the run and the deadline of each trial bound all of them.
 """
 
+import os
 from dataclasses import dataclass
+
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Deadlines:
 
     # A rank alone has joined already.
     own_hello: float = 1.0
-    # Kept back from trials for judgement, report and farewell.
+    # Kept back from trials for judgement, report and shutdown.
     reserve: float = 3.0
     # A large world is judged and written within a few seconds.
     publish: float = 30.0
@@ -46,7 +49,7 @@ class Deadlines:
     own_supervisor: float = 3.0
     # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
     straggler: float = 3.0
-    # Beyond budget and board wait: time to judge, to report and to leave.
+    # Beyond the budget and the wait for ranks (--board-wait): time to judge, to report and to leave.
     beyond_budget: float = 30.0
     # A rank that was told to leave by a signal waits for rank 0's end of the run.
     leave: float = 2.0
@@ -110,3 +113,39 @@ class ElectionTimes:
 
 DEADLINES = Deadlines()
 ELECTION_TIMES = ElectionTimes()
+
+
+# Silence -------------------------------------------------------------------------------------------------------------
+
+# Rank 0 beats every second, and more slowly in a world of more than 5,000 ranks; on an overloaded machine a healthy one
+# was seen silent for 3 s.
+LOST_AFTER_SECONDS = 8.0
+LOST_LATE_SECONDS = 4.0  # once the budget is spent
+_FROZEN_SECONDS = 2.0
+# 32 ranks on a core, all of them importing torch: healthy ones came after 15 s, or were silent for more than 6 s.
+_SILENT_PER_RANK_ON_CORE = 0.5
+
+
+# With 10,000 ranks a beat every second held up those who were still arriving.
+BEAT_PER_RANK = 2e-4
+_BEATS = 5
+
+
+def silence_seconds(world_size: int, *, late: bool = False) -> float:
+    """After which silence rank 0 is lost; `late`: once the budget is spent."""
+    return max(LOST_LATE_SECONDS if late else LOST_AFTER_SECONDS, _BEATS * BEAT_PER_RANK * world_size)
+
+
+def crowded_silence_seconds(ranks_here: int | None) -> float:
+    """What a healthy process may be silent longer, and come later, where so many ranks share this host's cores."""
+    cores = len(os.sched_getaffinity(0)) or 1
+    return _SILENT_PER_RANK_ON_CORE * max(0.0, (ranks_here or 1) / cores - USUAL_RANKS_PER_CORE)
+
+
+def frozen_seconds(before: float, after: float) -> float:
+    """How long this process itself stood still in a wait of half a second at most; short delays count as none.
+
+    Who was stopped (Ctrl-Z, a suspended job) heard nobody meanwhile, and that is not the others' silence.
+    """
+    gap = after - before
+    return gap if gap > _FROZEN_SECONDS else 0.0

@@ -9,9 +9,14 @@ from functools import partial
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Place
-from ddpdiag.runtime.control.liveness import LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
-from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES
-from ddpdiag.runtime.launchers.environment import places
+from ddpdiag.runtime.deadlines import (
+    DEADLINES,
+    ELECTION_TIMES,
+    LOST_AFTER_SECONDS,
+    crowded_silence_seconds,
+    frozen_seconds,
+)
+from ddpdiag.runtime.launchers.launch import places
 from ddpdiag.runtime.record.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.run import Run
 from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended

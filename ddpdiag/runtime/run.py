@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,30 +17,26 @@ from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
-from ddpdiag.model.news import Joined, Seeking
+from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.host.procfs import age_seconds
 from ddpdiag.probes.host.variables import job_and_step
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.probes.process.elastic import write_error_file
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
-from ddpdiag.runtime.control.hello import own_arrival
-from ddpdiag.runtime.control.liveness import crowded_silence_seconds
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
 from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
-from ddpdiag.runtime.coordinator.progress import Listener
-from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.environment import worker_variables
-from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
+from ddpdiag.runtime.launchers.environment import own_arrival
+from ddpdiag.runtime.launchers.launch import Launch, worker_variables
 from ddpdiag.runtime.launchers.slurm import leaf_of
-from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, Successor
-from ddpdiag.runtime.record.missing_ranks import NoteReader, NoteWriter
-from ddpdiag.runtime.record.record import Record, folder_name, run_folder
-from ddpdiag.runtime.record.shared_folder import RecordCopy, shared_folder
+from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, verdict_without_rank_0
+from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder
+from ddpdiag.runtime.record.shared_folder import NoteReader, NoteWriter, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
 
@@ -100,8 +96,8 @@ def prepare(
     options: Options,
     checks: Sequence[Check[Any]],
     *,
-    board_wait: float,
-    board_port: int | None,
+    join_wait: float,
+    control_port: int | None,
     require_auth: bool,
     publish: Callable[[Sequence[Line], Signalled], Published],
     listener: Callable[[Place], Listener],
@@ -110,27 +106,27 @@ def prepare(
     if launch.whole:
         # Several, because somebody may take one before rank 0 binds it.
         ports: tuple[int, ...] = (
-            (board_port,) if board_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
+            (control_port,) if control_port is not None else tuple(free_port(LOOPBACK) for _ in range(3))
         )
     else:
-        ports = control_ports(launch.run_id, launch.port, board_port)
+        ports = control_ports(launch.run_id, launch.port, control_port)
     host = LOOPBACK if launch.whole else launch.coordinator
     if launch.whole:
-        board_wait += crowded_silence_seconds(launch.place.local_world_size)
+        join_wait += crowded_silence_seconds(launch.place.local_world_size)
     # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
-    shut = launch.whole or launch.agent_store or board_port is not None
+    shut = launch.whole or launch.agent_store or control_port is not None
     return Run(
         launch=launch,
         options=options,
         checks=checks,
-        endpoint=Endpoint(host, ports, board_wait, job_port=None if shut else launch.port),
+        endpoint=Endpoint(host, ports, join_wait, job_port=None if shut else launch.port),
         secrets=Secrets(
             launch.run_id,
             os.environ,
             whole=launch.whole,
             local=launch.is_local,
             host=host,
-            munge_ports=munge_ports(launch.run_id, launch.port, board_port),
+            munge_ports=munge_ports(launch.run_id, launch.port, control_port),
             required=require_auth,
         ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
@@ -148,31 +144,27 @@ def run_rank(run: Run, place: Place) -> int:
     signals = Signals()
     wire = run.secrets.of_rank_0() if place.rank == 0 else None
     header = run.header(place.rank)
-    record = Record(run_folder(run.launch.run_id), place.rank, header, _copy(run, place.rank))
+    shared_dir = run.options.shared_dir if place.rank != 0 else None  # rank 0's coordinator shares its lines
+    copy = None if shared_dir is None else RecordCopy(shared_dir, run.name, place.rank)
+    record = Record(run_folder(run.launch.run_id), place.rank, header, copy)
+    lost_ranks: Mapping[int, str] | None = {}  # None: the record stays
     try:
         try:
             shutdown = _take_part(run, place, wire, record, signals)
         except Rank0Lost as lost:
             shutdown = _verdict_without_rank_0(run, header, record, begin, lost)
+        lost_ranks = shutdown.lost
+        if shutdown.exit_code != ExitCode.FIT:
+            # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
+            write_error_file(os.environ, shutdown.sentence)
+        return shutdown.exit_code
     except RunLost as lost:
+        lost_ranks = None
         raise _left_alone(lost, record) from lost
-    except BaseException:
-        record.remove()
-        raise
     finally:
         run.secrets.close()
-    if shutdown.exit_code != ExitCode.FIT:
-        # torchrun's own summary then shows the sentence instead of "error_file: <N/A>".
-        write_error_file(os.environ, shutdown.sentence)
-    record.remove(shutdown.lost)
-    return shutdown.exit_code
-
-
-def _copy(run: Run, rank: int) -> RecordCopy | None:
-    """Rank 0's lines are shared by its coordinator."""
-    if run.options.shared_dir is None or rank == 0:
-        return None
-    return RecordCopy(run.options.shared_dir, run.name, rank)
+        if lost_ranks is not None:
+            record.remove(lost_ranks)
 
 
 def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: float, lost: RunLost) -> Shutdown:
@@ -181,7 +173,7 @@ def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: flo
     if shared is None:
         raise lost
     record.mark("ready")
-    obtained = Successor(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None)).obtain()
+    obtained = verdict_without_rank_0(shared, header, begin, run.rank_0, lambda lines: run.publish(lines, lambda: None))
     if obtained is None:
         raise lost
     shutdown, sentence = obtained
@@ -223,28 +215,25 @@ def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
 
 def _join(run: Run, arrival: Arrival, signals: Signals) -> ControlClient:
     """Find rank 0; as long as that does not succeed, a note in the shared folder says what was met."""
+    rank, host, shared_dir = arrival.place.rank, run.endpoint.host, run.options.shared_dir
     listener = run.listener(arrival.place)
-    try:
-        client = _search_rank_0(run, arrival, signals, listener)
-        listener.tell(Joined(rank=arrival.place.rank, host=run.endpoint.host))
-        return client
-    finally:
-        listener.close()
-
-
-def _search_rank_0(run: Run, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
-    rank, host = arrival.place.rank, run.endpoint.host
+    note = NoteWriter(shared_dir, run.name, arrival) if shared_dir is not None else None
 
     def seeking(left_seconds: float) -> None:
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
-    if run.options.shared_dir is None:
-        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking)
-    note = NoteWriter(run.options.shared_dir, run.name, arrival)
+    def troubled(sentence: str) -> None:
+        if note is not None:
+            note.write(sentence)
+
     try:
-        return join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, note.write)
+        client = join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking, troubled)
+        listener.tell(Joined(rank=rank, host=host))
+        return client
     finally:
-        note.remove()
+        if note is not None:
+            note.remove()
+        listener.close()
 
 
 def _lead(
@@ -256,37 +245,31 @@ def _lead(
     served: Future[Shutdown] = threads.submit(
         lambda: supervisor.run(join(endpoint, lambda: Found(wire), arrival, lambda: signals.told))
     )
-    lost = PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size)
-    patience = replace(PATIENCE, lost=lost)
-    coordinator = Coordinator(
-        server, run.header(0), run.checks, run.listener(arrival.place), lambda: signals.told, patience
-    )
-    handover = _handover(run, arrival.nonce, coordinator.lines)
+    patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
+    listener, header = run.listener(arrival.place), run.header(0)
+    coordinator = Coordinator(server, header, run.checks, listener, lambda: signals.told, patience)
+    shared_dir, size, seconds = run.options.shared_dir, run.launch.place.world_size, run.endpoint.wait_seconds
+    handover = Handover(None, None, coordinator.lines)
+    if shared_dir is not None:
+        notes = NoteReader(shared_dir, run.name, world_size=size, wait_seconds=seconds)
+        handover = Handover(shared_folder(shared_dir, run.name, arrival.nonce), notes, coordinator.lines)
+    exit_code, sentence = int(ExitCode.BUG), "rank 0 met a bug of ddpdiag; its own output says more"
     try:
         coordinator.run(run.endpoint.wait_seconds)
         report = _published(run, coordinator, threads, handover)
+        exit_code, sentence = report.exit_code, report.sentence
     except RunLost as lost:
-        handover.close(coordinator.shut_down(lost.exit_code, str(lost)))
+        exit_code, sentence = lost.exit_code, str(lost)
         raise
-    except BaseException:
-        handover.close(coordinator.shut_down(ExitCode.BUG, "rank 0 met a bug of ddpdiag; its own output says more"))
-        raise
-    shutdown = coordinator.shut_down(report.exit_code, report.sentence)
-    handover.close(shutdown)
+    finally:
+        shutdown = coordinator.shut_down(exit_code, sentence)
+        handover.close(shutdown)
     # The verdict stands, whatever becomes of our own supervisor; but its bug is ours.
     wait([served], timeout=DEADLINES.own_supervisor)
     if served.done() and (error := served.exception()) is not None and not isinstance(error, RunLost):
         raise error
     threads.shutdown(wait=False)
     return shutdown
-
-
-def _handover(run: Run, nonce: str, lines: Callable[[], Sequence[Line]]) -> Handover:
-    shared_dir, wait_seconds = run.options.shared_dir, run.endpoint.wait_seconds
-    if shared_dir is None:
-        return Handover(None, None, lines)
-    notes = NoteReader(shared_dir, run.name, world_size=run.launch.place.world_size, wait_seconds=wait_seconds)
-    return Handover(shared_folder(shared_dir, run.name, nonce), notes, lines)
 
 
 def _published(run: Run, coordinator: Coordinator, threads: ThreadPoolExecutor, handover: Handover) -> Report:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.command import option
+from ddpdiag.cli.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

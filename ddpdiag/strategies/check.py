@@ -35,9 +35,9 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained, Section
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
-from ddpdiag.model.snapshot import Figure, Sampling
+from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
 

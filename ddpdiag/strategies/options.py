@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.command import option
+from ddpdiag.cli.options import option
 
 _WHAT = "What is trained"
 

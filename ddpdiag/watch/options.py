@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.command import option
-from ddpdiag.cli.options import OUT
+from ddpdiag.cli.options import OUT, option
 
 
 @dataclass(frozen=True, kw_only=True)

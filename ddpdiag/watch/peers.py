@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from ddpdiag.probes.host.variables import is_pseudo_step
-from ddpdiag.runtime.launchers.values import digest
+from ddpdiag.runtime.launchers.launch import digest
 
 _MOST_BYTES = 4096
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SCM_CREDENTIALS

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.devices import synchronize
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from msgspec import structs
 
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
 from ddpdiag.workloads.devices import describe
 
@@ -253,7 +253,7 @@ class _Bench:
             case (one, other) if job.both:
                 self._told.step(f"copy GPU {one} <-> GPU {other}")
                 rate = 2 * self._at_once([(one, other), (other, one)])
-                both = BothWays(one=one, other=other, bytes_per_s=rate)
+                both = BothDirections(one=one, other=other, bytes_per_s=rate)
                 return structs.replace(known, both=(*known.both, both))
             case (source, target):
                 return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))

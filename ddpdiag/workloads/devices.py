@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from ddpdiag.model.alone import Product
 from ddpdiag.model.bench import Limits
-from ddpdiag.model.context import Context
+from ddpdiag.model.measurements import Product
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.sysfs import sys_root

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ddpdiag.errors import AbsentBackend, UnknownBackend
-from ddpdiag.model.alone import Group
-from ddpdiag.model.context import Context, Opening
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+from ddpdiag.model.measurements import Group
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context, Opening
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.devices import choose_device, first_line
 

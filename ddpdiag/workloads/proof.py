@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
-from ddpdiag.model.context import Context
-from ddpdiag.model.steps import Proof
+from ddpdiag.model.measurements import Proof
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
 

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ddpdiag.model.context import Context
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.collectives import least
 from ddpdiag.workloads.devices import synchronize
 from ddpdiag.workloads.mnist import Digits

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset, DistributedSampler
 
 from ddpdiag.model import Depth
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads.collectives import least
 from ddpdiag.workloads.devices import synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits

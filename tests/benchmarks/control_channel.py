@@ -32,12 +32,11 @@ from ddpdiag.runtime.control.client import ControlClient, new_socket
 from ddpdiag.runtime.control.messages import (
     Ack,
     BarrierOpen,
+    BarrierReached,
     Downward,
     Hello,
     Ping,
     Pong,
-    Ready,
-    Result,
     RunTrial,
     Shutdown,
     Start,
@@ -111,10 +110,10 @@ class Peers:
 
         As runtime.control.client's `join`: a plain connect first, then hello; it does not wait for the answer here.
         """
-        for socket, (rank, link) in self._links.items():
+        for socket, (rank, client) in self._links.items():
             reach("127.0.0.1", self._port, 2.0)
             socket.connect(f"tcp://127.0.0.1:{self._port}")
-            link.send(Hello(arrival_of(rank, self._size)))
+            client.send(Hello(arrival_of(rank, self._size)))
             if rank % 50 == 0:  # who came early must not fall silent meanwhile
                 self.serve(0)
         while self._leaving < len(self._links):
@@ -127,10 +126,10 @@ class Peers:
     def serve(self, milliseconds: int) -> None:
         """Answer what has come."""
         for socket, _event in self._poller.poll(milliseconds):
-            rank, link = self._links[socket]
-            for message in link.receive():
+            rank, client = self._links[socket]
+            for message in client.receive():
                 for answer in self._answers(rank, message):
-                    link.send(answer)
+                    client.send(answer)
 
     def _answers(self, rank: int, message: Downward) -> Iterator[Upward]:
         now = time.monotonic()
@@ -143,7 +142,7 @@ class Peers:
                 self._last["order"] = now
                 yield self._result(rank, 1)
             case RunTrial(trial):
-                yield Ready(trial.number, f"{40_000 + rank % 20_000}")
+                yield BarrierReached(trial.number, f"{40_000 + rank % 20_000}")
             case BarrierOpen(number):
                 self._last["gate"] = now
                 yield self._result(rank, number)
@@ -155,9 +154,9 @@ class Peers:
             case _:
                 pass
 
-    def _result(self, rank: int, number: int) -> Result:
+    def _result(self, rank: int, number: int) -> Outcome:
         code = ONE_BY_ONE.code if number == 1 else TOGETHER.code
-        return Result(Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data))
+        return Outcome(trial=number, code=code, rank=rank, status=Status.DONE, data=self._data)
 
 
 def serve_peers(ranks: range, size: int, port: int, secret: bytes, say: Connection) -> None:
@@ -266,30 +265,30 @@ def measure(size: int, helpers: int, secret: bytes) -> str:
     share = -(-size // helpers)
     links = []
     for first in range(0, size, share):
-        link, end = fresh.Pipe()
+        client, end = fresh.Pipe()
         ranks = range(first, min(size, first + share))
         fresh.Process(target=serve_peers, args=(ranks, size, port, secret, end), daemon=True).start()
-        links.append(link)
-    for link in links:
-        link.recv()
+        links.append(client)
+    for client in links:
+        client.recv()
     begin = time.monotonic()
-    for link in (ours, *links):
-        link.send("go")
+    for client in (ours, *links):
+        client.send("go")
     seen = answer_of(ours, rank_0)
     if seen["fault"]:
         return f"{size} peers: {seen['fault']}"
-    times = [link.recv() for link in links]
+    times = [client.recv() for client in links]
     return row(
         size, bool(secret), begin, {name: max(one[name] for one in times) for name in Times.__annotations__}, seen
     )
 
 
-def answer_of(link: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
+def answer_of(client: Connection, process: multiprocessing.process.BaseProcess) -> dict[str, float | str]:
     """What rank 0 says at its end."""
-    while not link.poll(1.0):
+    while not client.poll(1.0):
         if process.exitcode is not None:
             return {"fault": f"rank 0 ended with {process.exitcode}"}
-    answer: dict[str, float | str] = link.recv()
+    answer: dict[str, float | str] = client.recv()
     return answer
 
 

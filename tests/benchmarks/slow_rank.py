@@ -40,8 +40,8 @@ def _workers_of_rank(pid: int, rank: str) -> list[int]:
             environ = (entry / "environ").read_bytes().split(b"\0")
             parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             mine = f"DDPDIAG_BENCHMARK={pid}".encode() in environ
-            below = b"fork_server" in (Path("/proc") / parent / "cmdline").read_bytes()
-            if mine and b"fork_server" in command and below and f"RANK={rank}".encode() in environ:
+            below = b"fork-server" in (Path("/proc") / parent / "cmdline").read_bytes()
+            if mine and b"fork-server" in command and below and f"RANK={rank}".encode() in environ:
                 found.append(int(entry.name))
     return found
 

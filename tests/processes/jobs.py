@@ -250,14 +250,14 @@ class Job:
 
     def fork_server(self, rank: int) -> Process:
         """The process in which a rank's torch lives, and whose children are the rank's torch workers."""
-        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
+        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.worker fork-server")
         pids = {process.pid for process in own}
         return next(process for process in own if process.parent not in pids)
 
     def worker(self, rank: int) -> Process:
         """The rank's newest worker with torch."""
         fork_server = self.fork_server(rank)
-        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.fork_server")
+        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.worker fork-server")
         return max((process for process in own if process.parent == fork_server.pid), key=lambda process: process.pid)
 
     def supervisor(self, rank: int) -> Process:

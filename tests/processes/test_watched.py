@@ -12,7 +12,7 @@ from jobs import Job, Start
 SCRIPT = """\
 import os, signal, sys, time
 from ddpdiag.errors import RunLost
-from ddpdiag.runtime.supervisor.timed_call import call_with_deadline
+from ddpdiag.runtime.single_rank import call_with_deadline
 
 def call(stand):
 {body}

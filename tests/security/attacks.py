@@ -139,7 +139,7 @@ def greeted(rank: int = 1, **arrival: object) -> Callable[[Target], bytes]:
 
 def _result(**outcome: object) -> Callable[[Target], bytes]:
     own = {"type": "outcome", "trial": 1, "rank": 1, "status": "done", "seconds": 1.0, "data": {}, **outcome}
-    return said({"type": "result", "outcome": own})
+    return said(own)
 
 
 # Squatters -----------------------------------------------------------------------------------------------------------

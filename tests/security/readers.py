@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.cli import judge
+from ddpdiag.cli.check import read_topology
 from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.topology import read_topology
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.comparison.benchmarks import dumps, read_baseline

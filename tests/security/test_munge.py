@@ -11,9 +11,7 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control import munge
-from ddpdiag.runtime.control.munge import Munge
-from ddpdiag.runtime.control.secret import Origin, Secrets
+from ddpdiag.runtime.control.secret import Origin, Secrets, ask_by_munge, offer_by_munge
 
 SECRET = b"s" * 32
 # What munge(1) and unmunge(1) do, without munged and without secrecy: the uid, and then the payload.
@@ -65,9 +63,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, *, run_id: str = "run", **environ: st
     port = free_port("127.0.0.1")
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    offer = Munge("run", SECRET, 1234, [port])
+    offer = offer_by_munge("run", SECRET, 1234, [port])
     try:
-        return munge.ask(run_id, "127.0.0.1", [port])
+        return ask_by_munge(run_id, "127.0.0.1", [port])
     finally:
         offer.close()
 
@@ -100,9 +98,9 @@ def test_a_stranger_on_the_first_port_is_passed_over(said: bytes) -> None:
         thread.start()
         port = free_port("127.0.0.1")
         ports = (stranger.getsockname()[1], port)
-        offer = Munge("run", SECRET, 1234, ports)
+        offer = offer_by_munge("run", SECRET, 1234, ports)
         try:
-            assert munge.ask("run", "127.0.0.1", ports) == (SECRET, 1234)
+            assert ask_by_munge("run", "127.0.0.1", ports) == (SECRET, 1234)
         finally:
             offer.close()
             thread.join()
@@ -111,13 +109,13 @@ def test_a_stranger_on_the_first_port_is_passed_over(said: bytes) -> None:
 def test_a_stranger_who_says_nothing_costs_a_second() -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         begin = time.monotonic()
-        assert munge.ask("run", "127.0.0.1", [stranger.getsockname()[1]]) is None
+        assert ask_by_munge("run", "127.0.0.1", [stranger.getsockname()[1]]) is None
         assert time.monotonic() - begin < 5
 
 
 def test_taken_ports_are_named_with_their_holder() -> None:
     with socket.create_server(("", 0)) as stranger, pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
-        Munge("run", SECRET, 1234, [stranger.getsockname()[1]])
+        offer_by_munge("run", SECRET, 1234, [stranger.getsockname()[1]])
 
 
 @pytest.mark.parametrize("environ", [{"DDPDIAG_TOKEN": "t"}, {}], ids=["token", "munged is down"])

@@ -15,11 +15,10 @@ from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control import key_file, same_host
+from ddpdiag.runtime.control import key_file, secret
 from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
-from ddpdiag.runtime.control.same_host import SameHost
-from ddpdiag.runtime.control.secret import Origin, Secrets
+from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
 from ddpdiag.runtime.control.server import ControlServer
 from ddpdiag.runtime.control.wire import Wire
 
@@ -109,18 +108,18 @@ def _resident_bytes() -> int:
 def offered() -> Iterator[str]:
     """The id of a run whose rank 0 is here."""
     run_id = f"run-{os.getpid()}-{time.monotonic_ns()}"
-    server = SameHost(run_id, b"s" * 32, 4711)
+    server = offer_on_host(run_id, b"s" * 32, 4711)
     yield run_id
     server.close()
 
 
 ASK = """\
 import os, sys
-from ddpdiag.runtime.control import same_host
+from ddpdiag.runtime.control import secret
 if uid := int(sys.argv[2]):
     os.setuid(uid)
     os.geteuid = lambda: 0
-print(same_host.ask(sys.argv[1]))
+print(secret.ask_on_host(sys.argv[1]))
 """
 
 
@@ -131,7 +130,7 @@ def asked_by(uid: int, run_id: str) -> str:
 
 def test_a_process_of_this_user_is_handed_the_secret(offered: str) -> None:
     assert asked_by(0, offered) == repr((b"s" * 32, 4711))
-    assert same_host.ask("another run") is None
+    assert secret.ask_on_host("another run") is None
 
 
 @needs_root
@@ -143,25 +142,25 @@ def test_a_process_of_another_user_is_not(offered: str) -> None:
 @needs_root
 def test_a_stranger_who_was_there_first_is_not_believed(offered: str) -> None:
     run_id = f"squatted-{time.monotonic_ns()}"
-    name = same_host._names(run_id)[0]
+    name = secret._names(run_id)[0]
     script = "import os, socket, sys, time; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
     script += "s.bind(bytes.fromhex(sys.argv[1])); s.listen(); print('there', flush=True); "
     script += "p, _ = s.accept(); p.sendall(b'forged'); time.sleep(30)"
     with subprocess.Popen([sys.executable, "-c", script, name.encode().hex()], stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == b"there\n"
-        assert same_host.ask(run_id) is None
-        server = SameHost(run_id, b"r" * 32, 4712)
-        assert same_host.ask(run_id) == (b"r" * 32, 4712)
+        assert secret.ask_on_host(run_id) is None
+        server = offer_on_host(run_id, b"r" * 32, 4712)
+        assert secret.ask_on_host(run_id) == (b"r" * 32, 4712)
         server.close()
         stranger.kill()
 
 
 def test_where_strangers_hold_all_names_it_is_a_sentence() -> None:
     run_id = f"held-{time.monotonic_ns()}"
-    held = [SameHost(run_id, b"x" * 32, 1) for _name in same_host._names(run_id)]
+    held = [offer_on_host(run_id, b"x" * 32, 1) for _name in secret._names(run_id)]
     with pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
-        SameHost(run_id, b"y" * 32, 2)
+        offer_on_host(run_id, b"y" * 32, 2)
     for server in held:
         server.close()
 

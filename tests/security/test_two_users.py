@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control import same_host
+from ddpdiag.runtime.control import secret
 from ddpdiag.runtime.record.record import folder_name
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_who_holds_all_names_and_ports_costs_a_sentence_and_no_time(tmp: Path) -
         "    held.append(socket.socket(socket.AF_UNIX)); held[-1].bind(bytes.fromhex(name)); held[-1].listen()\n"
         "print('there', flush=True); time.sleep(60)"
     )
-    names = [name.replace("-0-", f"-{ANNE}-", 1).encode().hex() for name in same_host._names(RUN_ID)]
+    names = [name.replace("-0-", f"-{ANNE}-", 1).encode().hex() for name in secret._names(RUN_ID)]
     with subprocess.Popen([sys.executable, "-c", script, str(BOB), *names], stdout=subprocess.PIPE) as stranger:
         assert stranger.stdout is not None
         assert stranger.stdout.readline() == b"there\n"

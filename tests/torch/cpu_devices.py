@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ddpdiag.model.copies import GpuCopies
+from ddpdiag.model.measurements import GpuCopies
 from ddpdiag.workloads.copies import Buffer
 
 MB = 1e6

@@ -10,9 +10,8 @@ from msgspec import Struct, structs
 from torch import nn
 
 from ddpdiag.model import Options, Place, Trial
-from ddpdiag.model.context import Opening
 from ddpdiag.model.train import Train
-from ddpdiag.model.trial import Kind
+from ddpdiag.model.trial import Kind, Opening
 from ddpdiag.strategies import check as strategies
 from ddpdiag.strategies.workloads import ddp, fsdp, model_parallel, pipeline, single, tensor_parallel
 from ddpdiag.strategies.workloads.trainer import Task, held_bytes, union

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Depth, Kind, Options, Place, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.workloads import group
 
 LOGS = Path(__file__).parent.parent / "unit" / "nccl_logs"

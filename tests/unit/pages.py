@@ -10,8 +10,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Matrix, Report, WorldLine
-from ddpdiag.model.setting import Setting, Value
-from ddpdiag.model.timeline import Bar, Lane, Timeline, Unfinished
+from ddpdiag.model.report import Bar, Lane, Setting, Timeline, Unfinished, Value
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

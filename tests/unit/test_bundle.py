@@ -16,7 +16,7 @@ WAIT = "connect all ranks: wait"
 
 def hung(rank: int, upto: int | None, at: str = WAIT, step: int = 8, frame: str = "wait (c10d.py:7)") -> Outcome:
     """A rank that posted so many collectives, or does not say."""
-    stack = (frame, "measure (col001.py:54)", "_measure (worker.py:95)", "main (fork_server.py:42)")
+    stack = (frame, "measure (col001.py:54)", "_measure (worker.py:95)", "main (worker.py:42)")
     process = ProcessState(pid=100 + rank, state="S", stack=stack)
     last = None if upto is None else trace(upto, elements=1)
     return outcome(rank, Status.HUNG, at=at, step=step, process=process, collectives=last)

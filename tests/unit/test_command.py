@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ddpdiag.cli.command import command, option, typed
+from ddpdiag.cli.options import command, option, typed
 from ddpdiag.errors import UsageError
 
 

@@ -29,8 +29,8 @@ from ddpdiag.judgement.judge import world_of
 from ddpdiag.judgement.saved_report import read_baseline, read_report
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
-from ddpdiag.model.snapshot import Figure, Sampling, Snapshot
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.render import json as report_json
 
 relaxed = settings(deadline=None)

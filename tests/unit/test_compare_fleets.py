@@ -13,8 +13,8 @@ from ddpdiag.checks.training import ddp_step
 from ddpdiag.codec import decode, encode
 from ddpdiag.comparison.figures import Change, Direction, compared_figures
 from ddpdiag.comparison.noise import fields, kept, ranks_of
-from ddpdiag.model.snapshot import KEPT_RANKS, Figure, Sampling, Snapshot, Standings
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.model.options import KEPT_RANKS, Figure, Sampling, Snapshot, Standings
 
 relaxed = settings(deadline=None, max_examples=30)
 

@@ -70,10 +70,10 @@ def test_ports_are_the_same_on_every_rank_and_outside_the_ephemeral_range() -> N
 
 def test_a_supervisor_finds_the_server_behind_a_stranger(server: ControlServer) -> None:
     stranger = socket.create_server(("127.0.0.1", 0))
-    link = _join(server, (stranger.getsockname()[1], server.port))
-    assert isinstance(link, ControlClient)
+    client = _join(server, (stranger.getsockname()[1], server.port))
+    assert isinstance(client, ControlClient)
     stranger.close()
-    link.close()
+    client.close()
 
 
 def _join(
@@ -125,9 +125,9 @@ def test_a_signal_ends_the_search() -> None:
 
 
 def test_a_rank_that_is_told_to_leave_while_it_joins_still_tells_rank_0(server: ControlServer) -> None:
-    link = _join(server, (server.port,), signum=15)
-    assert isinstance(link, ControlClient)
-    link.close()
+    client = _join(server, (server.port,), signum=15)
+    assert isinstance(client, ControlClient)
+    client.close()
 
 
 def test_taken_ports_are_named_with_their_holder(golden) -> None:
@@ -141,17 +141,17 @@ def test_taken_ports_are_named_with_their_holder(golden) -> None:
 def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> None:
     own, door = free_port("127.0.0.1"), free_port("127.0.0.1")
     server = ControlServer([own], WIRE, ME, job_port=door)
-    link = _join(server, (free_port("127.0.0.1"),), job_port=door)
-    assert isinstance(link, ControlClient)
-    server.close_door()
+    client = _join(server, (free_port("127.0.0.1"),), job_port=door)
+    assert isinstance(client, ControlClient)
+    server.close_job_port()
     with socket.create_server(("127.0.0.1", door)):
-        link.send(Pong())
+        client.send(Pong())
         ((identity, message),) = server.receive(5.0)
         assert message == Pong()
         server.send(identity, Ping())
-        assert link.socket.poll(5000)
-        assert list(link.receive()) == [Ping()]
-    link.close()
+        assert client.socket.poll(5000)
+        assert list(client.receive()) == [Ping()]
+    client.close()
     server.close()
 
 

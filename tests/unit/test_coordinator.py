@@ -26,15 +26,14 @@ from ddpdiag.model.news import (
 from ddpdiag.runtime.control.membership import Patience
 from ddpdiag.runtime.control.messages import (
     BarrierOpen,
+    BarrierReached,
     Downward,
     Hello,
     Leaving,
     Partial,
     Ping,
     Pong,
-    Ready,
     Refused,
-    Result,
     RunTrial,
     Start,
     Stop,
@@ -78,7 +77,7 @@ def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: objec
 def obedient(rank: int, message: Downward) -> list[Upward]:
     match message:
         case RunTrial(trial):
-            return [Result(outcome(rank, trial, data=Raw(b"{}")))]
+            return [outcome(rank, trial, data=Raw(b"{}"))]
         case Ping():
             return [Pong()]
         case _:
@@ -86,15 +85,15 @@ def obedient(rank: int, message: Downward) -> list[Upward]:
 
 
 def raises(rank: int, message: Downward) -> list[Upward]:
-    return [Result(outcome(rank, message.trial, Status.RAISED))] if isinstance(message, RunTrial) else [Pong()]
+    return [outcome(rank, message.trial, Status.RAISED)] if isinstance(message, RunTrial) else [Pong()]
 
 
 def gated(rank: int, message: Downward, *, shares: bool = False) -> list[Upward]:
     match message:
         case RunTrial(trial):
-            return [Ready(trial.number, f"port of {rank}", shares)]
+            return [BarrierReached(trial.number, f"port of {rank}", shares)]
         case BarrierOpen():
-            return [Result(Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE))]
+            return [Outcome(trial=message.trial, code="COL001", rank=rank, status=Status.DONE)]
         case _:
             return [Pong()]
 
@@ -126,7 +125,7 @@ class StandIn:
         now, self.waiting = self.waiting, []
         yield from now
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         pass
 
     def close(self) -> None:
@@ -151,7 +150,7 @@ HURRY = Patience(beat=0.005, lost=0.05, grace=0.01, wind_down=0.05)
 
 
 def conduct(
-    board: StandIn,
+    server: StandIn,
     *checks: Check[Nothing],
     signal: int | None = None,
     options: Options | None = None,
@@ -159,13 +158,13 @@ def conduct(
 ) -> Recording:
     header = Header(
         run_id="r",
-        world_size=board.size,
+        world_size=server.size,
         launcher="hand",
         options=options or Options(),
         created="",
         version="0",
     )
-    return Coordinator(board, header, checks, listener or Quiet(), lambda: signal, HURRY).run(0.05)  # type: ignore[arg-type]
+    return Coordinator(server, header, checks, listener or Quiet(), lambda: signal, HURRY).run(0.05)  # type: ignore[arg-type]
 
 
 def statuses(recording: Recording) -> list[Status]:
@@ -173,9 +172,9 @@ def statuses(recording: Recording) -> list[Status]:
 
 
 def test_every_rank_gets_its_place_and_its_orders() -> None:
-    board = StandIn(3)
-    recording = conduct(board, check())
-    assert [rank for rank, message in board.sent if isinstance(message, Start)] == [0, 1, 2]
+    server = StandIn(3)
+    recording = conduct(server, check())
+    assert [rank for rank, message in server.sent if isinstance(message, Start)] == [0, 1, 2]
     assert statuses(recording) == [Status.DONE] * 3
     assert recording.end is not None
 
@@ -190,16 +189,16 @@ def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
 
 
 def test_an_exchange_tells_everybody_where_everybody_is_and_what_it_offers() -> None:
-    board = StandIn(3, partial(gated, shares=True))
-    conduct(board, check())
-    peers = {message.peers for _, message in board.sent if isinstance(message, BarrierOpen)}
+    server = StandIn(3, partial(gated, shares=True))
+    conduct(server, check())
+    peers = {message.peers for _, message in server.sent if isinstance(message, BarrierOpen)}
     assert [[offer for _, offer in own] for own in peers] == [["port of 0", "port of 1", "port of 2"]]
 
 
-def test_the_gate_opens_when_all_stand_there_with_the_first_ones_offer() -> None:
-    board = StandIn(2, gated)
-    conduct(board, check())
-    openings = [message for _, message in board.sent if isinstance(message, BarrierOpen)]
+def test_the_barrier_opens_when_all_have_reached_it_with_the_first_ones_offer() -> None:
+    server = StandIn(2, gated)
+    conduct(server, check())
+    openings = [message for _, message in server.sent if isinstance(message, BarrierOpen)]
     assert [(barrier_open.offer, barrier_open.host) for barrier_open in openings] == [("port of 0", "127.0.0.1")] * 2
 
 
@@ -218,7 +217,7 @@ def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> N
             case RunTrial():
                 return []
             case Stop(number):
-                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
             case _:
                 return [Pong()] if rank != 2 else []
 
@@ -249,7 +248,7 @@ def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
             case RunTrial(trial):
                 return [Partial(trial.number, Raw(b"1"))] if rank == 1 else []
             case Stop(number):
-                return [Result(Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True))]
+                return [Outcome(trial=number, code="COL001", rank=rank, status=Status.HUNG, told=True)]
             case _:
                 return [Pong()] if rank != 1 else []
 
@@ -258,16 +257,16 @@ def test_what_a_lost_rank_had_handed_over_is_kept() -> None:
 
 
 def test_a_failure_does_not_stop_ranks_of_other_groups() -> None:
-    board = StandIn(3, lambda rank, message: (raises if rank == 1 else obedient)(rank, message))
-    assert statuses(conduct(board, check("HST001", Scope.RANK))) == [Status.DONE, Status.RAISED, Status.DONE]
-    assert not any(isinstance(message, Stop) for _, message in board.sent)
+    server = StandIn(3, lambda rank, message: (raises if rank == 1 else obedient)(rank, message))
+    assert statuses(conduct(server, check("HST001", Scope.RANK))) == [Status.DONE, Status.RAISED, Status.DONE]
+    assert not any(isinstance(message, Stop) for _, message in server.sent)
 
 
 def test_a_rank_without_torch_takes_no_further_part() -> None:
     def no_torch(rank: int, message: Downward) -> list[Upward]:
         match message:
             case RunTrial(trial) if rank == 1:
-                return [Result(outcome(rank, trial, Status.HUNG, at="import torch"))]
+                return [outcome(rank, trial, Status.HUNG, at="import torch")]
             case _:
                 return obedient(rank, message)
 
@@ -293,20 +292,20 @@ def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
 
 
 def test_a_rank_below_0_is_refused_and_nothing_is_noted_of_it() -> None:
-    board = StandIn(2)
-    board.waiting.insert(0, (b"-1", Hello(arrival_of(-1, 2, ranks_per_node=1))))
-    recording = conduct(board, check())
-    assert len(board.refused) == 1
+    server = StandIn(2)
+    server.waiting.insert(0, (b"-1", Hello(arrival_of(-1, 2, ranks_per_node=1))))
+    recording = conduct(server, check())
+    assert len(server.refused) == 1
     assert (recording.events, len(recording.outcomes)) == ((), 2)
 
 
 def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
     twin = structs.replace(arrival_of(1, 2), pid=99, nonce="another")
-    board = StandIn(2)
-    board.waiting = [board.waiting[0], (b"1", Hello(arrival_of(1, 2))), (b"9", Hello(twin))]
-    recording = conduct(board, check())
+    server = StandIn(2)
+    server.waiting = [server.waiting[0], (b"1", Hello(arrival_of(1, 2))), (b"9", Hello(twin))]
+    recording = conduct(server, check())
     assert [(e.kind, e.rank) for e in recording.events] == [(EventKind.DUPLICATE, 1)]
-    golden(*board.refused)
+    golden(*server.refused)
 
 
 def test_ranks_that_were_told_to_leave_are_witnesses_and_the_silent_one_is_lost() -> None:
@@ -329,17 +328,17 @@ def test_a_signal_ends_the_run_with_what_was_seen() -> None:
     assert recording.end is not None
 
 
-def coordinator_of(board: StandIn, told: Callable[[], int | None]) -> Coordinator:
-    header = Header(run_id="r", world_size=board.size, launcher="hand", options=Options(), created="", version="0")
-    return Coordinator(board, header, (check(),), Quiet(), told, HURRY)  # type: ignore[arg-type]
+def coordinator_of(server: StandIn, told: Callable[[], int | None]) -> Coordinator:
+    header = Header(run_id="r", world_size=server.size, launcher="hand", options=Options(), created="", version="0")
+    return Coordinator(server, header, (check(),), Quiet(), told, HURRY)  # type: ignore[arg-type]
 
 
 def test_a_signal_after_the_last_trial_is_told_apart() -> None:
-    board = StandIn(2)
-    coordinator = coordinator_of(board, lambda: None)
+    server = StandIn(2)
+    coordinator = coordinator_of(server, lambda: None)
     assert coordinator.run(0.05).events == ()
     assert coordinator.late_signal() is None
-    board.waiting.append((b"1", Leaving(15)))
+    server.waiting.append((b"1", Leaving(15)))
     coordinator.idle()
     assert coordinator.late_signal() == 15
 
@@ -351,12 +350,12 @@ def test_a_signal_in_the_middle_of_a_run_is_in_its_recording_and_no_late_one() -
 
 
 def test_a_rank_that_comes_when_the_run_was_told_to_end_learns_that_as_its_exit_code() -> None:
-    board = StandIn(2, missing=frozenset({1}))
+    server = StandIn(2, missing=frozenset({1}))
     codes = []
-    coordinator = coordinator_of(board, lambda: 15)
+    coordinator = coordinator_of(server, lambda: 15)
     coordinator.run(0.05)
-    board.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
-    board.waiting.append((b"1", Hello(arrival_of(1, 2))))
+    server.send = lambda _identity, message: codes.append(message.exit_code)  # type: ignore[method-assign]
+    server.waiting.append((b"1", Hello(arrival_of(1, 2))))
     coordinator.idle()
     assert codes == [143]
 
@@ -462,9 +461,9 @@ def test_a_run_that_is_told_to_leave_does_not_wait_for_them() -> None:
 # What the run tells --------------------------------------------------------------------------------------------------
 
 
-def told(board: StandIn, *checks: Check[Nothing], signal: int | None = None) -> Quiet:
+def told(server: StandIn, *checks: Check[Nothing], signal: int | None = None) -> Quiet:
     listener = Quiet()
-    conduct(board, *checks, signal=signal, listener=listener)
+    conduct(server, *checks, signal=signal, listener=listener)
     return listener
 
 
@@ -503,7 +502,7 @@ def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
     assert listener.of(StageEnded) == []
 
 
-def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_gate_are_awaited() -> None:
+def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barrier_are_awaited() -> None:
     now = [0.0]
     trial = Trial(code="COL001", groups=((0, 1, 2),), kind=Kind.PLAIN, deadline_seconds=5.0, number=1)
     dispatched = DispatchedTrial(trial, 9.0, lambda: now[0])

@@ -13,7 +13,8 @@ from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import ElectionTimes
 from ddpdiag.runtime.record.failover import Election, without_rank_0
-from ddpdiag.runtime.record.shared_folder import RecordCopy, SharedFolder, SharedRunLog, append, shared_folder
+from ddpdiag.runtime.record.record import RecordCopy
+from ddpdiag.runtime.record.shared_folder import SharedFolder, SharedRunLog, append, shared_folder
 
 QUICK = ElectionTimes(look=0.005, grace=0.05, ready=0.1, turn=0.2, count=3, readers=0.1, alive=1.0)
 VERDICT = Shutdown(1, "rank 0 was lost")
@@ -76,7 +77,7 @@ def test_without_a_folder_there_is_no_verdict(tmp_path: Path) -> None:
 def test_a_rank_0_that_stood_still_learns_that_it_was_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_log = SharedRunLog(folder, lambda: [HEADER])
-    while not (folder / "run.jsonl").exists():
+    while not run_log._written:
         pass
     assert not run_log.was_replaced(1.0)
     assert SharedFolder(folder).claim(0, 1)
@@ -88,7 +89,7 @@ def test_a_rank_0_that_stood_still_learns_that_it_was_replaced(tmp_path: Path) -
 def test_a_rank_0_that_was_replaced_leaves_the_folder_to_its_successor(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_log = SharedRunLog(folder, lambda: [HEADER])
-    while not (folder / "run.jsonl").exists():
+    while not run_log._written:
         pass
     SharedFolder(folder).claim(0, 1)
     run_log.close(VERDICT, (), 0.0)

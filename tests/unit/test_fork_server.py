@@ -9,9 +9,9 @@ import pytest
 
 SERVE = """
 import socket, sys
-from ddpdiag.runtime.supervisor import fork_server
-fork_server.LAZY_IMPORTS = ("lazy_probe",)
-fork_server._serve(socket.socket(fileno=int(sys.argv[1])))
+from ddpdiag.runtime.supervisor import worker
+worker.LAZY_IMPORTS = ("lazy_probe",)
+worker._serve(socket.socket(fileno=int(sys.argv[1])))
 """
 
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.host.alone import CHECK, LOOPBACK, Data
 from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Finding, Options, Recording, Severity
-from ddpdiag.model.alone import Group, Product
+from ddpdiag.model.measurements import Group, Product
 
 RIGHT = Group(backend="gloo", right=True)
 CPU = Product(device="the CPU", size=512)

@@ -37,13 +37,13 @@ def test_the_order_of_ten_thousand_ranks_is_short() -> None:
 
 def test_a_group_shares_one_order_and_one_opening() -> None:
     own = dispatched((0, 1), (2,))
-    assert own.order(0) is own.order(1) is not own.order(2)
+    assert own.run_trial(0) is own.run_trial(1) is not own.run_trial(2)
     own.reached_barrier(0, "a", shares=False)
     own.reached_barrier(1, "b", shares=False)
     assert own.barrier_open(0, arrivals(3, 8)) is own.barrier_open(1, arrivals(3, 8))
 
 
-def test_the_gate_opens_for_all_when_the_last_one_comes_and_again_for_who_asks_again() -> None:
+def test_the_barrier_opens_for_all_when_the_last_one_comes_and_again_for_who_asks_again() -> None:
     own = dispatched((0, 1, 2), (3, 4))
     assert own.reached_barrier(0, "", shares=False) == own.reached_barrier(2, "", shares=False) == ()
     assert own.reached_barrier(0, "", shares=False) == ()

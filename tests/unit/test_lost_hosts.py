@@ -5,7 +5,7 @@ from seen import arrival_of
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.record.missing_ranks import with_host_answers
+from ddpdiag.runtime.record.failover import with_host_answers
 
 LOST = Event(kind=EventKind.LOST, rank=2, seconds=3.0)
 

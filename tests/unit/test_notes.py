@@ -6,7 +6,7 @@ from pathlib import Path
 from seen import arrival_of
 
 from ddpdiag.model import Event, EventKind
-from ddpdiag.runtime.record.missing_ranks import Note, NoteReader, NoteWriter, read_notes, with_notes
+from ddpdiag.runtime.record.shared_folder import Note, NoteReader, NoteWriter, read_notes, with_notes
 
 NAME = "ddpdiag-r"
 ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)

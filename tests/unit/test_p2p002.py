@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
 from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 from ddpdiag.probes.gpu.health import Look
 
 GB = 1e9
@@ -480,7 +480,7 @@ def test_one_gpu_has_no_pairs():
 
 
 def test_figures_are_the_slowest_and_the_median():
-    both = (BothWays(one=0, other=1, bytes_per_s=70 * GB),)
+    both = (BothDirections(one=0, other=1, bytes_per_s=70 * GB),)
     found = CHECK.figures(world(4, {0: host_of(rates={(0, 1): 30 * GB}, both=both, ring_bytes_per_s=20 * GB)}))
     assert found["p2p.copy.min_bytes_per_s"] == 30 * GB
     assert found["p2p.copy.median_bytes_per_s"] == USUAL

@@ -15,8 +15,7 @@ from reports import IMPORT, SLOW, THREADS, fit, rank_row, unfit, unknown
 from ddpdiag.cli.outputs import Outputs, features_of
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Matrix, WorldLine
-from ddpdiag.model.setting import Setting, Value
-from ddpdiag.model.timeline import Lane, Timeline
+from ddpdiag.model.report import Lane, Setting, Timeline, Value
 from ddpdiag.render import html
 
 

@@ -7,7 +7,7 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.launch.variables import MOST_RANKS, MOST_VALUES
 from ddpdiag.judgement import judge
-from ddpdiag.model.setting import Value
+from ddpdiag.model.report import Value
 
 
 def with_variables(variables, *, files=None):

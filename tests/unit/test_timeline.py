@@ -7,7 +7,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement.timeline import MOST_RANKS, MOST_TRIALS, timeline_of
 from ddpdiag.model import End, Event, EventKind, Header, Kind, Options, Outcome, Recording, Status, Trial
-from ddpdiag.model.timeline import Timeline, Unfinished
+from ddpdiag.model.report import Timeline, Unfinished
 
 
 def trial(number, ranks, begin=None, code="COL001", **more):

@@ -25,7 +25,7 @@ from ddpdiag.model import (
     Trial,
 )
 from ddpdiag.model.recording import Line
-from ddpdiag.model.timings import Timings
+from ddpdiag.model.report import Timings
 
 
 def arrivals(seconds: list[float], *, up: float | None = None) -> dict[int, Arrival]:

@@ -5,8 +5,9 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.checks.world import World
-from ddpdiag.cli.check import _topology
-from ddpdiag.cli.topology import read_topology
+from ddpdiag.cli.check import _options, read_topology
+from ddpdiag.cli.options import CheckOptions
+from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
@@ -74,10 +75,10 @@ def test_what_is_wrong_with_the_file_is_told_in_one_sentence(golden, tmp_path, c
 def test_only_rank_0_needs_the_file(tmp_path):
     place = Place(rank=1, world_size=2, node="n1", launcher="hand")
     launch = Launch(place=place, coordinator="n0", port=1, run_id="r")
-    missing = str(tmp_path / "none")
-    assert _topology(missing, launch) == {}
-    with pytest.raises(UsageError):
-        _topology(missing, structs.replace(launch, place=structs.replace(place, rank=0)))
+    missing = CheckOptions(topology=str(tmp_path / "none"))
+    assert _options(launch, None, missing, Outputs()).topology == {}
+    with pytest.raises(UsageError, match="--topology"):
+        _options(structs.replace(launch, place=structs.replace(place, rank=0)), None, missing, Outputs())
 
 
 def test_a_long_topology_does_not_travel_to_every_rank():

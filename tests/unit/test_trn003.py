@@ -13,7 +13,7 @@ from ddpdiag.checks.training import ddp_step
 from ddpdiag.checks.training.ddp_step import Data
 from ddpdiag.checks.training.stragglers import Limits, Why, slow_links, stragglers
 from ddpdiag.model import Finding, Options, Severity
-from ddpdiag.model.steps import Proof, Steps, Window
+from ddpdiag.model.measurements import Proof, Steps, Window
 
 WEIGHTS = "a" * 64
 

@@ -13,7 +13,7 @@ from ddpdiag.bench.data import Line
 from ddpdiag.bench.workloads.calls import finish
 from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
 from ddpdiag.model.bench import Bench, Limits
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import affinity, cgroup
 from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
 from ddpdiag.probes.host.procfs import memory, proc_root

@@ -35,7 +35,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, odd_ones_out, samples
 
 FINDINGS = {

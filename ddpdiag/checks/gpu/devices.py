@@ -29,8 +29,7 @@ from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
-from ddpdiag.model.context import Context
-from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
 
 FINDINGS = {

@@ -30,7 +30,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, 
 from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.model import Finding, Severity, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
 

@@ -32,7 +32,7 @@ from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
 from ddpdiag.model import Finding, Scalar, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
 from ddpdiag.probes.host.sysfs import sys_root

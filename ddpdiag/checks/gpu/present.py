@@ -32,7 +32,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import promised_gpus, visible_gpus
 from ddpdiag.probes.host.procfs import nvidia_gpus, proc_root, withheld_gpus

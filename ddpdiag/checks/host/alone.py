@@ -24,8 +24,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.model import Finding, Kind, Trial
-from ddpdiag.model.alone import Group, Product
-from ddpdiag.model.context import Context
+from ddpdiag.model.measurements import Group, Product
+from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "wrong": Explained.error(

@@ -27,7 +27,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host
 from ddpdiag.model import Finding
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.sysfs import rdma_devices, sys_root

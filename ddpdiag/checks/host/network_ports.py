@@ -39,7 +39,7 @@ from ddpdiag.checks.hosts import Host, hosts_of, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
 from ddpdiag.probes.net.port_counters import NetworkLook, network_look
 

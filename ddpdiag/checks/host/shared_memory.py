@@ -23,7 +23,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
 
 FINDINGS = {

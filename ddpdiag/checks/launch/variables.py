@@ -27,8 +27,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding
-from ddpdiag.model.context import Context
-from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.report import Setting, Value
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.variables import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 

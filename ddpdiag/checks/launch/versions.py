@@ -29,8 +29,8 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.model import Finding, Kind, Scalar, Severity
-from ddpdiag.model.context import Context
-from ddpdiag.model.setting import Setting
+from ddpdiag.model.report import Setting
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.procfs import proc_root
 from ddpdiag.probes.host.versions import driver_version, versions
 from ddpdiag.stats import odd_ones_out

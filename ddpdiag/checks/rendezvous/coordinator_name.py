@@ -31,7 +31,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import answers_by_host
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families, reverse_seconds
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 

@@ -30,7 +30,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_group
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.net.port_check import PortAnswer, PortListener, answered, check_port, ephemeral_ports, is_local
 from ddpdiag.probes.net.tcp_connect import Reach, is_loopback
 from ddpdiag.probes.process.port_holders import holder_of

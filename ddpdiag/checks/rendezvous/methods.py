@@ -37,7 +37,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "method": Explained("this way fails, and another one works."),

@@ -28,7 +28,7 @@ from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, unwritable, where, without_locks
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
 from ddpdiag.probes.host.shared_files import View, mount_of, space, stores
 from ddpdiag.probes.process.port_holders import span_text

@@ -32,8 +32,8 @@ from ddpdiag.checks.training.gradients import proof_findings
 from ddpdiag.checks.training.stragglers import Limits, step_findings, usual_step
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
-from ddpdiag.model.steps import Proof, Steps
+from ddpdiag.model.measurements import Proof, Steps
+from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "weights": Explained.warning(

@@ -7,7 +7,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text, who_text
 from ddpdiag.model import Finding
-from ddpdiag.model.steps import Proof
+from ddpdiag.model.measurements import Proof
 from ddpdiag.stats import odd_ones_out
 
 D = TypeVar("D")

@@ -32,7 +32,7 @@ from ddpdiag.checks.hosts import names_text, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
 

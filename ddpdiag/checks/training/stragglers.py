@@ -15,7 +15,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding
-from ddpdiag.model.steps import Steps, Window
+from ddpdiag.model.measurements import Steps, Window
 from ddpdiag.text import share_text
 
 D = TypeVar("D")

@@ -1,7 +1,7 @@
 """The course of the run: timeline, stages, seconds, checks."""
 
 from ddpdiag.model import CheckLine, Report, Severity, StageLine
-from ddpdiag.model.timings import KINDS
+from ddpdiag.model.report import KINDS
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.timeline import draw_timeline, said

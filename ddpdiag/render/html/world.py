@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Report, Scalar, Severity
-from ddpdiag.model.setting import Setting, Value
+from ddpdiag.model.report import Setting, Value
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Section, Table, words
 from ddpdiag.render.html.pairs import way_tables

@@ -7,7 +7,7 @@ says how it ended; a triangle is the moment at which the rank came, a cross that
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdiag.model.timeline import Lane, Timeline, Unfinished
+from ddpdiag.model.report import Lane, Timeline, Unfinished
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.plots.drawing import BAD, INK, MUTED, PAPER, SERIES, SMALL, WIDTH, inline, word
 

@@ -8,9 +8,9 @@ import io
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
-from ddpdiag.model.news import Joined, News, StageEnded
+from ddpdiag.model.news import Joined, Listener, News, StageEnded
 from ddpdiag.render.page import one_line
 from ddpdiag.render.terminal.progress import Lines, RunState, pending_words
 from ddpdiag.render.terminal.streams import Display, can_show, display_of, put, takes
@@ -27,16 +27,6 @@ _DOTS, _ASCII = "\u280b\u2819\u2838\u2834\u2826\u2807", "|/-\\"
 _WIDEST = 60
 Styled = tuple[str, str]
 _STYLES = {"done": "green", "failed": "red", "cut short": "yellow", "skipped": "dim"}
-
-
-class Listener(Protocol):
-    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
-
-    def tell(self, news: News) -> None:
-        """Something new."""
-
-    def close(self) -> None:
-        """Nothing more will come; what was drawn is taken away."""
 
 
 class Silent:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine
-from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
+from ddpdiag.model.report import KINDS, Spent, Timings, Wait
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, listed

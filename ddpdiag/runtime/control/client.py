@@ -135,9 +135,9 @@ def join(
         found = secret()
         own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,), job_port=None)
         for address in addresses or ():
-            link = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
-            if link is not None:
-                return link
+            client = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
+            if client is not None:
+                return client
         left = end - time.monotonic()
         if left <= 0 and told is not None:
             sentence = f"rank {arrival.place.rank} was told to leave before it reached rank 0"
@@ -167,9 +167,9 @@ def _try_ports(
                 met[port] = _NO_SECRET_YET
                 continue
             own = structs.replace(arrival, address=reached.source or address)
-            link = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
-            if link is not None:
-                return link
+            client = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
+            if client is not None:
+                return client
             met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
     return None
 
@@ -179,23 +179,19 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
     ports: dict[str, list[str]] = {}
     for port, said in met.items():
         ports.setdefault(said, []).append(str(port))
-    unresolved = Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME
     if ports:
-        why = "; ".join(said.format(ports=_ports_text(own)) for said, own in ports.items())
+        texts = {said: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for said, own in ports.items()}
+        why = "; ".join(said.format(ports=text) for said, text in texts.items())
         if _SENTENCES[Reach.DROPPED] in ports:
             why += "; open one of these ports, or name an open one with --board-port"
         if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
             why += f"; {SHARE_A_SECRET}"
     else:
-        why = _SENTENCES[unresolved]
+        why = _SENTENCES[Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME]
     return (
         f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {endpoint.host} "
         f"within {endpoint.wait_seconds:g} s: {why}"
     )
-
-
-def _ports_text(ports: Sequence[str]) -> str:
-    return f"TCP {'port' if len(ports) == 1 else 'ports'} {', '.join(ports)}"
 
 
 def mechanism(where: tuple[str, int]) -> str:
@@ -240,26 +236,26 @@ def greet(
     if not again:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
-    link = ControlClient(socket, wire)
-    link.send(Hello(arrival))
+    client = ControlClient(socket, wire)
+    client.send(Hello(arrival))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not socket.poll(100):
             continue
-        for message in link.receive():
+        for message in client.receive():
             match message:
                 case HelloAck(version) if version != __version__:
-                    link.close()
+                    client.close()
                     raise RunLost(
                         f"rank 0 runs ddpdiag {version or 'of an older version'}, rank {arrival.place.rank} on "
                         f"{arrival.place.node} {__version__}; install one version on all hosts"
                     )
                 case HelloAck() | Start():
-                    return link
+                    return client
                 case Refused() as message:
-                    link.close()
+                    client.close()
                     raise refusal(message)
                 case _:
                     continue
-    link.close()
+    client.close()
     return None

@@ -17,20 +17,8 @@ _FOLDER, _NAME = os.path.join(".local", "state", "ddpdiag"), "key"
 # File systems that several hosts share (the names of /proc/self/mounts). On another one a new key would be seen by
 # this host alone.
 _SHARED = (
-    "nfs",
-    "nfs4",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "smb3",
-    "afs",
-    "panfs",
-    "wekafs",
-    "fuse.glusterfs",
-    "fuse.juicefs",
-    "fuse.sshfs",
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs", "panfs", "wekafs"),
+    *("fuse.glusterfs", "fuse.juicefs", "fuse.sshfs"),
 )
 
 

@@ -5,7 +5,7 @@ It notes what happens to ranks in the run's lines, and knows nothing of checks a
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +15,6 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.foreign import printable
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.control.hello import absent, fitted, mismatch, objection, settle
-from ddpdiag.runtime.control.liveness import BEAT_PER_RANK, frozen_seconds
 from ddpdiag.runtime.control.messages import (
     AnyHello,
     Downward,
@@ -29,6 +27,7 @@ from ddpdiag.runtime.control.messages import (
     Start,
     Upward,
 )
+from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Patience:
     beat: float = 1.0
     lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
     grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
-    wind_down: float = 2.0  # launchers kill the witnesses; this long they may still speak
-    farewell: float = 1.0  # for the last words of those who leave
+    wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
+    shutdown: float = 1.0  # for the last words of those who leave
 
 
 PATIENCE = Patience()
@@ -51,8 +50,7 @@ _PING = Ping()
 
 
 class Channel(Protocol):
-    """What carries words between rank 0 and the ranks: the control server, or `alone.OwnRank` where this is the
-    only rank."""
+    """What carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
 
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to the rank that came with this identity."""
@@ -60,8 +58,8 @@ class Channel(Protocol):
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """What has come, and comes within so many seconds."""
 
-    def close_door(self) -> None:
-        """Nobody else is expected."""
+    def close_job_port(self) -> None:
+        """No more ranks are expected."""
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -138,7 +136,7 @@ class Membership:
                 waiting(max(0.0, wait_seconds - self.now()))
         finally:
             self._closed = True
-            self._server.close_door()
+            self._server.close_job_port()
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
@@ -192,17 +190,17 @@ class Membership:
             if awake - self._heard.setdefault(rank, awake) > patience:
                 self._lose(rank, f"nothing was heard of it for {patience:g} s")
 
-    def farewell(self, exit_code: int, sentence: str) -> Shutdown:
+    def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        farewell = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
+        shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
-            self.send(rank, farewell)
+            self.send(rank, shutdown)
         waiting = set(self._identities) - self.gone
-        end = time.monotonic() + self._patience.farewell
+        end = time.monotonic() + self._patience.shutdown
         while waiting and time.monotonic() < end:
             waiting -= {rank for rank, _message in self._receive(0.05)}
         self._server.close()
-        return farewell
+        return shutdown
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
         """Messages of ranks; hellos are dealt with here."""
@@ -217,8 +215,10 @@ class Membership:
             if rank is None:
                 continue
             self._heard[rank] = self.clock()
-            if isinstance(message, Leaving):
-                self._note_leaving(rank, message.signal)
+            if isinstance(message, Leaving) and rank not in self.leaving:
+                self.leaving.add(rank)
+                self._first_signal = message.signal if self._first_signal is None else self._first_signal
+                self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(message.signal)))
             yield rank, message
 
     def _greet(self, identity: bytes, arrival: Arrival) -> None:
@@ -240,11 +240,10 @@ class Membership:
                 self._note(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
-            late = f"rank {rank} came {self.now():.1f} s after the start, when the run "
             told = self.signal
-            late += "had begun without it" if told is None else "had been told to end"
-            code = ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)
-            self._server.send(identity, Refused(late, code))
+            state = "had begun without it" if told is None else "had been told to end"
+            late = f"rank {rank} came {self.now():.1f} s after the start, when the run {state}"
+            self._server.send(identity, Refused(late, ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)
@@ -264,21 +263,15 @@ class Membership:
         sentence = f"rank {int(rank)} runs ddpdiag {other}, rank 0 {own}; install one version on all hosts"
         self._server.send(identity, Refused(sentence, ExitCode.UNKNOWN))
 
-    def _note_leaving(self, rank: int, signum: int) -> None:
-        if rank not in self.leaving:
-            self.leaving.add(rank)
-            self._first_signal = signum if self._first_signal is None else self._first_signal
-            self._note(Event(kind=EventKind.LEAVING, rank=rank, seconds=self.now(), detail=str(signum)))
-
     def _lose(self, rank: int, why: str) -> None:
         self.lost.add(rank)
         node = self.arrivals[rank].place.node
         self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
 
     def _wind_down(self) -> list[tuple[int, Upward]]:
-        """Who is to blame when launchers end the run: they kill the witnesses within 0.1 s of a death.
+        """Who is to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.
 
-        Who says leaving, or answers, is a witness; who is silent is the dead one. What they say is returned.
+        A rank that says leaving, or answers, lives; a silent one is the dead one. What they send is returned.
         """
         heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}
@@ -291,3 +284,64 @@ class Membership:
         for rank in sorted(silent):
             self._lose(rank, f"it was silent for {self._patience.wind_down:g} s while the others were told to leave")
         return heard
+
+
+# What rank 0 makes of the hellos -------------------------------------------------------------------------------------
+
+
+def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
+    """The arrivals by rank, with what launchers left open filled in.
+
+    A local rank that no launcher gave is the order of ranks on one host (host name and boot id).
+    """
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(arrivals):
+        hosts.setdefault(arrivals[rank].host, []).append(rank)
+    settled: dict[int, Arrival] = {}
+    for number, ranks in enumerate(hosts.values()):
+        for local, rank in enumerate(ranks):
+            place = arrivals[rank].place
+            known = {"local_rank": local, "local_world_size": len(ranks), "node_rank": number}
+            missing = {name: value for name, value in known.items() if getattr(place, name) is None}
+            settled[rank] = structs.replace(arrivals[rank], place=structs.replace(place, **missing))
+    return dict(sorted(settled.items()))
+
+
+def mismatch(new: Arrival, world_size: int) -> Event | None:
+    """What is to be told of a newcomer that was started with another world size than rank 0."""
+    return None if new.place.world_size == world_size else _states(new)
+
+
+def _states(new: Arrival) -> Event:
+    place, size = new.place, str(new.place.world_size)
+    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, node=place.node)
+
+
+def fitted(new: Arrival, world_size: int) -> Arrival:
+    """The newcomer in rank 0's world: it can take part all the same, so that only its world size is to blame."""
+    return structs.replace(new, place=structs.replace(new.place, world_size=world_size))
+
+
+def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
+    """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
+    place = new.place
+    who = f"{place.node} (pid {new.pid})"
+    if known is not None:
+        first = f"{known.place.node} (pid {known.pid})"
+        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
+        return event, (
+            f"rank {place.rank} came twice, from {first} and from {who}; each process needs its own rank, "
+            "and each job on a host its own --master-port (or --run-id)"
+        )
+    if place.rank >= world_size:
+        return _states(new), (
+            f"rank {place.rank} on {who} expects {place.world_size} ranks, rank 0 expects {world_size}; "
+            "start all ranks with one world size"
+        )
+    return None
+
+
+def absent(arrivals: Mapping[int, Arrival], world_size: int, seconds: float) -> list[Event]:
+    """An event for every rank that never came."""
+    missing = [rank for rank in range(world_size) if rank not in arrivals]
+    return [Event(kind=EventKind.ABSENT, rank=rank, seconds=seconds) for rank in missing]

@@ -5,6 +5,7 @@ from msgspec import Struct, field, structs
 
 from ddpdiag import __version__
 from ddpdiag.model import Arrival, Options, Outcome, Place, Trial
+from ddpdiag.model.trial import Opening
 
 # The largest honest message is an outcome with a stack dump, some 100 kB.
 MAX_MESSAGE_BYTES = 4 << 20
@@ -25,18 +26,12 @@ class AnyHello(Struct, frozen=True, tag="hello"):
     version: str = ""
 
 
-class Ready(Struct, frozen=True, tag="ready"):
-    """My worker stands at the gate of this trial; `offer` counts if I am the first of my group, or it `shares`."""
+class BarrierReached(Struct, frozen=True, tag="ready"):
+    """My worker reached the barrier of this trial; `offer` counts if I am the first of my group, or it `shares`."""
 
     trial: int
     offer: str
     shares: bool = False
-
-
-class Result(Struct, frozen=True, tag="result"):
-    """What the trial gave on my rank; already written to my own file."""
-
-    outcome: Outcome
 
 
 class Partial(Struct, frozen=True, tag="partial"):
@@ -48,7 +43,7 @@ class Partial(Struct, frozen=True, tag="partial"):
 
 
 class Leaving(Struct, frozen=True, tag="leaving"):
-    """I was told to leave by this signal: I am a bystander."""
+    """I was told to leave by this signal, so I am not at fault."""
 
     signal: int
 
@@ -96,7 +91,7 @@ class RunTrial(Struct, frozen=True, tag="order"):
 
     @classmethod
     def to(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
-        """The order for each rank of a group."""
+        """The message for each rank of a group."""
         runs: list[tuple[int, int]] = []
         for rank in group:
             if runs and runs[-1][1] == rank - 1:
@@ -112,7 +107,7 @@ class RunTrial(Struct, frozen=True, tag="order"):
 
 
 class BarrierOpen(Struct, frozen=True, tag="open"):
-    """The gate of this trial opens; the first rank of your group is at `host` and offers `offer`.
+    """The barrier of this trial opens; the first rank of your group is at `host` and offers `offer`.
 
     `peers` holds host and offer of every rank of the group, where the check asked for them.
     """
@@ -120,7 +115,7 @@ class BarrierOpen(Struct, frozen=True, tag="open"):
     trial: int
     host: str
     offer: str
-    peers: tuple[tuple[str, str], ...] = ()
+    peers: tuple[Opening, ...] = ()
 
 
 class Ack(Struct, frozen=True, tag="noted"):
@@ -150,5 +145,6 @@ class Shutdown(Struct, frozen=True, tag="farewell"):
     lost: dict[int, str] = field(default_factory=dict)
 
 
-Upward = Hello | Ready | Partial | Result | Leaving | Pong
+# An outcome is in its rank's own file before it is sent.
+Upward = Hello | BarrierReached | Partial | Outcome | Leaving | Pong
 Downward = HelloAck | Refused | Start | RunTrial | BarrierOpen | Ack | Stop | Ping | Shutdown

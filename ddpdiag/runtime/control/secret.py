@@ -1,16 +1,20 @@
 """The secret of a run: what its ranks share, and strangers on the same hosts and network lack.
 
 In this order: DDPDIAG_TOKEN; a random one that ranks inherit from the process that starts them all; on one host a
-random one that rank 0 hands to processes of its user (`same_host`); across hosts the user's key file (`key_file`), and
-in a job of Slurm without one a random one that rank 0 hands out by `munge`. Where there is none, a run across hosts
-goes on without, and its report says so.
+random one that rank 0 hands to processes of its user; across hosts the user's key file (`key_file`), and in a job of
+Slurm without one a random one that rank 0 hands out by munge. Where there is none, a run across hosts goes on without,
+and its report says so.
 """
 
+import contextlib
 import os
 import secrets
+import socket
+import struct
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -18,11 +22,11 @@ import msgspec
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.net.tcp_connect import resolve
 from ddpdiag.probes.process import bounded
-from ddpdiag.runtime.control import key_file, munge
+from ddpdiag.probes.process.port_holders import holder_of
+from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
-from ddpdiag.runtime.control.munge import Munge
-from ddpdiag.runtime.control.same_host import SameHost, ask
 from ddpdiag.runtime.control.wire import Wire
+from ddpdiag.runtime.launchers.launch import digest
 
 _BYTES = 32
 _HELPER_SECONDS = 1.0
@@ -67,7 +71,7 @@ class Secrets:
         self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ else ()
         self._found = b""
         self._since: float | None = None
-        self._server: SameHost | Munge | None = None
+        self._server: SecretServer | None = None
         token = environ.get("DDPDIAG_TOKEN", "")
         if token:
             self.origin, self._found = Origin.TOKEN, token.encode("utf-8", "surrogateescape")
@@ -80,7 +84,7 @@ class Secrets:
         """The secret of a run that this process leads."""
         if self.origin is Origin.SAME_HOST:
             # A second rank 0 takes the first one's, so that they recognize each other.
-            there = ask(self._run_id)
+            there = ask_on_host(self._run_id)
             self._found = secrets.token_bytes(_BYTES) if there is None else there[0]
         elif self.origin is Origin.KEY_FILE and not self._found:
             # On a busy host the helper itself may be late, and ranks that have the key would not talk without it.
@@ -88,21 +92,21 @@ class Secrets:
                 if not self._take_key_file(create=True) or self._found:
                     break
             if self._turns_to_munge():
-                there = munge.ask(self._run_id, "127.0.0.1", self._munge_ports)
+                there = ask_by_munge(self._run_id, "127.0.0.1", self._munge_ports)
                 self._found = secrets.token_bytes(_BYTES) if there is None else there[0]
         return self._settled()
 
     def offer(self, port: int) -> None:
         """Hand it to the other ranks, with the port at which rank 0 listens, where they do not have it."""
         if self.origin is Origin.SAME_HOST:
-            self._server = SameHost(self._run_id, self._found, port)
+            self._server = offer_on_host(self._run_id, self._found, port)
         elif self.origin is Origin.MUNGE:
-            self._server = Munge(self._run_id, self._found, port, self._munge_ports)
+            self._server = offer_by_munge(self._run_id, self._found, port, self._munge_ports)
 
     def of_rank(self) -> Found | None:
         """The secret of a run that this process joins; None as long as it may still appear."""
         if self.origin is Origin.SAME_HOST:
-            there = ask(self._run_id)
+            there = ask_on_host(self._run_id)
             return None if there is None else Found(Wire(self._run_id, there[0]), there[1])
         if self.origin is Origin.KEY_FILE and not self._found:
             self._since = time.monotonic() if self._since is None else self._since
@@ -110,22 +114,18 @@ class Secrets:
             if may_appear and not self._found:
                 return None
             self._turns_to_munge()
-        if self.origin is Origin.MUNGE:
-            return self._handed_by_munge()
-        return Found(self._settled())
-
-    def _turns_to_munge(self) -> bool:
-        """Whether the hosts share no key file but, as hosts of Slurm, munged's key."""
-        if not self._found and self._munge_ports and munge.is_there():
-            self.origin = Origin.MUNGE
-        return self.origin is Origin.MUNGE
-
-    def _handed_by_munge(self) -> Found | None:
+        if self.origin is not Origin.MUNGE:
+            return Found(self._settled())
         for address in resolve(self._host, self._munge_ports[0], _RESOLVE_SECONDS) or ():
-            there = munge.ask(self._run_id, address, self._munge_ports)
-            if there is not None:
+            if (there := ask_by_munge(self._run_id, address, self._munge_ports)) is not None:
                 return Found(Wire(self._run_id, there[0]), there[1])
         return None
+
+    def _turns_to_munge(self) -> bool:
+        """Whether the hosts share no key file but, as hosts of Slurm, munged's key: this host's makes credentials."""
+        if not self._found and self._munge_ports and _credential(b""):
+            self.origin = Origin.MUNGE
+        return self.origin is Origin.MUNGE
 
     def _take_key_file(self, *, create: bool) -> bool:
         """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""
@@ -152,3 +152,171 @@ class Secrets:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+class SecretServer:
+    """Rank 0's end: a thread gives `answer` to each process that connects to `listener`, until it is closed."""
+
+    def __init__(self, listener: socket.socket, answer: Callable[[socket.socket], None]) -> None:
+        self._listener = listener
+        self._answer = answer
+        threading.Thread(target=self._serve, name="secret", daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                peer, _address = self._listener.accept()
+                with peer, contextlib.suppress(OSError):
+                    self._answer(peer)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+# On one host ---------------------------------------------------------------------------------------------------------
+
+# Rank 0 hands secret and port to processes of the same user, and each end knows the other's uid: the kernel tells it
+# (SO_PEERCRED of unix(7)). The sockets are abstract, so nothing lies in a directory that others can write to; a
+# stranger who takes a name only makes rank 0 take the next one.
+_NAMES = 8
+_HOST_SECONDS = 0.5
+_PORT_BYTES = 2
+_UCRED = struct.Struct("3i")  # pid, uid, gid
+
+
+def offer_on_host(run_id: str, secret: bytes, port: int) -> SecretServer:
+    """Hands out secret and port of rank 0; UsageError where strangers hold all of its names."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for name in _names(run_id):
+        with contextlib.suppress(OSError):
+            listener.bind(name)
+            break
+    else:
+        listener.close()
+        raise UsageError(
+            "other processes hold every name under which rank 0 could hand out this run's secret; "
+            "set DDPDIAG_TOKEN to one secret for all ranks"
+        )
+    listener.listen(128)
+    offer = port.to_bytes(_PORT_BYTES, "big") + secret
+
+    def answer(peer: socket.socket) -> None:
+        if _uid(peer) == os.geteuid():
+            peer.sendall(offer)
+
+    return SecretServer(listener, answer)
+
+
+def ask_on_host(run_id: str) -> tuple[bytes, int] | None:
+    """Secret and port of this run's rank 0, if that is here and of the same user."""
+    for name in _names(run_id):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
+            asking.settimeout(_HOST_SECONDS)
+            asking.connect(name)
+            if _uid(asking) == os.geteuid() and (offer := asking.recv(64)):
+                return offer[_PORT_BYTES:], int.from_bytes(offer[:_PORT_BYTES], "big")
+    return None
+
+
+def _names(run_id: str) -> list[str]:
+    return [f"\0ddpdiag-{os.geteuid()}-{digest(run_id)}-{number}" for number in range(_NAMES)]
+
+
+def _uid(peer: socket.socket) -> int:
+    """Of the process at the other end; for one that listens, of whoever called listen()."""
+    _pid, uid, _gid = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(uid)
+
+
+# By munge ------------------------------------------------------------------------------------------------------------
+
+# munge authenticates Slurm's own messages: every host of the cluster runs munged with one key. Rank 0 sends a
+# credential to each process that connects. Only processes of its user can decode it (`munge --restrict-uid`), and
+# decoding tells the uid that encoded it. Other users receive bytes that they cannot read.
+_MUNGE_SECONDS = 2.0
+_READ_SECONDS = 1.0
+_CREDENTIAL_BYTES = 4096
+# Credentials are valid for 300 s (munge(1), --ttl).
+_NEW_AFTER_SECONDS = 60.0
+# munge_err_t of munge.h. When a second rank of a host decodes the same credential, munged reports a replay. Expired and
+# replayed credentials are accepted: an attacker who sends one again does not learn the secret in it.
+_SUCCESS, _EXPIRED, _REPLAYED = 0, 15, 17
+
+
+class _Payload(msgspec.Struct, frozen=True):
+    run_id: str
+    secret: bytes
+    port: int
+
+
+def offer_by_munge(run_id: str, secret: bytes, port: int, ports: Sequence[int]) -> SecretServer:
+    """Hands out secret and port of rank 0 on one of `ports`; UsageError where none of them is free."""
+    payload = msgspec.json.encode(_Payload(run_id, secret, port))
+    made, text = 0.0, b""
+
+    def answer(peer: socket.socket) -> None:
+        nonlocal made, text
+        peer.setblocking(False)  # a credential fits into the socket's buffer
+        if time.monotonic() - made > _NEW_AFTER_SECONDS or not text:
+            made, text = time.monotonic(), _credential(payload)
+        peer.sendall(text)
+
+    return SecretServer(_listening(ports), answer)
+
+
+def ask_by_munge(run_id: str, address: str, ports: Sequence[int]) -> tuple[bytes, int] | None:
+    """Secret and port of this run's rank 0, if it listens there and is of the same user."""
+    for port in ports:
+        with contextlib.suppress(OSError):
+            offer = _opened(_read((address, port)))
+            if offer is not None and offer.run_id == run_id:
+                return offer.secret, offer.port
+    return None
+
+
+def _listening(ports: Sequence[int]) -> socket.socket:
+    for port in ports:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("", port), backlog=4096, family=socket.AF_INET6, dualstack_ipv6=True)
+        with contextlib.suppress(OSError):  # a host without IPv6
+            return socket.create_server(("", port), backlog=4096)
+    held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
+    raise UsageError(
+        f"no port is free on which rank 0 could hand out this run's secret: {held}; "
+        "set DDPDIAG_TOKEN to one secret on all hosts"
+    )
+
+
+def _read(where: tuple[str, int]) -> bytes:
+    text, end = b"", time.monotonic() + _READ_SECONDS  # of all: a stranger may send one byte at a time
+    with socket.create_connection(where, _READ_SECONDS) as asking:
+        while len(text) < _CREDENTIAL_BYTES and time.monotonic() < end and (more := asking.recv(_CREDENTIAL_BYTES)):
+            text += more
+    return text
+
+
+def _credential(payload: bytes) -> bytes:
+    """What only processes of this user can open, on each host of the cluster; empty where that cannot be made."""
+    command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
+    with contextlib.suppress(OSError):
+        said = bounded.run(command, time.monotonic() + _MUNGE_SECONDS, payload)
+        if said is not None and said.code == 0:
+            return said.out
+    return b""
+
+
+def _opened(credential: bytes) -> _Payload | None:
+    """What a process of this user put into it."""
+    command = ("unmunge", "--numeric", "--keys=STATUS,UID")
+    said = bounded.run(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
+    if said is None or said.code not in (_SUCCESS, _EXPIRED, _REPLAYED):
+        return None
+    metadata, _empty, payload = said.out.partition(b"\n\n")
+    told = dict(line.split(b":", 1) for line in metadata.splitlines() if b":" in line)
+    if told.get(b"UID", b"").strip() != str(os.geteuid()).encode():
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(payload, type=_Payload)
+    return None

@@ -2,6 +2,9 @@
 
 import contextlib
 import resource
+import selectors
+import socket
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,7 +16,6 @@ from ddpdiag.model import Arrival
 from ddpdiag.probes.process.port_holders import holder_of
 from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
-from ddpdiag.runtime.control.relay import Relay
 from ddpdiag.runtime.control.wire import Wire
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
@@ -51,7 +53,7 @@ class ControlServer:
     """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
 
     `arrival` is this process's own: where a control server of this run listens already, that one refuses it, and
-    RunLost is raised. `job_port` is a second door, if it is free.
+    RunLost is raised. `job_port` is a second port, if it is free.
     """
 
     def __init__(
@@ -112,25 +114,117 @@ class ControlServer:
             if message is not None:
                 yield frames[0], message
 
-    def close_door(self) -> None:
+    def close_job_port(self) -> None:
         """Give back the job's port, if we have it; who came in through it stays."""
         if self._relay is not None:
-            self._relay.close_door()
+            self._relay.close_job_port()
             self._relay = None
 
     def close(self) -> None:
         """Close, after a moment for last words."""
-        self.close_door()
+        self.close_job_port()
         self._socket.close(linger=LAST_WORDS_MS)
 
 
 def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
     """If this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
-    link = greet(("127.0.0.1", port), wire, arrival, 1.0)
-    if link is not None:
-        link.close()
+    client = greet(("127.0.0.1", port), wire, arrival, 1.0)
+    if client is not None:
+        client.close()
         raise RunLost(
             f"another process of this run is rank 0 already ({holder_of(port) or 'gone by now'}); each process needs "
             "its own rank, and each job on a host its own --master-port (or --run-id)",
             ExitCode.USAGE,
         )
+
+
+# The job's port ------------------------------------------------------------------------------------------------------
+
+_BYTES = 1 << 16
+# Whoever reads nothing for so long is cut off, so that it cannot hold up the others.
+_SEND_SECONDS = 1.0
+
+
+class Relay:
+    """Passes on, in a thread of its own, what comes to `port` of this host to its port `target`, and back.
+
+    OSError if the port is taken.
+    """
+
+    def __init__(self, port: int, target: int) -> None:
+        self._target = target
+        self._listener = _listen(port)
+        self._closed = threading.Event()
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._selector = selectors.DefaultSelector()
+        self._bell, ringing = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(ringing, selectors.EVENT_READ)
+        self._ringing = ringing
+        threading.Thread(target=self._serve, name="relay", daemon=True).start()
+
+    def close_job_port(self) -> None:
+        """Free the port; connections stay."""
+        with contextlib.suppress(OSError):
+            self._bell.send(b"x")
+        self._closed.wait(_SEND_SECONDS + 1.0)
+        self._bell.close()
+
+    def _serve(self) -> None:
+        while not self._closed.is_set() or self._peers:
+            for key, _events in self._selector.select():
+                match key.fileobj:
+                    case self._ringing:
+                        self._shut()
+                    case self._listener:
+                        self._accept()
+                    case socket.socket() as source if source in self._peers:
+                        self._pass_on(source)
+        self._selector.close()
+
+    def _shut(self) -> None:
+        for end in (self._ringing, self._listener):
+            self._selector.unregister(end)
+            end.close()
+        self._closed.set()
+
+    def _accept(self) -> None:
+        try:
+            outside, _address = self._listener.accept()
+        except OSError:  # gone again, or too many open files
+            time.sleep(0.01)
+            return
+        try:
+            inside = socket.create_connection(("127.0.0.1", self._target), _SEND_SECONDS)
+            inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            outside.close()
+            return
+        for source, peer in ((outside, inside), (inside, outside)):
+            source.settimeout(_SEND_SECONDS)
+            self._peers[source] = peer
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def _pass_on(self, source: socket.socket) -> None:
+        try:
+            data = source.recv(_BYTES)
+            if data:
+                self._peers[source].sendall(data)
+                return
+        except OSError:
+            pass  # as if it had hung up
+        for end in (source, self._peers[source]):
+            self._selector.unregister(end)
+            del self._peers[end]
+            end.close()
+
+
+def _listen(port: int) -> socket.socket:
+    """A listener for IPv4 and, where there is one, IPv6. With SO_REUSEADDR, which its connections inherit.
+
+    Without that nobody could listen on the port again as long as one of them is open.
+    """
+    both = socket.has_dualstack_ipv6()
+    family, host = (socket.AF_INET6, "::") if both else (socket.AF_INET, "")
+    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)

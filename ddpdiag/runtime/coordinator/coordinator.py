@@ -10,31 +10,25 @@ from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
+from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
-from ddpdiag.runtime.control.messages import Ack, Partial, Ready, Result, Shutdown, Stop, Upward
-from ddpdiag.runtime.coordinator.dispatch import (
-    BudgetSpent,
-    DispatchedTrial,
-    kept_seconds,
-    too_late,
-    with_number,
-)
-from ddpdiag.runtime.coordinator.progress import Listener, ProgressReporter
+from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Shutdown, Stop, Upward
+from ddpdiag.runtime.coordinator.dispatch import BudgetSpent, DispatchedTrial, kept_seconds, too_late, with_number
+from ddpdiag.runtime.coordinator.progress import ProgressReporter
 from ddpdiag.runtime.deadlines import DEADLINES
 
 AnyCheck = Check[Any]
 
 
-def _parts(checks: Sequence[AnyCheck], kind: Kind | None = None) -> list[tuple[Stage, list[AnyCheck]]]:
-    """The checks by stage, of one kind or of all."""
-    wanted = [check for check in checks if kind is None or check.kind is kind]
-    by_stage = ((stage, [check for check in wanted if check.stage is stage]) for stage in Stage)
+def _parts(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
+    """The checks by stage."""
+    by_stage = ((stage, [check for check in checks if check.stage is stage]) for stage in Stage)
     return [(stage, own) for stage, own in by_stage if own]
 
 
 class Coordinator:
-    """One run, from the first hello to the farewell.
+    """One run, from the first hello to the shutdown.
 
     `told_to_leave` gives the signal that this process got, or None.
     """
@@ -50,6 +44,7 @@ class Coordinator:
     ) -> None:
         self._header = header
         self._checks = checks
+        self._tell = listener.tell
         self._progress = ProgressReporter(listener)
         self._patience = patience
         self._lines: list[Line] = [header]
@@ -75,7 +70,7 @@ class Coordinator:
 
     def _gather(self, wait_seconds: float) -> None:
         size, budget_seconds = self._header.world_size, self._header.options.budget_seconds
-        self._progress.started(budget_seconds)
+        self._tell(Started(budget_seconds=budget_seconds))
         self._membership.gather(
             min(wait_seconds, budget_seconds - DEADLINES.reserve),
             lambda left: self._progress.waiting(self._membership.arrivals, size, left),
@@ -84,7 +79,7 @@ class Coordinator:
 
     def _note(self, line: Line) -> None:
         self._lines.append(line)
-        self._progress.noted(line)
+        self._progress.saw_line(line)
 
     def recording(self) -> Recording:
         """The run so far."""
@@ -107,7 +102,7 @@ class Coordinator:
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
-        return self._membership.farewell(exit_code, sentence)
+        return self._membership.shut_down(exit_code, sentence)
 
     @property
     def _unable(self) -> set[int]:
@@ -121,7 +116,7 @@ class Coordinator:
         self._to_come = [check for check in chosen if check.last is not None]
         # Plain ones first: they run while the fork servers import torch.
         before = [check for check in chosen if check.last is None or check.plan(self._seen(check))]
-        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts(before, kind)]
+        usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts([c for c in before if c.kind is kind])]
         last = _parts(self._to_come)
         self._progress.planned(stage for stage, _checks in (*usual, *last))
         # Once the budget is spent, checks that run last, for which some was kept, may still run.
@@ -138,7 +133,7 @@ class Coordinator:
             for check in checks:
                 self._run_check(check, is_last=is_last)
         except BudgetSpent:
-            spent = True  # noted where it was raised
+            spent = True  # recorded where it was raised
         self._progress.stage_ended(stage, self._lines[before:], self._membership.now() - begin, cut=spent)
         return spent
 
@@ -154,15 +149,11 @@ class Coordinator:
             self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
             return
         kept = self._kept()
-        if (
-            is_last
-            and check.last is not None
-            and check.plan(seen)
-            and (reason := too_late(self._left(kept), check.last(seen)))
-        ):
+        is_wanted = is_last and check.last is not None and check.plan(seen)
+        if is_wanted and check.last and (reason := too_late(self._left(kept), check.last(seen))):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
-        self._progress.check_began(check.code, check.name)
+        self._tell(CheckBegan(code=check.code, name=check.name))
         while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
@@ -204,13 +195,8 @@ class Coordinator:
         header, known = self._header, self._known_world
         arrivals, out = self._membership.arrivals, frozenset(self._unable)
         if known is None or known.arrivals is not arrivals or known.out != out:
-            known = World(
-                size=header.world_size,
-                launcher=header.launcher,
-                options=header.options,
-                arrivals=arrivals,
-                out=out,
-            )
+            size, launcher, options = header.world_size, header.launcher, header.options
+            known = World(size=size, launcher=launcher, options=options, arrivals=arrivals, out=out)
             self._known_world = known
         return known
 
@@ -233,7 +219,7 @@ class Coordinator:
         slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
-            self._membership.send(rank, dispatched.order(rank))
+            self._membership.send(rank, dispatched.run_trial(rank))
         self._progress.trial_began(trial, importing=importing)
         try:
             while dispatched.pending:
@@ -250,13 +236,13 @@ class Coordinator:
 
     def _handle(self, dispatched: DispatchedTrial, rank: int, message: Upward) -> None:
         match message:
-            case Ready(number, offer, shares) if number == dispatched.trial.number:
+            case BarrierReached(number, offer, shares) if number == dispatched.trial.number:
                 self._open_barrier(dispatched, dispatched.reached_barrier(rank, offer, shares=shares))
             case Partial(number, data, text) if number == dispatched.trial.number:
                 dispatched.partial[rank] = data
                 if rank == dispatched.first:
-                    self._progress.progressed(text)
-            case Result(outcome) if outcome.rank == rank:
+                    self._tell(Progressed(text=text))
+            case Outcome() as outcome if outcome.rank == rank:
                 self._membership.send(rank, Ack(outcome.trial))
                 if outcome.trial == dispatched.trial.number and rank in dispatched.pending:
                     self._record_outcome(dispatched, outcome)
@@ -302,12 +288,12 @@ class Coordinator:
                 self._membership.send(rank, stop)
 
     def _repeat(self, dispatched: DispatchedTrial) -> None:
-        """Say again, now and then, what may have been lost: an order is obeyed once, however often it comes."""
+        """Say again, now and then, what may have been lost: a message is obeyed once, however often it comes."""
         if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
             if not dispatched.is_at_barrier(rank):
-                self._membership.send(rank, dispatched.order(rank))
+                self._membership.send(rank, dispatched.run_trial(rank))
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))
 

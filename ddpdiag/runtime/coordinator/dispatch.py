@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec import Raw, structs
 
 from ddpdiag.model import Arrival, Outcome, Status, Trial
-from ddpdiag.model.trial import NOTHING
+from ddpdiag.model.trial import NOTHING, Opening
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 from ddpdiag.runtime.deadlines import DEADLINES
 
@@ -31,7 +31,7 @@ class DispatchedTrial:
         self._offers: dict[int, str] = {}
         self._shares = False  # must all ranks learn all offers?
         self._missing = [len(group) for group in trial.groups]  # at the barrier
-        self._orders: dict[int, RunTrial] = {}
+        self._run_trials: dict[int, RunTrial] = {}
         self._barriers: dict[int, BarrierOpen] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
         self.ranks_done = 0
@@ -40,12 +40,12 @@ class DispatchedTrial:
         self._repeated = self._begin
         self.latest = self._begin + patience_seconds
 
-    def order(self, rank: int) -> RunTrial:
+    def run_trial(self, rank: int) -> RunTrial:
         """The trial as one rank gets it, with its own group only; the same object for the whole group."""
         index = self._index[rank]
-        if index not in self._orders:
-            self._orders[index] = RunTrial.to(self.trial.groups[index], self.trial)
-        return self._orders[index]
+        if index not in self._run_trials:
+            self._run_trials[index] = RunTrial.to(self.trial.groups[index], self.trial)
+        return self._run_trials[index]
 
     def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
         """A rank is at the barrier: ranks to tell that it opens. One that says so again was not told in time."""
@@ -73,7 +73,7 @@ class DispatchedTrial:
             group = self.trial.groups[index]
             reached_at = addresses(group, arrivals)
             first = group[0]
-            peers = tuple((reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
+            peers = tuple(Opening(reached_at(peer), self._offers[peer]) for peer in (group if self._shares else ()))
             self._barriers[index] = BarrierOpen(self.trial.number, reached_at(first), self._offers[first], peers)
         return self._barriers[index]
 
@@ -116,13 +116,9 @@ class DispatchedTrial:
 
     def awaited(self) -> set[int]:
         """Ranks that keep others waiting at the barrier; if no rank is at one, all without an outcome."""
-        late = {rank for rank in self.pending if rank not in self._offers and self._group_reached_barrier(rank)}
+        begun = {index for index, group in enumerate(self.trial.groups) if self._missing[index] < len(group)}
+        late = {rank for rank in self.pending if rank not in self._offers and self._index[rank] in begun}
         return late or set(self.pending)
-
-    def _group_reached_barrier(self, rank: int) -> bool:
-        """Has any rank of this rank's group reached the barrier?"""
-        index = self._index[rank]
-        return self._missing[index] < len(self.trial.groups[index])
 
     def index_of(self, rank: int) -> int:
         """Which of the trial's groups it is in."""

@@ -1,67 +1,42 @@
 """What rank 0 tells whoever shows the run: its own lines and counts, made into news, and not too often."""
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial, news
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
+from ddpdiag.runtime.supervisor.processes import signal_name
 
 # A table of thousands of ranks is made for each.
 _SECONDS_BETWEEN = 1.0
 
 
-class Listener(Protocol):
-    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
-
-    def tell(self, news: news.News) -> None:
-        """Something new."""
-
-    def close(self) -> None:
-        """Nothing more will come; what was drawn is taken away."""
-
-
-class RateLimit:
-    """Says whether it is time again: at once, and then once a second."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last: float | None = None
-
-    def due(self) -> bool:
-        """Is it time? If so, the next second begins."""
-        if self._last is not None and self._clock() - self._last < _SECONDS_BETWEEN:
-            return False
-        self.restart()
-        return True
-
-    def restart(self) -> None:
-        """The next second begins now."""
-        self._last = self._clock()
-
-
 class ProgressReporter:
-    """The coordinator's voice."""
+    """Tells `listener` how the run goes on; what can be said at any time is told once a second."""
 
-    def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, listener: news.Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = listener.tell
-        self._rate_limit = RateLimit(clock)
+        self._clock = clock
+        self._told: float | None = None  # when it told such a thing
         self._parts: Counter[Stage] = Counter()
         self._happened: set[EventKind] = set()
 
-    # Ranks -----------------------------------------------------------------------------------------------------------
+    def _is_due(self) -> bool:
+        """Is it time to tell again? If so, the next second begins."""
+        now = self._clock()
+        if self._told is not None and now - self._told < _SECONDS_BETWEEN:
+            return False
+        self._told = now
+        return True
 
-    def started(self, budget_seconds: float) -> None:
-        """The run begins."""
-        self._tell(news.Started(budget_seconds=budget_seconds))
+    # Ranks -----------------------------------------------------------------------------------------------------------
 
     def waiting(self, came: Collection[int], world_size: int, left_seconds: float) -> None:
         """Ranks are missing."""
-        if self._rate_limit.due():
+        if self._is_due():
             self._tell(news.Waiting(came=len(came), missing=_missing(came, world_size), left_seconds=left_seconds))
 
     def gathered(self, arrivals: Mapping[int, Arrival], world_size: int) -> None:
@@ -69,8 +44,8 @@ class ProgressReporter:
         hosts = {arrival.host for arrival in arrivals.values()}
         self._tell(news.Gathered(ranks=len(arrivals), hosts=len(hosts), missing=_missing(arrivals, world_size)))
 
-    def noted(self, line: Line) -> None:
-        """The first of each kind of what changes the run's course: a job's end takes all ranks with it."""
+    def saw_line(self, line: Line) -> None:
+        """The first of each kind of what changes the run: a job's end takes all ranks with it."""
         if isinstance(line, Event) and line.kind not in self._happened and (text := _happened(line)):
             self._happened.add(line.kind)
             self._tell(news.Happened(text=text))
@@ -96,28 +71,20 @@ class ProgressReporter:
         more = self._parts[stage] > 0
         self._tell(news.StageEnded(name=stage.value, status=status, seconds=seconds, failed=failed, more=more))
 
-    def check_began(self, code: str, name: str) -> None:
-        """A check begins."""
-        self._tell(news.CheckBegan(code=code, name=name))
-
     # Trials ----------------------------------------------------------------------------------------------------------
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
-        self._rate_limit.restart()  # who answers within a second is not worth a word
+        self._told = self._clock()  # who answers within a second is not worth a word
         self._tell(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
         """Ranks have not answered yet."""
-        if not self._rate_limit.due():
+        if not self._is_due():
             return
         awaited = tuple(sorted(dispatched.awaited()))
         nodes = tuple(dict.fromkeys(arrivals[rank].place.node for rank in awaited if rank in arrivals))
         self._tell(news.Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, nodes=nodes))
-
-    def progressed(self, text: str) -> None:
-        """The check is so far."""
-        self._tell(news.Progressed(text=text))
 
 
 def _missing(came: Collection[int], world_size: int) -> tuple[int, ...]:
@@ -127,18 +94,11 @@ def _missing(came: Collection[int], world_size: int) -> tuple[int, ...]:
 def _happened(event: Event) -> str:
     match event.kind:
         case EventKind.SIGNAL:
-            return f"told to end by {_signal_name(event.detail)}"
+            return f"told to end by {signal_name(int(event.detail))}"
         case EventKind.LEAVING:
-            return f"rank {event.rank} is told to leave by {_signal_name(event.detail)}: the run ends"
+            return f"rank {event.rank} is told to leave by {signal_name(int(event.detail))}: the run ends"
         case EventKind.LOST:
             where = f" on {event.node}" if event.node else ""
             return f"rank {event.rank}{where} is lost: {event.detail}"
         case _:
             return ""
-
-
-def _signal_name(number: str) -> str:
-    try:
-        return signal.Signals(int(number)).name
-    except ValueError:
-        return f"signal {number}"

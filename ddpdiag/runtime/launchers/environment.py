@@ -1,59 +1,53 @@
 """Who this process is: environment variables and command line in, a `Launch` out.
 
-Pure: the host's name, its GPUs and cores and a fresh id come as parameters. In order of trust: RANK (torchrun and
+What this host is (its name, GPUs and cores) comes as parameters. In order of trust: RANK (torchrun and
 whatever else speaks env://), MPI, a step of Slurm, the command line alone, and at last this host alone.
 A missing rank is an error, never 0; an empty variable counts as missing, as it does for torch.
 """
 
-import re
-from collections.abc import Mapping
+import os
+import secrets
 
 from msgspec import structs
 
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Place
-from ddpdiag.runtime.launchers import by_hand, slurm, values
+from ddpdiag.model import Arrival, Place
+from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
+from ddpdiag.probes.host.procfs import boot_id, proc_root
+from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.runtime.launchers import slurm
 from ddpdiag.runtime.launchers.launch import (
     LAUNCHERS,
     OPEN_MPI,
     PMI,
     PMIX,
+    TORCH_PORT,
     TORCHRUN,
+    TORCHRUN_EXTRAS,
     Asked,
+    Environ,
+    Given,
     Here,
     Launch,
     Names,
+    agreed,
     block_place,
+    check_below,
+    check_positive,
     check_world,
+    derived_port,
+    digest,
+    master_addr,
+    master_port,
+    needed,
+    number,
+    option,
     place,
+    plain_name,
     ranks_here,
     refuse_block,
     refuse_single,
     run_id,
-)
-from ddpdiag.runtime.launchers.values import (
-    TORCH_PORT,
-    Environ,
-    Given,
-    agreed,
-    check_below,
-    confirmed,
-    needed,
-    number,
-    option,
-)
-
-__all__ = ["Asked", "Launch", "places", "read_launch", "worker_variables"]
-
-# What torchrun says beyond `Place`; workers see it unchanged.
-TORCHRUN_EXTRAS = (
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "ROLE_NAME",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS",
 )
 
 
@@ -66,7 +60,7 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
     env = {name: value for name, value in env.items() if value.strip()}
     foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
     here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
-    if asked.run_id is not None and values.plain_name(asked.run_id) != asked.run_id:
+    if asked.run_id is not None and plain_name(asked.run_id) != asked.run_id:
         raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
     for names in LAUNCHERS:
         rank = number(env, names.rank)
@@ -79,63 +73,24 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
         if step.tasks.value > 1 or (given_rank is None and asked.node_rank is None):
             return _from_step(env, asked, here, step)
     if given_rank is not None:
-        return by_hand.by_rank(env, asked, here, given_rank)
+        return _by_rank(env, asked, here, given_rank)
     if asked.node_rank is not None or asked.nnodes not in (None, 1):
-        return by_hand.by_node(env, asked, here)
-    return by_hand.alone(env, asked, here)
+        return _by_node(env, asked, here)
+    return _alone(env, asked, here)
 
 
-def places(launch: Launch) -> tuple[Place, ...]:
-    """The places of all ranks that this process stands for."""
-    first = launch.place
-    if not launch.ranks:
-        return (first,)
-    return tuple(structs.replace(first, rank=rank, local_rank=index) for index, rank in enumerate(launch.ranks))
-
-
-def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str, str]:
-    """torchrun's variables for a worker, whatever launched it; what nobody knows is left out, not guessed."""
-    local_size, nodes = place.local_world_size, launch.nodes
-    if nodes is None and local_size and place.world_size % local_size == 0:
-        nodes = place.world_size // local_size
-    known: dict[str, int | str | None] = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.world_size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_RANK": place.node_rank,
-        "GROUP_WORLD_SIZE": nodes,
-        "ROLE_RANK": place.rank,
-        "ROLE_WORLD_SIZE": place.world_size,
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": launch.coordinator,
-        "MASTER_PORT": master_port,
-        "TORCHELASTIC_RUN_ID": launch.run_id,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-    }
-    return {name: str(value) for name, value in known.items() if value is not None} | launch.given
-
-
-# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
-# whoever leads a run must not be able to run code in its ranks.
-_OVERRIDES = re.compile(
-    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
-    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
-    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
-    re.ASCII,
-)
-
-
-def refused_override(overrides: Mapping[str, str | None]) -> str | None:
-    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
-    for name, value in overrides.items():
-        if value is None and name.startswith("NCCL_"):
-            continue
-        setting = f"{name}={'' if value is None else value}"
-        if value is None or _OVERRIDES.fullmatch(setting) is None:
-            return setting
-    return None
+def own_arrival(place: Place) -> Arrival:
+    """This process's arrival, as far as it knows itself; whoever leads the run adds when it came, and from where."""
+    return Arrival(
+        place=place,
+        host_id=boot_id(),
+        pid=os.getpid(),
+        address="",
+        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        pci_gpus=pci_gpus(sys_root(os.environ)),
+        nonce=secrets.token_hex(4),
+        cpus=f"{sum(1 << core for core in os.sched_getaffinity(0)):x}",
+    )
 
 
 def _set_by_slurm(env: Environ, names: Names) -> bool:
@@ -184,7 +139,7 @@ def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
-    address, port = values.address(env, asked.master_addr), values.port(env, asked.master_port)
+    address, port = master_addr(env, asked.master_addr), master_port(env, asked.master_port)
     if needed and address is None:
         raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process.")
     if needed and port is None:
@@ -196,7 +151,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
     world, ours = _one_rank(env, asked, here, names, rank)
     _check_same_world(env, world)
-    address = values.address(env, asked.master_addr)
+    address = master_addr(env, asked.master_addr)
     if address is None and ours.local_world_size != world.value > 1:
         line = f"mpirun -np {world.value} -x MASTER_ADDR=$(hostname) ddpdiag check"
         if names is not OPEN_MPI:
@@ -206,14 +161,14 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
             f"{world}, {local} of them on this host, but MASTER_ADDR is not set; from the host of rank 0: {line}"
         )
     coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
-    usual = values.derived_port(int(values.digest(own), 16)) if own else TORCH_PORT
-    port = values.port(env, asked.master_port) or usual
+    usual = derived_port(int(digest(own), 16)) if own else TORCH_PORT
+    port = master_port(env, asked.master_port) or usual
     return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
 def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> tuple[Given, Place]:
     """The world's size and the place of a process for which the launcher set the variables of one rank."""
-    refuse_block(asked, confirmed(rank, option("--rank", asked.rank)))
+    refuse_block(asked, agreed(rank, option("--rank", asked.rank)) or rank)
     world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
     world = needed(world, names.world_size[0] if names.world_size else "--world-size", rank, "the number of ranks")
     check_world(world)
@@ -239,14 +194,14 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
     node = step.node_rank.value if step.node_rank else None
-    address = values.address(env, asked.master_addr)
+    address = master_addr(env, asked.master_addr)
     if address is not None:
         slurm.check_master(env, address, step)
     return Launch(
         place=ours or block_place(here, "slurm", ranks, world, node),
         coordinator=address or step.first_node,
         # jobs and steps that share a host have different ids
-        port=values.port(env, asked.master_port) or values.derived_port(step.job_id * 101 + step.step_id),
+        port=master_port(env, asked.master_port) or derived_port(step.job_id * 101 + step.step_id),
         run_id=run_id(asked, f"{step.job_id}.{step.step_id}"),
         ranks=ranks,
         note=slurm.terminal_note(env, step),
@@ -274,7 +229,7 @@ def _ranks_per_task(asked: Asked, here: Here, step: slurm.Step) -> int | None:
 
 def _task_place(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Place:
     """The place of a task that is a rank."""
-    rank = confirmed(step.rank, option("--rank", asked.rank))
+    rank = agreed(step.rank, option("--rank", asked.rank)) or step.rank
     local_rank = agreed(step.local_rank, option("--local-rank", asked.local_rank))
     check_below(local_rank, step.local_tasks)
     # Only here: torchrun, as one task on each host, would replace it.
@@ -289,3 +244,103 @@ def _check_same_world(env: Environ, world: Given) -> None:
     exported = number(env, "WORLD_SIZE")
     if exported is not None and exported.value != world.value:
         raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE.")
+
+
+# The command line alone ----------------------------------------------------------------------------------------------
+
+
+def _by_rank(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
+    """The user starts each rank with --rank and --world-size."""
+    refuse_block(asked, rank)
+    world = agreed(number(env, "WORLD_SIZE"), option("--world-size", asked.world_size))
+    world = needed(world, "--world-size", rank, "the number of ranks")
+    check_world(world)
+    check_below(rank, world)
+    local_rank = agreed(number(env, "LOCAL_RANK"), option("--local-rank", asked.local_rank))
+    local_size = number(env, "LOCAL_WORLD_SIZE")
+    check_below(local_rank, local_size)
+    coordinator, port = _endpoint(env, asked, rank, others=world.value > 1)
+    return Launch(
+        place=place(here, "hand", rank.value, world, local_rank=local_rank, local_size=local_size),
+        coordinator=coordinator,
+        port=port,
+        run_id=run_id(asked, None, port),
+    )
+
+
+def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
+    """The user starts one process per host, as with torchrun --nnodes --node-rank."""
+    nodes, node = option("--nnodes", asked.nnodes), option("--node-rank", asked.node_rank)
+    check_positive(nodes)
+    nodes = needed(nodes, "--nnodes", node, "the number of hosts")
+    node = needed(node, "--node-rank", nodes, f"0 to {nodes.value - 1}, another on each host")
+    check_below(node, nodes)
+    refuse_single(asked, f"{nodes}, so this process starts all ranks of its host")
+    count = ranks_here(asked) or _default_count(here, alone=nodes.value == 1)
+    world = Given(f"{count} rank(s) on each host under {nodes}, world size", nodes.value * count)
+    agreed(world, option("--world-size", asked.world_size))
+    check_world(world)
+    coordinator, port = _endpoint(env, asked, node, others=nodes.value > 1)
+    ranks = tuple(range(node.value * count, (node.value + 1) * count))
+    return Launch(
+        place=block_place(here, "hand", ranks, world, node.value),
+        coordinator=coordinator,
+        port=port,
+        run_id=run_id(asked, None, port),
+        ranks=ranks,
+        nodes=nodes.value,
+    )
+
+
+def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
+    """Nobody launched us: test this host with ranks that we start."""
+    refuse_single(asked, "--rank is not given")
+    _refuse_half_a_launch(env, asked)
+    count = ranks_here(asked) or _default_count(here, alone=True)
+    ranks = tuple(range(count))
+    return Launch(
+        place=block_place(here, "standalone", ranks, Given("--nproc-per-node", count), 0),
+        coordinator="127.0.0.1",
+        port=master_port({}, asked.master_port),
+        run_id=run_id(asked, here.fresh),
+        ranks=ranks,
+        note=" ".join(filter(None, (slurm.batch_note(env, here.host), _core_note(here, count)))),
+        nodes=1,
+    )
+
+
+def _default_count(here: Here, *, alone: bool) -> int:
+    """One rank per GPU. Without GPUs, a host that is alone gets two: one rank cannot test communication."""
+    return here.gpus or (2 if alone else 1)
+
+
+def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[str, int]:
+    """--master-addr is needed as soon as there are others; --master-port has torch's default."""
+    address = master_addr(env, asked.master_addr)
+    if address is None and others:
+        raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere.")
+    return address or "127.0.0.1", master_port(env, asked.master_port) or TORCH_PORT
+
+
+def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:
+    """A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps."""
+    if asked.master_addr is not None:
+        raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given.")
+    if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
+        world = option("--world-size", asked.world_size)
+        raise UsageError(f"{world}, but --rank is not given; ranks on this host alone: --nproc-per-node.")
+    stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
+    if stray and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+        unset = " ".join(f"-u {name}" for name in stray)
+        raise UsageError(
+            f"{stray[0]}={env[stray[0]]}, but RANK is not set: expected the rank of this process in RANK; "
+            f"to test this host alone: env {unset} ddpdiag check"
+        )
+
+
+def _core_note(here: Here, count: int) -> str:
+    """What shared cores do to measurements."""
+    if count <= here.cores:
+        return ""
+    cores = "one core" if here.cores == 1 else f"{here.cores} cores"
+    return f"{count} ranks share {cores} on {here.host}, so speeds say little."

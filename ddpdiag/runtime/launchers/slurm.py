@@ -5,17 +5,16 @@ the shell of an interactive `salloc` runs in a pseudo step, whose id lies above 
 """
 
 import contextlib
-import os
 import re
-import subprocess
 import time
 
 from msgspec import Struct
 
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.probes.process import bounded
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
+from ddpdiag.runtime.launchers.launch import Environ, Given, check_below, needed, number, one_host
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
@@ -266,26 +265,8 @@ def _by_slurms_clock(told: str) -> float | None:
 
 def _asked(job: str) -> str:
     """What `scontrol` says of the job, times in seconds since 1970; empty if it does not answer in time."""
-    command = ("scontrol", "--oneliner", "show", "job", job)
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            env={**os.environ, "SLURM_TIME_FORMAT": "%s"},
-        )
-    except OSError:
-        return ""
-    try:
-        told, _ = process.communicate(timeout=DEADLINES.scontrol)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        if process.stdout is not None:
-            process.stdout.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
-            process.wait(0.5)
-        return ""
-    return told
+    command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
+    with contextlib.suppress(OSError):
+        said = bounded.run(command, time.monotonic() + DEADLINES.scontrol)
+        return "" if said is None else said.out.decode(errors="replace")
+    return ""

@@ -2,8 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ from ddpdiag.codec import assemble, disassemble, read_lines
 from ddpdiag.errors import RunLost
 from ddpdiag.model import Arrival, End, Event, EventKind, Header, Outcome, Recording, Report, Status
 from ddpdiag.model.recording import Line
+from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.missing_ranks import NoteReader, with_host_answers, with_notes
-from ddpdiag.runtime.record.shared_folder import RUN, SharedFolder, SharedRunLog
+from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes, within
 
 
 class Published(NamedTuple):
@@ -53,7 +54,7 @@ class Handover:
             raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
         explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
-        self._readers = tuple(cut_off(explained))
+        self._readers = tuple(unreachable_ranks(explained))
         return explained
 
     def close(self, shutdown: Shutdown) -> None:
@@ -62,52 +63,41 @@ class Handover:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
 
 
-def cut_off(lines: Sequence[Line]) -> list[int]:
+def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
     """Lost ranks that may live: their hosts do not answer, so perhaps the way to them is cut."""
     hosts = {line.place.rank: line.host for line in lines if isinstance(line, Arrival)}
     lost = [line for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST and not line.answers]
     return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
 
 
-class Successor:
-    """Another rank's side, when rank 0 is lost. `begin` is when this process started, on the monotonic clock."""
+def verdict_without_rank_0(
+    shared: SharedFolder, header: Header, begin: float, at: Rank0Address, publish: Callable[[Sequence[Line]], Published]
+) -> tuple[Shutdown, str] | None:
+    """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself.
 
-    def __init__(
-        self,
-        shared: SharedFolder,
-        header: Header,
-        begin: float,
-        at: Rank0Address,
-        publish: Callable[[Sequence[Line]], Published],
-    ) -> None:
-        self._shared = shared
-        self._header = header
-        self._begin = begin
-        self._at = at
-        self._publish = publish
-        self._made: Published | None = None
+    `begin` is when this process started, on the monotonic clock.
+    """
+    made: list[Published] = []
 
-    def obtain(self) -> tuple[Shutdown, str] | None:
-        """The verdict, and a sentence for the user; None if there is none. The lowest living rank makes it itself."""
-        shutdown = Election(self._shared, self._header.writer, self._take_over).run()
-        if shutdown is None:
-            return None
-        if self._made is None:
-            return shutdown, f"the verdict came through {self._shared.folder.parent}: {shutdown.sentence}"
-        if not self._made.complete:
-            return shutdown, f"the records of the run stay in {self._shared.folder}"
-        with contextlib.suppress(TimeoutError):
-            ThreadPoolExecutor(1).submit(self._shared.remove).result(DEADLINES.remove_shared)
-        return shutdown, "the report is made here"
-
-    def _take_over(self, candidates: tuple[int, ...]) -> Shutdown:
+    def take_over(candidates: tuple[int, ...]) -> Shutdown:
         # Rank 0's own lines first, which count: it settled places and times.
-        lines = read_lines([self._shared.folder / RUN, *sorted(self._shared.folder.glob("rank-*.jsonl"))])
-        known = list(without_rank_0(lines, self._header, candidates, time.monotonic() - self._begin))
-        self._made = self._publish(with_host_answers(known, self._header.writer, self._at.host, self._at.port))
+        lines = read_lines([shared.folder / RUN, *sorted(shared.folder.glob("rank-*.jsonl"))])
+        known = list(without_rank_0(lines, header, candidates, time.monotonic() - begin))
+        published = publish(with_host_answers(known, header.writer, at.host, at.port))
+        made.append(published)
         nonces = {line.place.rank: line.nonce for line in known if isinstance(line, Arrival)}
         gone = {rank: nonce for rank, nonce in nonces.items() if rank not in candidates}
-        return Shutdown(self._made.report.exit_code, self._made.report.sentence, gone)
+        return Shutdown(published.report.exit_code, published.report.sentence, gone)
+
+    shutdown = Election(shared, header.writer, take_over).run()
+    if shutdown is None:
+        return None
+    if not made:
+        return shutdown, f"the verdict came through {shared.folder.parent}: {shutdown.sentence}"
+    if not made[0].complete:
+        return shutdown, f"the records of the run stay in {shared.folder}"
+    within(DEADLINES.remove_shared, shared.remove)
+    return shutdown, "the report is made here"
 
 
 # The election --------------------------------------------------------------------------------------------------------
@@ -141,11 +131,7 @@ class Election:
 
     def run(self) -> Shutdown | None:
         """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
-        attempt = ThreadPoolExecutor(1).submit(self._run)
-        try:
-            return attempt.result(self._turns.total)
-        except (OSError, TimeoutError):
-            return None
+        return within(self._turns.total, self._run)
 
     def _run(self) -> Shutdown | None:
         heartbeat = self._shared.heartbeat()
@@ -164,7 +150,8 @@ class Election:
 
     def _wait_for_verdict(self, seconds: float) -> Shutdown | None:
         end = time.monotonic() + seconds
-        pause = self._pause()
+        candidates = len(self._shared.ranks("candidate", self._rank))
+        pause = max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
         while True:
             self._shared.refresh(self._rank)  # or NFS would go on saying that there is no such file
             if (verdict := self._shared.verdict()) is not None:
@@ -175,17 +162,12 @@ class Election:
                 return None
             time.sleep(pause)
 
-    def _pause(self) -> float:
-        candidates = len(self._shared.ranks("candidate", self._rank))
-        return max(self._turns.look, min(_LOOK_SECONDS_PER_CANDIDATE * candidates, _MOST_LOOK_SECONDS))
-
     def _lead(self, turn: int, candidates: tuple[int, ...]) -> Shutdown | None:
         end = time.monotonic() + self._turns.ready
         while not set(candidates) <= set(self._shared.ranks("ready", self._rank)) and time.monotonic() < end:
             time.sleep(self._turns.look)
-        if (
-            max(self._shared.ranks("leader", self._rank), default=-1) != turn
-        ):  # we stood still, and the next one went on
+        if max(self._shared.ranks("leader", self._rank), default=-1) != turn:
+            # This process stood still, and the next one went on.
             return self._wait_for_verdict(self._turns.turn)
         shutdown = self._take_over(candidates)
         self._shared.write_verdict(shutdown)
@@ -199,31 +181,27 @@ def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...
     recording = structs.replace(
         known,
         header=structs.replace(known.header, writer=header.writer),
-        events=(*known.events, *(_event(known, rank, seconds) for rank in _lost(known, candidates))),
+        events=(*known.events, *_lost(known, candidates, seconds)),
         outcomes=(*known.outcomes, *_unheard(known, {0, *known.arrivals} - {*candidates})),
         end=End(seconds=seconds),
     )
     return disassemble(recording)
 
 
-def _lost(known: Recording, candidates: tuple[int, ...]) -> list[int]:
-    told = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
-    return [rank for rank in known.arrivals if rank not in candidates and rank not in told]
+def _lost(known: Recording, candidates: tuple[int, ...], seconds: float) -> Iterator[Event]:
+    explained = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
+    for rank, arrival in known.arrivals.items():
+        if rank not in candidates and rank not in explained:
+            why, node = "it left no sign after rank 0 was lost", arrival.place.node
+            yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail=why)
 
 
 def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
     return {event.rank for event in known.events if event.kind is kind}
 
 
-def _event(known: Recording, rank: int, seconds: float) -> Event:
-    node = known.arrivals[rank].place.node
-    return Event(
-        kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail="it left no sign after rank 0 was lost"
-    )
-
-
 def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running; who said that it was told to leave is a bystander."""
+    """Their part in the trial that was running; one that said that it was told to leave is not at fault."""
     heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
     leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
     for trial in known.trials:
@@ -232,3 +210,48 @@ def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
                 told = rank in leaving
                 status, error = (Status.SKIPPED, "") if told else (Status.UNHEARD, "it was lost")
                 yield Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=told)
+
+
+# Hosts of lost ranks -------------------------------------------------------------------------------------------------
+
+# A kernel answers for closed ports, too; behind a firewall that lets only some ports through, ssh's is the likeliest.
+_SSH_PORT = 22
+_MOST_HOSTS = 64  # where more are lost at once, these say enough
+
+
+def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
+    """The lines, in which lost ranks on other hosts than that of rank `me` say whether their host answers.
+
+    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when somebody was lost.
+    """
+    arrivals = {line.place.rank: line for line in lines if isinstance(line, Arrival)}
+    lost = {line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST}
+    hosts = {arrivals[rank].host: rank for rank in lost if rank in arrivals}
+    if me in arrivals:
+        hosts.pop(arrivals[me].host, None)
+    if not hosts:
+        return list(lines)
+    some = dict(islice(hosts.items(), _MOST_HOSTS))
+    with ThreadPoolExecutor(len(some)) as pool:
+        said = pool.map(lambda rank: _answers(arrivals, rank, coordinator, port), some.values())
+        heard = dict(zip(some, said, strict=True))
+    return [_with_host_answer(line, arrivals, heard) for line in lines]
+
+
+def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
+    """None where no address of it is known: a name that cannot be resolved says nothing of the host."""
+    own = arrivals[rank]
+    addresses: tuple[str, ...] = (own.address,)
+    if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback
+        addresses = resolve(coordinator, port, DEADLINES.host_answer) or ()
+    asked = [address for address in addresses[:2] if address and not is_loopback(address)]
+    return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in asked) if asked else None
+
+
+def _with_host_answer(
+    line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]
+) -> Line:
+    if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
+        return line
+    own = arrivals.get(line.rank)
+    return structs.replace(line, answers=heard.get(own.host)) if own is not None else line

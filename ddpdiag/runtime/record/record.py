@@ -12,7 +12,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.record.shared_folder import RecordCopy
+from ddpdiag.runtime.record.shared_folder import SharedFolder, append, attempt, shared_folder
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
 _OUTCOME = b'{"type":"outcome"'
@@ -48,6 +49,50 @@ def run_folder(run_id: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=name + "-"))
     except OSError as error:
         raise UsageError(f"no folder for the run's records: {error}; set TMPDIR to one that can be written") from error
+
+
+class RecordCopy:
+    """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
+
+    def __init__(self, shared_dir: str, name: str, rank: int) -> None:
+        self._where = (shared_dir, name)
+        self._rank = rank
+        self._early: list[bytes] = []
+        self._executor = ThreadPoolExecutor(1)
+        self.shared: SharedFolder | None = None
+
+    def open(self, nonce: str) -> None:
+        """From now on lines are written, those of before first."""
+        if self.shared is None:
+            self.shared = SharedFolder(shared_folder(*self._where, nonce))
+            self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
+            self.write(b"".join(self._early))
+            self._early.clear()
+
+    def write(self, data: bytes) -> None:
+        """Append to the copy."""
+        if self.shared is None:
+            self._early.append(data)
+        else:
+            self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
+
+    def mark(self, mark: str) -> Future[None] | None:
+        """Leave a mark, after what was written so far."""
+        return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
+
+    def remove(self) -> None:
+        """Remove the copy; rank 0, or the rank in its place, removes the folder."""
+
+        def act(folder: Path) -> None:
+            (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
+            folder.rmdir()  # empty only if rank 0 removed it while this rank was still writing
+
+        if (done := self._do(act)) is not None:
+            with contextlib.suppress(TimeoutError):
+                done.result(DEADLINES.tidy)
+
+    def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
+        return None if self.shared is None else self._executor.submit(attempt, act, self.shared.folder)
 
 
 class Record:

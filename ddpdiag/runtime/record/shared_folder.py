@@ -20,18 +20,24 @@ import contextlib
 import os
 import re
 import shutil
+import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from msgspec import Struct, structs
 
 from ddpdiag.codec import encode_line
+from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES
+
+T = TypeVar("T")
 
 RUN = "run.jsonl"
 _HEARTBEAT, _VERDICT = "heartbeat", "verdict"
@@ -73,11 +79,9 @@ class SharedFolder:
     def claim(self, turn: int, rank: int) -> bool:
         """Take rank 0's place; only one rank can in each turn."""
         try:
-            descriptor = os.open(self.folder / f"leader-{turn}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            append(self.folder / f"leader-{turn}", b"%d" % rank, os.O_EXCL)
         except FileExistsError:
             return False
-        os.write(descriptor, b"%d" % rank)
-        os.close(descriptor)
         return True
 
     def heartbeat(self) -> bytes:
@@ -86,10 +90,6 @@ class SharedFolder:
             return (self.folder / _HEARTBEAT).read_bytes()
         except FileNotFoundError:
             return b""
-
-    def write_heartbeat(self) -> None:
-        """Rank 0 lives."""
-        (self.folder / _HEARTBEAT).write_text(str(time.monotonic()))
 
     def verdict(self) -> Shutdown | None:
         """The verdict, once there is one."""
@@ -118,51 +118,6 @@ class SharedFolder:
                 return
 
 
-class RecordCopy:
-    """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
-
-    def __init__(self, shared_dir: str, name: str, rank: int) -> None:
-        self._where = (shared_dir, name)
-        self._rank = rank
-        self._early: list[bytes] = []
-        self._executor = ThreadPoolExecutor(1)
-        self.shared: SharedFolder | None = None
-
-    def open(self, nonce: str) -> None:
-        """From now on lines are written, those of before first."""
-        if self.shared is None:
-            self.shared = SharedFolder(shared_folder(*self._where, nonce))
-            self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
-            self.write(b"".join(self._early))
-            self._early.clear()
-
-    def write(self, data: bytes) -> None:
-        """Append to the copy."""
-        if self.shared is None:
-            self._early.append(data)
-        else:
-            self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
-
-    def mark(self, mark: str) -> Future[None] | None:
-        """Leave a mark, after what was written so far."""
-        return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
-
-    def remove(self) -> None:
-        """Remove the copy; rank 0, or who took its place, removes the folder."""
-        done = self._do(self._remove)
-        if done is not None:
-            with contextlib.suppress(TimeoutError):
-                done.result(DEADLINES.tidy)
-
-    def _remove(self, folder: Path) -> None:
-        (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # empty only if rank 0 removed it while we were still writing
-            folder.rmdir()
-
-    def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
-        return None if self.shared is None else self._executor.submit(_attempt, act, self.shared.folder)
-
-
 class SharedRunLog:
     """Rank 0's lines in the shared folder, as they happen, with a heartbeat, and at the end the verdict.
 
@@ -183,7 +138,7 @@ class SharedRunLog:
 
     def was_replaced(self, seconds: float) -> bool:
         """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
-        return not self._over.is_set() and bool(_within(seconds, self._is_replaced))
+        return not self._over.is_set() and bool(within(seconds, self._is_replaced))
 
     def _is_replaced(self) -> bool:
         return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("leader", 0)))
@@ -195,19 +150,19 @@ class SharedRunLog:
         self._thread.join(seconds + DEADLINES.tidy)
 
     def _follow(self) -> None:
-        _attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
+        attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
         while not self._over.wait(_FOLLOW_SECONDS):
-            _attempt(self._catch_up, self._shared.folder)
-        if _within(DEADLINES.tidy, self._is_replaced):
+            attempt(self._catch_up, self._shared.folder)
+        if within(DEADLINES.tidy, self._is_replaced):
             return  # who took our place still reads all this, and removes it
         if self._readers:
-            _attempt(self._tell, self._shared.folder)
+            attempt(self._tell, self._shared.folder)
         self._shared.remove()
 
     def _catch_up(self, folder: Path) -> None:
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat_due = time.monotonic() + _HEARTBEAT_SECONDS
-            self._shared.write_heartbeat()
+            (folder / _HEARTBEAT).write_text(str(time.monotonic()))
         lines = self._lines()
         if len(lines) > self._written:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
@@ -219,24 +174,140 @@ class SharedRunLog:
             self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 
-def _within(seconds: float, ask: Callable[[], bool]) -> bool | None:
-    """The answer, or None if the file server gives none in time."""
+def within(seconds: float, act: Callable[[], T]) -> T | None:
+    """What `act` gives, or None if the file server does not answer in time."""
     try:
-        return ThreadPoolExecutor(1).submit(ask).result(seconds)
+        return ThreadPoolExecutor(1).submit(act).result(seconds)
     except (TimeoutError, OSError):
         return None
 
 
-def append(path: Path, data: bytes) -> None:
-    """Add to a file of ours, and close it, so that others see it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def append(path: Path, data: bytes, flags: int = 0) -> None:
+    """Add to a file of this user, and close it, so that others see it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | flags, 0o600)
     try:
         os.write(descriptor, data)
     finally:
         os.close(descriptor)
 
 
-def _attempt(act: Callable[[Path], object], folder: Path) -> None:
+def attempt(act: Callable[[Path], object], folder: Path) -> None:
     """What cannot be written costs the copy, not the run."""
     with contextlib.suppress(OSError):
         act(folder)
+
+
+# Notes of missing ranks ----------------------------------------------------------------------------------------------
+
+# A note is there only while its writer lives and looks for rank 0, which reads notes while it waits. One of a dead run
+# is older than this one, and one of another user is not read.
+_MOST_BYTES = 4096
+_LOOK_SECONDS = 0.5
+# Clocks of hosts and file servers differ.
+_SKEW_SECONDS = 30.0
+
+
+class Note(Struct, frozen=True):
+    """What a rank says that did not reach rank 0."""
+
+    rank: int
+    world_size: int
+    node: str
+    sentence: str
+
+
+class NoteWriter:
+    """A rank's own note; `name` is that of the run's local folders."""
+
+    def __init__(self, shared_dir: str, name: str, arrival: Arrival) -> None:
+        self._folder = _notes_folder(shared_dir, name)
+        self._arrival = arrival
+        self._path = self._folder / f"rank-{arrival.place.rank}-{arrival.nonce}"
+        self._executor = ThreadPoolExecutor(1)
+        self._left = False
+
+    def write(self, sentence: str) -> None:
+        """Write it, in a thread."""
+        self._left = True
+        place = self._arrival.place
+        note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
+        self._executor.submit(self._write, msgspec.json.encode(note))
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # the note is lost, not the run
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            if _is_ours(self._folder):
+                append(self._path, data, os.O_EXCL)
+
+    def remove(self) -> None:
+        """Remove it."""
+        if self._left:
+            with contextlib.suppress(TimeoutError):
+                self._executor.submit(self._remove).result(DEADLINES.tidy)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            self._folder.rmdir()
+
+
+class NoteReader:
+    """Reads notes for rank 0, in a thread, until it is told to stop."""
+
+    def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
+        self._folder = _notes_folder(shared_dir, name)
+        self._world_size = world_size
+        self._since = time.time() - wait_seconds - _SKEW_SECONDS
+        self._found: dict[int, Note] = {}
+        self._over = threading.Event()
+        threading.Thread(target=self._look, name="notes", daemon=True).start()
+
+    @property
+    def found(self) -> Mapping[int, Note]:
+        """The last note of each rank, so far."""
+        return dict(self._found)
+
+    def stop(self) -> Mapping[int, Note]:
+        """The last note of each rank."""
+        self._over.set()
+        return self.found
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            with contextlib.suppress(OSError):
+                notes = read_notes(self._folder, self._since)
+                self._found |= {note.rank: note for note in notes if note.world_size == self._world_size}
+
+
+def read_notes(folder: Path, since: float) -> Iterator[Note]:
+    """Our own user's notes that were written after `since` (Unix time), oldest first. OSError where there are none."""
+    if not _is_ours(folder):
+        return
+    for path in sorted(folder.glob("rank-*"), key=lambda path: path.lstat().st_mtime):
+        state = path.lstat()
+        plain = stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid()
+        if plain and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                yield msgspec.json.decode(path.read_bytes(), type=Note)
+
+
+def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
+    """The lines with what absent ranks said of themselves."""
+    return [_with_note(line, notes) for line in lines]
+
+
+def _with_note(line: Line, notes: Mapping[int, Note]) -> Line:
+    if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
+        return line
+    note = notes.get(line.rank)
+    return line if note is None else structs.replace(line, node=note.node, detail=note.sentence)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Anybody can make a folder or a link of this name in a directory that all may write to."""
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+
+
+def _notes_folder(shared_dir: str, name: str) -> Path:
+    return Path(shared_dir) / f"{name}-notes"

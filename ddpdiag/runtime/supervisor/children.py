@@ -15,14 +15,10 @@ from ddpdiag.model import IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor import ipc
-from ddpdiag.runtime.supervisor.hang_evidence import (
-    HangEvidence,
-    ask_for_collectives,
-    read_stacks,
-    wait_for_answer,
-)
+from ddpdiag.runtime.supervisor.hang_evidence import HangEvidence, ask_for_collectives, read_stacks, wait_for_answer
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, start_python
 
+_MODULE = "ddpdiag.runtime.supervisor.worker"
 _SOCKET_BUFFER = 1 << 20
 _POLL_SECONDS = 0.02
 
@@ -69,8 +65,7 @@ class WorkerProcess(Child):
     def start_by_exec(self, env: Mapping[str, str]) -> None:
         """Start as a new interpreter, with its environment in place before anything is imported."""
         passed = self.descriptors()
-        arguments = [str(os.getpid()), *map(str, passed)]
-        self.started(start_python("ddpdiag.runtime.supervisor.worker", arguments, passed, env, self.log))
+        self.started(start_python(_MODULE, ["worker", str(os.getpid()), *map(str, passed)], passed, env, self.log))
 
     def send(self, command: ipc.WorkerCommand) -> bool:
         """Send without waiting; False if the worker is gone or reads nothing."""
@@ -135,9 +130,9 @@ class ForkServer(Child):
         self._requested: list[ForkedWorker] = []  # in the order in which their pids will arrive
         self._workers: list[ForkedWorker] = []
         self.channel, child_end = _socket_pair()
-        arguments = [str(os.getpid()), str(child_end.fileno())]
         passed = (child_end.fileno(),)
-        super().__init__(start_python("ddpdiag.runtime.supervisor.fork_server", arguments, passed, env, self.log))
+        arguments = ["fork-server", str(os.getpid()), str(passed[0])]
+        super().__init__(start_python(_MODULE, arguments, passed, env, self.log))
         child_end.close()
 
     def fork(self, overrides: Mapping[str, str | None]) -> "ForkedWorker":

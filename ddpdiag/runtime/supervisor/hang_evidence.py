@@ -82,20 +82,13 @@ def wait_for_answer(
     channel: socket.socket, end: float, alive: Callable[[], bool]
 ) -> PostedCollectives | RasReport | None:
     """The next answer, until `end` of the monotonic clock or the worker's death."""
-    answer = receive_answer(channel)
-    while answer is None and time.monotonic() < end and alive():
+    while True:
+        with contextlib.suppress(OSError):
+            if data := channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT):
+                return decode_recorder_answer.decode(data)
+        if time.monotonic() >= end or not alive():
+            return None
         time.sleep(_POLL_SECONDS)
-        answer = receive_answer(channel)
-    return answer
-
-
-def receive_answer(channel: socket.socket) -> PostedCollectives | RasReport | None:
-    """The next answer, if it is there."""
-    try:
-        data = channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-    except OSError:
-        return None
-    return decode_recorder_answer.decode(data) if data else None
 
 
 # Python stacks -------------------------------------------------------------------------------------------------------

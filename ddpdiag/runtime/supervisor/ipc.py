@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from ddpdiag.model import Collective, Options, Place, Status, Trial
-from ddpdiag.runtime.control.messages import BarrierOpen
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial
 
 # Supervisor to worker, and back --------------------------------------------------------------------------------------
 
@@ -28,20 +28,6 @@ class Task(Struct, frozen=True, tag="task"):
     scratch: str
     env: dict[str, str | None]
     end: float
-
-
-class BarrierReached(Struct, frozen=True, tag="atgate"):
-    """The worker waits at the barrier of its group; `shares` asks for the offers of all ranks."""
-
-    offer: str
-    shares: bool = False
-
-
-class WorkerPartial(Struct, frozen=True, tag="sofar"):
-    """What is measured so far, and how far that is, in words."""
-
-    data: msgspec.Raw
-    text: str = ""
 
 
 class TrialEnded(Struct, frozen=True, tag="answer"):
@@ -72,7 +58,8 @@ class Incomplete(Struct, frozen=True):
     """Not a message: a part of one arrived."""
 
 
-WorkerMessage = BarrierReached | WorkerPartial | TrialEnded
+# The first two reach rank 0 as they are.
+WorkerMessage = BarrierReached | Partial | TrialEnded
 WorkerCommand = Task | BarrierOpen
 
 # Supervisor to fork server, and back ----------------------------------------------------------------------------------

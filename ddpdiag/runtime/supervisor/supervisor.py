@@ -4,6 +4,7 @@ It never imports torch, and waits only on local descriptors with a time-out.
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -12,12 +13,10 @@ import zmq
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
-from ddpdiag.model import Event, EventKind, Kind, Options, Place, ProcessState, Trial
+from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Trial
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
-from ddpdiag.runtime.control.liveness import crowded_silence_seconds, frozen_seconds, silence_seconds
-from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.launchers.environment import refused_override
+from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
 from ddpdiag.runtime.supervisor.processes import Signals
@@ -25,6 +24,27 @@ from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
+
+
+# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
+# whoever leads a run must not be able to run code in its ranks.
+_OVERRIDES = re.compile(
+    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
+    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    re.ASCII,
+)
+
+
+def refused_override(overrides: Mapping[str, str | None]) -> str | None:
+    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    for name, value in overrides.items():
+        if value is None and name.startswith("NCCL_"):
+            continue
+        setting = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(setting) is None:
+            return setting
+    return None
 
 
 class Rank0Lost(RunLost):
@@ -58,7 +78,7 @@ class Supervisor(TrialRunner):
         self._fork_server = ForkServer({**self._environment, **variables(place)})
         for kind in Kind:
             self.workers[kind] = self.start_worker(kind, {})
-        self._unacknowledged: messages.Result | None = None
+        self._unacknowledged: Outcome | None = None
         self._survivors: list[str] = []
         self._shutdown: messages.Shutdown | None = None
         self._told_to_leave: tuple[int, float] | None = None
@@ -74,12 +94,12 @@ class Supervisor(TrialRunner):
             self._wait()
             frozen = frozen_seconds(before, time.monotonic())
             client.heard += frozen
-            if self.running is not None:
-                self.running.deadline += frozen
+            if self.running_trial is not None:
+                self.running_trial.deadline += frozen
             for message in client.receive():
                 self._handle(message)
-            if self.running is not None:
-                self.watch(self.running)
+            if self.running_trial is not None:
+                self.watch(self.running_trial)
             self._watch_rank_0()
         self._survivors = self.end_children()  # told once more by whoever called us
         client.send(messages.Pong())
@@ -112,8 +132,8 @@ class Supervisor(TrialRunner):
             poller.register(self._fork_server.channel, zmq.POLLIN)
         if self._signals is not None:
             poller.register(self._signals.woken, zmq.POLLIN)
-        if self.running is not None:
-            poller.register(self.running.worker.channel, zmq.POLLIN)
+        if self.running_trial is not None:
+            poller.register(self.running_trial.worker.channel, zmq.POLLIN)
         ready = dict(poller.poll(self._patience_ms()))
         if not self._fork_server.closed and self._fork_server.channel.fileno() in ready:
             self._read_fork_server()
@@ -121,20 +141,20 @@ class Supervisor(TrialRunner):
             self._signals.drain()
             if self._signals.told is not None:
                 self._leave(self._signals.told)
-        if self.running is not None and self.running.worker.channel.fileno() in ready:
-            self.read(self.running)
+        if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
+            self.read(self.running_trial)
 
     def _read_fork_server(self) -> None:
-        importing, running = self._fork_server.import_seconds is None, self.running
+        importing, running_trial = self._fork_server.import_seconds is None, self.running_trial
         self._fork_server.receive()
         imported = importing and self._fork_server.import_seconds is not None
-        if imported and running is not None and isinstance(running.worker, ForkedWorker):
-            running.torch_imported(time.monotonic())
+        if imported and running_trial is not None and isinstance(running_trial.worker, ForkedWorker):
+            running_trial.note_time("import")
 
     def _patience_ms(self) -> int:
-        if self.running is None:
+        if self.running_trial is None:
             return 500
-        return round(1000 * min(0.5, max(0.0, self.running.deadline - time.monotonic()) + 0.001))
+        return round(1000 * min(0.5, max(0.0, self.running_trial.deadline - time.monotonic()) + 0.001))
 
     def _handle(self, message: messages.Downward) -> None:
         match message:
@@ -144,7 +164,7 @@ class Supervisor(TrialRunner):
                 if not self._trains(options):
                     self._fork_server.skip_lazy_imports()
             case messages.Ack(number):
-                if self._unacknowledged is not None and self._unacknowledged.outcome.trial == number:
+                if self._unacknowledged is not None and self._unacknowledged.trial == number:
                     self._unacknowledged = None
             case messages.Ping():
                 self._client.send(self._pong())
@@ -157,10 +177,10 @@ class Supervisor(TrialRunner):
             case messages.RunTrial() | messages.BarrierOpen() | messages.Stop():
                 self.obey(message)
 
-    def _pong(self) -> messages.Pong | messages.Ready | messages.Result:
+    def _pong(self) -> messages.Pong | messages.BarrierReached | Outcome:
         """The answer to a ping: what rank 0 has not reacted to yet, else a sign of life."""
-        if self.running is not None and self.running.ready is not None and not self.running.opened:
-            return self.running.ready
+        if self.running_trial is not None and self.running_trial.reached is not None and not self.running_trial.opened:
+            return self.running_trial.reached
         return self._unacknowledged or messages.Pong()
 
     # Trials ----------------------------------------------------------------------------------------------------------
@@ -185,10 +205,10 @@ class Supervisor(TrialRunner):
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker
 
-    def report(self, message: messages.Ready | messages.Partial | messages.Result) -> None:
+    def report(self, message: messages.BarrierReached | messages.Partial | Outcome) -> None:
         """An outcome goes to our own file first, then to the control server, until that acknowledges it."""
-        if isinstance(message, messages.Result):
-            self._record.write(message.outcome)
+        if isinstance(message, Outcome):
+            self._record.write(message)
             self._unacknowledged = message
         self._client.send(message)
 
@@ -219,8 +239,8 @@ class Supervisor(TrialRunner):
     def _lose_rank_0(self, silent_seconds: float) -> None:
         """Into our own record: that rank 0 is gone, and how far our trial had come."""
         self._record.mark("candidate")  # at once: ending a hung trial takes seconds
-        if self.running is not None:
-            self.expire(self.running, told=True)
+        if self.running_trial is not None:
+            self.expire(self.running_trial, told=True)
         detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
         self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
 

@@ -8,11 +8,11 @@ from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
-from ddpdiag.runtime.control.messages import BarrierOpen, Partial, Ready, Result, RunTrial, Stop
+from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
-from ddpdiag.runtime.supervisor.ipc import BarrierReached, Incomplete, Task, TrialEnded, WorkerPartial
+from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
 
 
@@ -28,7 +28,7 @@ class RunningTrial:
         self._first_use_left = trial.first_use_seconds
         self.log_start = worker.log.size()
         self.opened = False
-        self.ready: Ready | None = None
+        self.reached: BarrierReached | None = None
         self.partial = NOTHING
         worker.page.write(0, "")  # the worker is idle: what the page holds is of the trial before
         self._rank = rank
@@ -42,13 +42,9 @@ class RunningTrial:
             self._first_use_left -= more
             self.deadline += more
 
-    def reached_barrier(self, now: float) -> None:
-        """The worker waits for its group."""
-        self._times["arrive"] = now - self.begin
-
-    def torch_imported(self, now: float) -> None:
-        """torch is imported, for which the trial had to wait so long."""
-        self._times["import"] = now - self.begin
+    def note_time(self, kind: str) -> None:
+        """Note how long it took until now: "import", until torch was imported; "arrive", until it waits for peers."""
+        self._times[kind] = time.monotonic() - self.begin
 
     def ended(self, answer: TrialEnded, now: float) -> Outcome:
         """The worker ended the trial by itself."""
@@ -101,7 +97,7 @@ class TrialRunner(ABC):
     def __init__(self, place: Place, scratch: str) -> None:
         self.place = place
         self.options = Options()
-        self.running: RunningTrial | None = None
+        self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
         self._scratch = scratch
         self._last_trial = 0
@@ -111,7 +107,7 @@ class TrialRunner(ABC):
         """A new worker that has these variables set or unset."""
 
     @abstractmethod
-    def report(self, message: Ready | Partial | Result) -> None:
+    def report(self, message: BarrierReached | Partial | Outcome) -> None:
         """Tell rank 0 how the trial goes on, or ends."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
@@ -120,16 +116,16 @@ class TrialRunner(ABC):
 
     def obey(self, message: RunTrial | BarrierOpen | Stop) -> None:
         """Do what rank 0 says; it repeats itself until it gets an answer, and each message counts once."""
-        running = self.running
+        running_trial = self.running_trial
         match message:
             case RunTrial(trial) if trial.number > self._last_trial:
                 self.start(message.unpacked())
             case BarrierOpen(trial=number) if (
-                running is not None and running.trial.number == number and not running.opened
+                running_trial is not None and running_trial.trial.number == number and not running_trial.opened
             ):
-                running.opened = running.worker.send(message)
-            case Stop(number) if running is not None and running.trial.number == number:
-                self.expire(running, told=True)
+                running_trial.opened = running_trial.worker.send(message)
+            case Stop(number) if running_trial is not None and running_trial.trial.number == number:
+                self.expire(running_trial, told=True)
             case _:
                 pass
 
@@ -137,8 +133,8 @@ class TrialRunner(ABC):
         """Hand the trial to a worker."""
         self._last_trial = trial.number
         worker = self.worker_for(trial)
-        self.running = running = RunningTrial(trial, self.place.rank, worker, time.monotonic())
-        worker.send(Task(self.place, trial, self.options, self._scratch, self.variables(trial), running.deadline))
+        self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
+        worker.send(Task(self.place, trial, self.options, self._scratch, self.variables(trial), running_trial.deadline))
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
         """The worker of the trials before, unless this one needs another."""
@@ -151,57 +147,57 @@ class TrialRunner(ABC):
         self.workers[trial.kind] = worker = self.start_worker(trial.kind, trial.env)
         return worker
 
-    def read(self, running: RunningTrial) -> None:
+    def read(self, running_trial: RunningTrial) -> None:
         """Take in what the worker has sent."""
-        match running.worker.receive():
-            case BarrierReached(offer, shares):
-                running.reached_barrier(time.monotonic())
-                running.ready = Ready(running.trial.number, offer, shares)
-                self.report(running.ready)
+        match running_trial.worker.receive():
+            case BarrierReached() as message:
+                running_trial.note_time("arrive")
+                running_trial.reached = message
+                self.report(message)
             case Incomplete():
                 pass
-            case WorkerPartial(data, text):
-                running.partial = data
-                self.report(Partial(running.trial.number, data, text))
+            case Partial() as message:
+                running_trial.partial = message.data
+                self.report(message)
             case TrialEnded() as answer:
-                self._finish(running, running.ended(answer, time.monotonic()))
+                self._finish(running_trial, running_trial.ended(answer, time.monotonic()))
             case None:
-                self._finish(running, _death(running))
+                self._finish(running_trial, _death(running_trial))
 
-    def watch(self, running: RunningTrial) -> None:
+    def watch(self, running_trial: RunningTrial) -> None:
         """End a trial that cannot start, or that is past its deadline."""
-        running.allow_first_use(time.monotonic())
-        if running.worker.cannot_start:
-            self._finish(running, _death(running))
-        elif time.monotonic() >= running.deadline:
-            self.expire(running)
+        running_trial.allow_first_use(time.monotonic())
+        if running_trial.worker.cannot_start:
+            self._finish(running_trial, _death(running_trial))
+        elif time.monotonic() >= running_trial.deadline:
+            self.expire(running_trial)
 
-    def expire(self, running: RunningTrial, *, told: bool = False) -> None:
+    def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
         """End a trial that did not end in time; takes up to 3.5 s. `told`: rank 0 ends it because of another rank.
 
         First what is known is fixed; then the process is woken, its stacks are dumped, and it is killed.
         """
-        child, step = running.worker.waits_for, running.worker.start_step
+        child, step = running_trial.worker.waits_for, running_trial.worker.start_step
         process = child.state()
-        outcome = running.hung(process, time.monotonic(), at=step, told=told)
+        outcome = running_trial.hung(process, time.monotonic(), at=step, told=told)
         if not told:
-            since = None if step is not None else running.worker.page.seconds()
+            since = None if step is not None else running_trial.worker.page.seconds()
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
         evidence = child.gather_evidence(process.state, nccl=asks_nccl(self.place) and not told)
         # A fork server that has imported torch is only slow to fork; without it no later trial could use torch.
-        survived = (child is running.worker or step == IMPORT_STEP) and not child.kill()
+        survived = (child is running_trial.worker or step == IMPORT_STEP) and not child.kill()
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
         self._finish(
-            running, structs.replace(outcome, process=process, collectives=evidence.collectives, ras=evidence.ras)
+            running_trial, structs.replace(outcome, process=process, collectives=evidence.collectives, ras=evidence.ras)
         )
 
-    def _finish(self, running: RunningTrial, outcome: Outcome) -> None:
+    def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""
-        self.running = None
-        self.report(Result(outcome))
+        self.running_trial = None
+        self.report(outcome)
         if outcome.status is not Status.DONE:
-            worker = self.workers.pop(running.trial.kind)
+            worker = self.workers.pop(running_trial.trial.kind)
             if outcome.process is None:  # else it was killed, and one that survived is not waited for again
                 worker.kill()
             worker.close()
@@ -217,10 +213,10 @@ class TrialRunner(ABC):
         return survivors
 
 
-def _death(running: RunningTrial) -> Outcome:
+def _death(running_trial: RunningTrial) -> Outcome:
     """The outcome of a trial whose worker closed its channel without an answer, or cannot start."""
-    worker = running.worker
+    worker = running_trial.worker
     code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
     if worker.start_step is not None:
-        return running.without_torch(code, worker.log.tail(), now)
-    return running.died(code, worker.log.tail(since=running.log_start), now)
+        return running_trial.without_torch(code, worker.log.tail(), now)
+    return running_trial.died(code, worker.log.tail(since=running_trial.log_start), now)

@@ -1,31 +1,39 @@
 """The worker: runs one measurement after another until its supervisor has no more, or ends it.
 
 There are two ways to start one: `python -m ddpdiag.runtime.supervisor.worker` (plain, started at once) and a fork of
-the fork server (with torch). It says only what happened; it judges nothing.
+the fork server (with torch), which is here, too. It says only what happened; it judges nothing.
 """
 
+import array
 import faulthandler
+import gc
+import importlib
 import os
+import select
+import signal
 import socket
 import sys
 import time
 import traceback
+from typing import NoReturn
 
 import msgspec
 
 from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.model.context import Opening
-from ddpdiag.model.trial import BARRIER_STEP, is_first_use
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen
+from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
+from ddpdiag.probes.host.procfs import core_seconds
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
-    BarrierReached,
+    Exited,
+    Forked,
+    ForkServerMessage,
+    Imported,
     StepPage,
     Task,
     TrialEnded,
-    WorkerPartial,
     decode_worker_command,
     send_framed,
 )
@@ -35,7 +43,7 @@ _MAX_DETAIL = 8_000
 
 
 class WorkerContext:
-    """What a measurement sees of the world; see `ddpdiag.model.context.Context`."""
+    """What a measurement sees of the world; see `ddpdiag.model.trial.Context`."""
 
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
@@ -70,7 +78,8 @@ class WorkerContext:
 
     def report(self, data: msgspec.Struct, text: str) -> None:
         """Hand over what is known so far."""
-        send_framed(self._channel, msgspec.json.encode(WorkerPartial(msgspec.Raw(codec.encode(data)), text)))
+        partial = Partial(self.trial.number, msgspec.Raw(codec.encode(data)), text)
+        send_framed(self._channel, msgspec.json.encode(partial))
 
     def timed(self, name: str, seconds: float) -> None:
         """Add to one of the trial's timings."""
@@ -78,19 +87,17 @@ class WorkerContext:
 
     def barrier(self, offer: str = "") -> Opening:
         """Wait for all ranks of the group."""
-        barrier = self._wait_at_barrier(BarrierReached(offer))
+        barrier = self._wait_at_barrier(offer)
         return Opening(barrier.host, barrier.offer)
 
     def exchange(self, offer: str) -> tuple[Opening, ...]:
-        """The same gate, but everybody learns everybody's offer."""
-        return tuple(
-            Opening(host, own) for host, own in self._wait_at_barrier(BarrierReached(offer, shares=True)).peers
-        )
+        """The same barrier, but all ranks learn all offers."""
+        return self._wait_at_barrier(offer, shares=True).peers
 
-    def _wait_at_barrier(self, message: BarrierReached) -> BarrierOpen:
+    def _wait_at_barrier(self, offer: str, *, shares: bool = False) -> BarrierOpen:
         self.step(BARRIER_STEP)
         begin = time.monotonic()
-        send_framed(self._channel, msgspec.json.encode(message))
+        send_framed(self._channel, msgspec.json.encode(BarrierReached(self.trial.number, offer, shares)))
         barrier = _receive(self._channel)
         if not isinstance(barrier, BarrierOpen):
             os._exit(0)  # the supervisor is gone, or moved on without this worker
@@ -140,7 +147,7 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
     return answer
 
 
-def serve(channel: int, page: int, stack_file: int, questions: int) -> None:
+def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
     """Do what the supervisor sends until it closes the channel; never returns. All four are descriptors."""
     faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
     orders, steps, recorder = (
@@ -159,13 +166,124 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> None:
     os._exit(0)
 
 
-def main(arguments: list[str]) -> None:
-    """Entry of a worker of its own: PARENT_PID CHANNEL PAGE STACK QUESTIONS, the last four descriptors."""
-    parent, *descriptors = (int(argument) for argument in arguments)
+# The fork server -----------------------------------------------------------------------------------------------------
+
+# A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is
+# this: import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP
+# loads lazily, beside the first trials, unless the run trains nothing. Nothing here may touch CUDA: a context does not
+# survive a fork.
+
+# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
+# of training.
+LAZY_IMPORTS = ("torch._dynamo",)
+DESCRIPTORS = 4  # the worker's channel, step page, stack file and the channel to its recorder
+
+
+def import_torch() -> float:
+    """Import torch and all checks; the seconds that it took, which LCH003 finds in the environment."""
+    begin, used = time.monotonic(), core_seconds(os.getpid())
+    # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    importlib.import_module("torch")
+    importlib.import_module("ddpdiag.checks")
+    seconds = time.monotonic() - begin
+    os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
+    now = core_seconds(os.getpid())
+    if used is not None and now is not None:
+        os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{now - used:.3f}"
+    return seconds
+
+
+def _send(channel: socket.socket, message: ForkServerMessage) -> None:
+    channel.send(msgspec.json.encode(message))
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork on request, report the dead, import in idle moments; ends when the supervisor closes the socket."""
+    # In the handler, so that the supervisor learns of a death in the middle of an import, too.
+    signal.signal(signal.SIGCHLD, lambda _signum, _frame: _reap(channel))
+    waiting = list(LAZY_IMPORTS)
+    while True:
+        ready, _, _ = select.select([channel], [], [], 0 if waiting else None)
+        if channel in ready and not _fork(channel):
+            waiting.clear()
+        if not ready and waiting:
+            _import_lazily(waiting.pop(0))
+
+
+def _import_lazily(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception:  # noqa: BLE001 - torch's own code: where it is needed (if ever) the trial says what is wrong
+        traceback.print_exc()
+    gc.freeze()  # forks then share these pages instead of copying them
+
+
+def _reap(channel: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _send(channel, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _fork(channel: socket.socket) -> bool:
+    """Do what the supervisor asks; False if that was SkipLazyImports, which has no descriptors."""
+    data, ancillary, _, _ = channel.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
+    if not data:
+        os._exit(0)
+    descriptors = array.array("i")
+    for _level, _kind, payload in ancillary:
+        descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    if not descriptors:
+        return False
+    parent = os.getpid()
+    # Its end must not be told before its start.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(parent, channel, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _send(channel, Forked(pid))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    return True
+
+
+def _become_worker(parent: int, server: socket.socket, descriptors: "array.array[int]") -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     die_with_parent(parent)
     leave_terminal()
-    serve(*descriptors)
+    server.close()
+    gc.enable()
+    try:
+        serve(*descriptors)
+    finally:
+        # Never back into the server's loop: whatever ended this worker is told in its log and by its exit code.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(70)
+
+
+# Entries -------------------------------------------------------------------------------------------------------------
+
+
+def main(role: str, parent: int, *descriptors: int) -> None:
+    """Entry: "worker" PARENT_PID CHANNEL PAGE STACK QUESTIONS, or "fork-server" PARENT_PID CHANNEL."""
+    die_with_parent(parent)
+    leave_terminal()
+    if role == "worker":
+        serve(*descriptors)
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    channel = socket.socket(fileno=descriptors[0])
+    gc.disable()  # a tenth of the import's time goes into collecting what nobody drops
+    _send(channel, Imported(import_torch()))
+    _serve(channel)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], *map(int, sys.argv[2:]))

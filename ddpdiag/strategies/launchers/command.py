@@ -12,8 +12,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from ddpdiag.cli.check import launched
-from ddpdiag.cli.command import spelled
-from ddpdiag.cli.options import LaunchOptions
+from ddpdiag.cli.options import LaunchOptions, spelled
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import encode, readable
 from ddpdiag.errors import UsageError

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
 from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group

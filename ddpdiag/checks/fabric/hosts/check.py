@@ -47,7 +47,7 @@ from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Kind, Matrix, Scalar, Severity, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 
 FINDINGS = {

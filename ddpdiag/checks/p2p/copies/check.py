@@ -35,9 +35,8 @@ from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, i
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
-from ddpdiag.model.context import Context
-from ddpdiag.model.copies import Copies, PairCopies
-from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.model.measurements import Copies, PairCopies
+from ddpdiag.model.trial import CONTEXT_STEP, Context
 
 _NO_P2P = "NCCL_P2P_DISABLE"
 # Errors of links between GPUs, for a job that takes them.

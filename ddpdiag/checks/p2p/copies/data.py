@@ -11,7 +11,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
-from ddpdiag.model.copies import BothWays, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     alone: bool
     gpus: Mapping[int, GpuCopies]
     pairs: Mapping[Link, PairCopies]
-    both: tuple[BothWays, ...]
+    both: tuple[BothDirections, ...]
     ring_bytes_per_s: float | None
     done: int
     jobs: int

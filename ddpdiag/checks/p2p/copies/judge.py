@@ -14,7 +14,7 @@ from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_lin
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model import Finding, Severity
-from ddpdiag.model.copies import Copies, PairCopies
+from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.text import rate_text, share_text
 
 _SHOWN_LINKS = 4

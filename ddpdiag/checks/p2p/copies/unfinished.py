@@ -13,7 +13,7 @@ from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
-from ddpdiag.model.copies import Copies
+from ddpdiag.model.measurements import Copies
 
 D = TypeVar("D")
 

@@ -49,8 +49,7 @@ from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
-from ddpdiag.model.context import Context
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
 
 D = TypeVar("D")

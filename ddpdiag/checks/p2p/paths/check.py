@@ -35,7 +35,7 @@ from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, host_paths, lab
 from ddpdiag.checks.p2p.paths.judge import acs, asymmetric, disabled, iommu, refused
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import surroundings
 from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
 from ddpdiag.probes.host.procfs import proc_root

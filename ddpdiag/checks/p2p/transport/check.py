@@ -32,7 +32,7 @@ from ddpdiag.checks.p2p.transport import judge as findings
 from ddpdiag.checks.p2p.transport.judge import Data, transport_log
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
-from ddpdiag.model.context import Context
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import interfaces

@@ -36,7 +36,7 @@ from ddpdiag.checks.rendezvous.mesh.data import Data, failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
 from ddpdiag.checks.world import World
 from ddpdiag.model import Matrix, Scalar, Trial
-from ddpdiag.model.context import Context, Opening
+from ddpdiag.model.trial import Context, Opening
 from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.probes.net.interfaces import bindable, interface_of, interfaces, library_of, offered_address, wanted
 from ddpdiag.probes.net.mesh.connection import Peer

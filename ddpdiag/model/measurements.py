@@ -1,0 +1,156 @@
+"""What one process measures: training steps, copies of its GPUs, and what it does by itself, without a peer."""
+
+from msgspec import Struct
+
+
+class Proof(Struct, frozen=True, kw_only=True):
+    """One step of DistributedDataParallel, held against one process alone.
+
+    `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
+    of DDP's gradient from that of all images in one process, as a share of the largest element; `norm` its Euclidean
+    norm. Gradients are told by sketches, a few random sums of all elements: `handed` of what this rank handed to the
+    all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it. `shards`
+    are digests of this rank's images in two epochs of `images`; over all ranks `covered` images are in some shard, and
+    `drawn` counts them with repetitions. `reduced` counts right predictions by an all-reduce, `gathered` those among
+    all predictions, of `predicted`.
+    """
+
+    first_weights: str
+    dtype: str
+    error: float
+    norm: float
+    handed: tuple[float, ...]
+    averaged: tuple[float, ...]
+    witnessed: dict[int, tuple[float, ...]]
+    images: int
+    shards: tuple[str, str]
+    covered: int
+    drawn: int
+    predicted: int
+    reduced: int
+    gathered: int
+
+
+class Window(Struct, frozen=True):
+    """Mean seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
+
+    `core_share` is the processor time of the process over the wall time of its own work: where others have less than
+    the rest, somebody else had their cores.
+    """
+
+    data: float
+    forward: float
+    backward: float
+    wait: float
+    optimizer: float
+    core_share: float
+
+    @property
+    def compute(self) -> float:
+        """The seconds in which this rank computed."""
+        return self.forward + self.backward + self.optimizer
+
+    @property
+    def own(self) -> float:
+        """The seconds in which this rank waited for nobody."""
+        return self.data + self.compute
+
+
+class Steps(Struct, frozen=True, kw_only=True):
+    """Some training steps.
+
+    `bucket_seconds` is the shortest all-reduce of `bucket_bytes`; `edges` the shortest exchange of `edge_bytes` each
+    way with a neighbour, by its rank. `overlap` is the share of the communication that DDP hid behind the backward
+    pass, as its own logging has it; None if it has none.
+    """
+
+    windows: tuple[Window, ...]
+    bucket_bytes: int
+    bucket_seconds: float
+    edge_bytes: int
+    edges: dict[int, float]
+    overlap: float | None
+
+
+# Copies --------------------------------------------------------------------------------------------------------------
+
+
+# Rates are bytes per second in one direction, of the fastest of several batches of calls; what was not measured is
+# None. `wrong` counts 32-bit words that differed on arrival.
+
+
+class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU by torch's index, and its copies from (`to`: towards the GPU) and to the host's pinned memory."""
+
+    index: int
+    uuid: str | None = None
+    pci: str | None = None
+    name: str = ""
+    to_bytes_per_s: float | None = None
+    from_bytes_per_s: float | None = None
+    wrong_to: int = 0
+    wrong_from: int = 0
+
+
+class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One ordered pair of GPUs. `access`: may the source's copies reach the target directly, as CUDA says?
+
+    `through_host_bytes_per_s` is the same copy by way of pinned memory. Words were compared in `words` each time.
+    """
+
+    source: int
+    target: int
+    access: bool
+    bytes_per_s: float | None = None
+    through_host_bytes_per_s: float | None = None
+    words: int = 0
+    wrong: int = 0
+    wrong_through_host: int = 0
+
+
+class BothDirections(Struct, frozen=True, kw_only=True):
+    """Two GPUs that copy to each other at the same time: bytes per second of both directions together."""
+
+    one: int
+    other: int
+    bytes_per_s: float
+
+
+class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one process tried: `done` of `jobs`, in an order that the number of GPUs gives.
+
+    `ring_bytes_per_s` is what each GPU sends when all copy to their next one at the same time.
+    """
+
+    gpus: tuple[GpuCopies, ...] = ()
+    pairs: tuple[PairCopies, ...] = ()
+    both: tuple[BothDirections, ...] = ()
+    ring_bytes_per_s: float | None = None
+    done: int = 0
+    jobs: int = 0
+
+
+# One rank alone ------------------------------------------------------------------------------------------------------
+
+
+class Product(Struct, frozen=True, kw_only=True):
+    """A product of two square matrices of `size` rows on one device, such as "GPU 3" or "the CPU".
+
+    `wrong` elements differ from the exact product, and `seconds` is what it took, with the device's start; or `error`.
+    """
+
+    device: str
+    size: int
+    uuid: str | None = None
+    wrong: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """A process group of one rank, and whether its sum was right; or why there was none."""
+
+    backend: str
+    right: bool = False
+    seconds: float = 0.0
+    error: str | None = None
