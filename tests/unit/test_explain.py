@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 from runs import faults
 
-from ddpdiag.explain.cards import Card, Explanation, Role, all_cards, read_cards
-from ddpdiag.explain.matcher import explain_log, read_line
+from ddpdiag.explain.matcher import Card, Explanation, Role, all_cards, explain_log, read_cards, read_line
 from ddpdiag.explain.render import render
 
 LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
