@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ddpdiag.probes.flight_recorder import TraceDump, read_dump
-from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.collectives import TraceDump, read_dump
+from ddpdiag.probes.host.kernel import PROC
 
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

@@ -8,7 +8,7 @@ import sys
 import msgspec
 
 from ddpdiag.probes.gpu.nvml import memory, supported
-from ddpdiag.probes.process.bounded import run
+from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.watch.model import GpuUse
 
 _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
@@ -17,7 +17,7 @@ _gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[Gpu
 def read_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
     try:
-        said = run([sys.executable, "-m", "ddpdiag.watch.gpu_use"], end)
+        said = run_bounded([sys.executable, "-m", "ddpdiag.watch.gpu_use"], end)
         return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"

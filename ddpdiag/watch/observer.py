@@ -13,8 +13,9 @@ from msgspec import structs
 
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.flight_recorder import TraceDump
-from ddpdiag.probes.host.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.collectives import TraceDump
+from ddpdiag.probes.gpu.visibility import nvidia_gpus
+from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 from ddpdiag.watch import collective_trace, pyspy
 from ddpdiag.watch.gpu_use import read_uses

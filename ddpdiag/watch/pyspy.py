@@ -15,9 +15,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_int, read_pairs
-from ddpdiag.probes.host.procfs import PROC
-from ddpdiag.probes.process.bounded import run
+from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
+from ddpdiag.probes.host.programs import run_bounded
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
@@ -96,7 +95,7 @@ def dump(program: str, pid: int, end: float) -> Dump:
 
 def _once(program: str, pid: int, end: float) -> Dump:
     try:
-        said = run([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
+        said = run_bounded([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], end)
     except OSError as error:
         return Dump(trouble=f"py-spy could not be started: {error.strerror or error}")
     if said is None:

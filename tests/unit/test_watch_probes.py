@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.flight_recorder import TraceDump
+from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.watch import collective_trace, pyspy
 from ddpdiag.watch.processes import Process, descendants, environ, find_ranks, holds_gpu, read_process, thread_names
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_pairs, read_text
+from ddpdiag.probes.host.kernel import read_pairs, read_text
 
 # Kernel parameters that concern P2P (Documentation/admin-guide/kernel-parameters.txt); of pci= these parts only.
 _PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pcie_acs_override")

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.probes.gpu.nvml import Device
-from ddpdiag.probes.host.files import read_int
+from ddpdiag.probes.host.kernel import read_int
 
 # nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
 _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_int, read_pairs, read_text
+from ddpdiag.probes.host.kernel import read_int, read_pairs, read_text
 
 SHM = Path("/dev/shm")
 # What open(2) gives for O_TMPFILE where the file system, or a kernel before 3.11, does not know it.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
-from ddpdiag.probes.process.port_holders import user_name
+from ddpdiag.probes.host.kernel import read_text
+from ddpdiag.probes.host.programs import user_name
 
 # How long a host looks for the others' files. NFS keeps attributes for 3 s at least, but asks its server at each open.
 LOOK_SECONDS = 3.0

@@ -6,7 +6,7 @@ from itertools import islice, product
 from pathlib import Path
 
 from ddpdiag.foreign import is_secret, without_secrets
-from ddpdiag.probes.host.files import read_pairs
+from ddpdiag.probes.host.kernel import read_pairs
 
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
 NAMES = frozenset(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.host.kernel import read_text
 
 
 class Versions(Struct, frozen=True, kw_only=True):

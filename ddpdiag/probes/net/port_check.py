@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.host.kernel import read_text
 from ddpdiag.probes.net.interfaces import bare, own_addresses
 from ddpdiag.probes.net.tcp_connect import Reach, Reached, dial, is_loopback
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_int, read_text
-from ddpdiag.probes.host.procfs import PROC
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import PROC, read_int, read_text, sys_root
 from ddpdiag.probes.net.interfaces import interface_of, interfaces, source_towards
 from ddpdiag.probes.net.rdma import nccl_ports, rdma_ports
 

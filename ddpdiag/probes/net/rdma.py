@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
+from ddpdiag.probes.host.kernel import read_text
 from ddpdiag.probes.host.variables import nccl_files
 from ddpdiag.probes.net.interfaces import bindable, chosen_address, interface_of, interfaces, wanted
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve

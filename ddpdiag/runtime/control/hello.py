@@ -8,8 +8,7 @@ from msgspec import structs
 
 from ddpdiag.model import Arrival, Event, EventKind, Place
 from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
-from ddpdiag.probes.host.procfs import boot_id, proc_root
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import boot_id, proc_root, sys_root
 
 
 def own_arrival(place: Place) -> Arrival:

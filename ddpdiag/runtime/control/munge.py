@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.process import bounded
-from ddpdiag.probes.process.port_holders import holder_of
+from ddpdiag.probes.host.programs import holder_of, run_bounded
 
 _HELPER_SECONDS = 2.0
 _SECONDS = 1.0
@@ -101,7 +100,7 @@ def _credential(payload: bytes) -> bytes:
     """What only processes of this user can open, on each host of the cluster; empty where that cannot be made."""
     command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
     with contextlib.suppress(OSError):
-        said = bounded.run(command, time.monotonic() + _HELPER_SECONDS, payload)
+        said = run_bounded(command, time.monotonic() + _HELPER_SECONDS, payload)
         if said is not None and said.code == 0:
             return said.out
     return b""
@@ -110,7 +109,7 @@ def _credential(payload: bytes) -> bytes:
 def _opened(credential: bytes) -> _Payload | None:
     """What a process of this user put into it."""
     command = ("unmunge", "--numeric", "--keys=STATUS,UID")
-    said = bounded.run(command, time.monotonic() + _HELPER_SECONDS, credential) if credential else None
+    said = run_bounded(command, time.monotonic() + _HELPER_SECONDS, credential) if credential else None
     if said is None or said.code not in (_SUCCESS, _EXPIRED, _REPLAYED):
         return None
     metadata, _empty, payload = said.out.partition(b"\n\n")

@@ -16,8 +16,8 @@ from enum import Enum
 import msgspec
 
 from ddpdiag.errors import UsageError
+from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.probes.net.tcp_connect import resolve
-from ddpdiag.probes.process import bounded
 from ddpdiag.runtime.control import key_file, munge
 from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
 from ddpdiag.runtime.control.munge import Munge
@@ -131,7 +131,7 @@ class Secrets:
         """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
         command = (*helper, os.path.expanduser("~"), "create" if create else "read")
-        said = bounded.run(command, time.monotonic() + _HELPER_SECONDS)
+        said = run_bounded(command, time.monotonic() + _HELPER_SECONDS)
         if said is None or said.code != 0:
             return True
         key, shared, trouble = msgspec.json.decode(said.out, type=tuple[str, bool, str])

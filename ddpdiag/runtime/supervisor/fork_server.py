@@ -20,7 +20,7 @@ import traceback
 
 import msgspec
 
-from ddpdiag.probes.host.procfs import core_seconds
+from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.supervisor.ipc import Exited, Forked, ForkServerMessage, Imported
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
 

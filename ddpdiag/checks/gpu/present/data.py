@@ -7,7 +7,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
-from ddpdiag.probes.host.sysfs import PciFunction
+from ddpdiag.probes.gpu.visibility import PciFunction
 
 
 class Data(Struct, frozen=True, kw_only=True):

@@ -39,8 +39,8 @@ from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.iommu import surroundings
 from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
+from ddpdiag.probes.gpu.visibility import nvidia_functions
+from ddpdiag.probes.host.kernel import proc_root, sys_root
 
 FINDINGS = {
     "disabled": Explained.warning(

@@ -41,7 +41,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context, Opening
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,
     bindable,

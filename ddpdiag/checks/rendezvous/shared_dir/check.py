@@ -30,8 +30,8 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host import shared_files
+from ddpdiag.probes.host.programs import span_text
 from ddpdiag.probes.host.shared_files import View, mount_of, space, stores
-from ddpdiag.probes.process.port_holders import span_text
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {
