@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.variables import expanded
+from ddpdiag.probes.host.environment import expanded
 
 # A line of 100 bytes for each of 65,536 hosts.
 _MOST_BYTES = 8 << 20

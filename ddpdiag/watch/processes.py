@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
+from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
 from ddpdiag.probes.host.kernel import PROC, environ, open_files, read_text, stat_of
-from ddpdiag.probes.host.variables import is_pseudo_step, is_recorded
 from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it

@@ -11,7 +11,7 @@ from ddpdiag.model.bench import Limits
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.kernel import sys_root
-from ddpdiag.probes.net.rdma import route_out
+from ddpdiag.probes.net.adapters import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}

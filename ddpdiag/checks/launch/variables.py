@@ -29,7 +29,7 @@ from ddpdiag.checks.launch.settings import setting
 from ddpdiag.model import Finding
 from ddpdiag.model.context import Context
 from ddpdiag.model.setting import Setting
-from ddpdiag.probes.host.variables import nccl_files, recorded_variables
+from ddpdiag.probes.host.environment import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {

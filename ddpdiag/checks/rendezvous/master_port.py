@@ -32,8 +32,8 @@ from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.programs import holder_of
-from ddpdiag.probes.net.port_check import PortAnswer, PortListener, answered, check_port, ephemeral_ports, is_local
-from ddpdiag.probes.net.tcp_connect import Reach, is_loopback
+from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
+from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answered, check_port, is_loopback
 
 FINDINGS = {
     "taken": Explained.error(

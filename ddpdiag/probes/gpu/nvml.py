@@ -214,12 +214,12 @@ class Device:
 
     def of(self, ask: Callable[[object], T]) -> T | None:
         """What `ask` makes of the handle."""
-        return supported(lambda: self._noted(lambda: ask(self._handle)))
+        return supported(lambda: self._remembering_broken(lambda: ask(self._handle)))
 
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
-        return supported(lambda: self._noted(ask)) if hasattr(self._nvml, function) else None
+        return supported(lambda: self._remembering_broken(ask)) if hasattr(self._nvml, function) else None
 
-    def _noted(self, ask: Callable[[], T]) -> T | None:
+    def _remembering_broken(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except self._nvml.NVMLError as error:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.variables import nccl_files
+from ddpdiag.probes.host.environment import nccl_files
+from ddpdiag.probes.host.kernel import PROC, read_text
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 # What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
@@ -226,3 +227,27 @@ def is_reachable(address: str) -> bool:
     """May other hosts reach a numeric address, beyond their own cable?"""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)
+
+
+def is_local(address: str) -> bool:
+    """Is a numeric address one of this host's own?"""
+    own = own_addresses()
+    if own is None:
+        return _can_bind(address)
+    return is_loopback(address) or bare(address) in map(bare, own)
+
+
+def _can_bind(address: str) -> bool:
+    """The next best answer: with net.ipv4.ip_nonlocal_bind (routers, proxies) any address can be bound."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+def ephemeral_ports(root: Path = PROC) -> tuple[int, int] | None:
+    """First and last port that the kernel gives to outgoing connections; None if it does not say."""
+    fields = (read_text(root / "sys" / "net" / "ipv4" / "ip_local_port_range") or "").split()
+    return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(str.isdigit, fields)) else None

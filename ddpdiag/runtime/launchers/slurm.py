@@ -13,7 +13,7 @@ import time
 from msgspec import Struct
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.values import Environ, Given, check_below, needed, number, one_host
 

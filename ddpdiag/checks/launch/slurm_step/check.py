@@ -33,7 +33,7 @@ from ddpdiag.checks.launch.slurm_step.data import StepView, step_of
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.context import Context
-from ddpdiag.probes.host.variables import slurm_variables
+from ddpdiag.probes.host.environment import slurm_variables
 
 FINDINGS = {
     "step": Explained.note("what the step is: its tasks, hosts, processors and GPUs: good to know."),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.variables import job_and_step
+from ddpdiag.probes.host.environment import job_and_step
 
 _WAYS = {"block": "numbered host by host", "cyclic": "numbered in turn over the hosts"}
 

@@ -34,9 +34,9 @@ from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.links import Connections, connections
 from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.adapters import has_peer_memory, rdma_ports
 from ddpdiag.probes.net.interfaces import interfaces
 from ddpdiag.probes.net.nccl_log import Hop, Log, read_log
-from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
 
 FINDINGS = {
     "sockets": Explained(

@@ -10,8 +10,8 @@ from msgspec import Struct
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.launch import variables
 from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
-from ddpdiag.probes.net.rdma import Port
 
 SOCKET = "Socket"
 # Variables by which users choose a transport, and those that follow from it.

@@ -45,15 +45,15 @@ from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,
     bindable,
+    ephemeral_ports,
     interface_of,
     interfaces,
     library_of,
     offered_address,
     wanted,
 )
-from ddpdiag.probes.net.mesh.connection import Cell, Peer
-from ddpdiag.probes.net.mesh.survey import Listener, survey
-from ddpdiag.probes.net.port_check import ephemeral_ports
+from ddpdiag.probes.net.mesh import Cell, Peer, survey
+from ddpdiag.probes.net.mesh_listener import Listener
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 
 FINDINGS = {

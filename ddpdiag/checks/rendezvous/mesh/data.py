@@ -12,8 +12,8 @@ from msgspec import Struct, structs
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Way, explain, ways_of
-from ddpdiag.probes.net.mesh.connection import Cell
-from ddpdiag.probes.net.mesh.protocol import LARGE
+from ddpdiag.probes.net.mesh import Cell
+from ddpdiag.probes.net.mesh_listener import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
 
 D = TypeVar("D")

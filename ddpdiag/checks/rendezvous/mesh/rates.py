@@ -19,7 +19,7 @@ from ddpdiag.checks.rendezvous.mesh.data import (
 )
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.text import rate_text
 
 D = TypeVar("D")

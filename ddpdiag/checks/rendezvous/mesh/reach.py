@@ -11,7 +11,7 @@ from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh.data import Mesh, Subject, failure
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 from ddpdiag.text import size_text
 
