@@ -12,7 +12,7 @@ from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.watch import report
 from ddpdiag.watch.child import Child, leave_as
-from ddpdiag.watch.collective_trace import recorder_variables
+from ddpdiag.watch.evidence import recorder_variables
 from ddpdiag.watch.judge import judged, merged
 from ddpdiag.watch.loop import Wanted, Watch
 from ddpdiag.watch.output import open_output

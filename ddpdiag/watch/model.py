@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from ddpdiag.model.trial import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
 
 # Up to the year 5138, which clocks can show.
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -42,16 +43,6 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
     no_collectives: str = field(default="", name="no_flight")
     posted_seconds: float | None = None
-
-
-class GpuUse(Struct, frozen=True, kw_only=True):
-    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
-
-    index: int
-    busy_share: float | None = None
-    memory_bytes: int | None = None
-    power_watts: float | None = None
-    pids: tuple[int, ...] = ()
 
 
 class Stall(Struct, frozen=True, kw_only=True, tag="stall"):

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
 from ddpdiag.probes.host.kernel import PROC, environ, open_files, read_text, stat_of
-from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
+from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a

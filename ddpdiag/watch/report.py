@@ -15,11 +15,12 @@ from msgspec import structs
 from ddpdiag.cli.outputs import terminal
 from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import UsageError
+from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
 from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import byte_count, percent
-from ddpdiag.watch.model import GpuUse, Judged, RankSeen, Stall
+from ddpdiag.watch.model import Judged, RankSeen, Stall
 
 _MOST_LINES = 24
 _MOST_FRAMES = 24

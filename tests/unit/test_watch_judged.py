@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from ddpdiag.codec import decode, encode
 from ddpdiag.model import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch.judge import is_start, judged
-from ddpdiag.watch.model import GpuUse, Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.model import Helper, Judged, RankSeen, Stall
 from ddpdiag.watch.report import render
 from ddpdiag.watch.rules import is_unmoved
 

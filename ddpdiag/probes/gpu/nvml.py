@@ -8,10 +8,12 @@ structure or a constant that it lacks counts as not answered.
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 T = TypeVar("T")
@@ -232,3 +234,40 @@ class Device:
 def _value(code: int, kind: int, value: object) -> int | None:
     """A field's value, if its own return code says that there is one."""
     return int(getattr(value, _MEMBERS[kind])) if code == 0 and kind < len(_MEMBERS) else None
+
+
+class GpuUse(Struct, frozen=True, kw_only=True):
+    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
+
+    index: int
+    busy_share: float | None = None
+    memory_bytes: int | None = None
+    power_watts: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+def gpu_uses() -> tuple[GpuUse, ...]:
+    """How busy each GPU is now. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return tuple(_use(index) for index in range(pynvml.nvmlDeviceGetCount()))
+
+
+def _use(index: int) -> GpuUse:
+    import pynvml
+
+    handle = supported(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return GpuUse(index=index)
+    return GpuUse(
+        index=index,
+        busy_share=supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        memory_bytes=supported(lambda: memory(handle)[1]),
+        power_watts=supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+        pids=tuple(supported(lambda: [own.pid for own in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]) or ()),
+    )
+
+
+if __name__ == "__main__":  # NVML may hang: `ddpdiag watch` asks it in a process of its own
+    sys.stdout.buffer.write(msgspec.json.encode(gpu_uses()))
