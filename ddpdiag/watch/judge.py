@@ -13,9 +13,13 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch.activity import (
+from ddpdiag.watch.model import (
     Activities,
     Activity,
+    Judged,
+    RankGroup,
+    RankSeen,
+    Stall,
     activities_of,
     call_of,
     calls_text,
@@ -27,7 +31,6 @@ from ddpdiag.watch.activity import (
     subject,
     waiting_text,
 )
-from ddpdiag.watch.model import Judged, RankGroup, RankSeen, Stall
 from ddpdiag.watch.rules import PATHS_FIX, RULES
 
 _MOST_STACKS = 4

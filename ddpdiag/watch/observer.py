@@ -131,7 +131,7 @@ class Observer:
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             guessed=self._ranks.guessed,
-            far_launcher=self.remote_launcher,
+            remote_launcher=self.remote_launcher,
             ranks=seen,
             gpus=cards,
             gpus_unseen=unseen,

@@ -10,9 +10,12 @@ from ddpdiag.checks.collective_traces import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch.activity import (
+from ddpdiag.watch.model import (
     Activities,
     Activity,
+    Judged,
+    RankSeen,
+    Stall,
     agree,
     calls_text,
     capitalised,
@@ -29,7 +32,6 @@ from ddpdiag.watch.activity import (
     waiting_text,
     where_text,
 )
-from ddpdiag.watch.model import Judged, RankSeen, Stall
 from ddpdiag.watch.remote_launchers import is_remote
 
 Rule = Callable[[Stall, Activities], Judged | None]
@@ -241,7 +243,7 @@ def _alone(stall: Stall, activities: Activities) -> Judged | None:
     if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
         return None
     seen = stall.ranks[0]
-    launcher = stall.far_launcher or (stall.command if is_remote(stall.command) else "")
+    launcher = stall.remote_launcher or (stall.command if is_remote(stall.command) else "")
     if stall.guessed and launcher:
         return Judged(
             named=(),

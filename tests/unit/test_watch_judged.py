@@ -76,7 +76,7 @@ def test_who_waits_alone_for_most_is_not_the_odd_one():
         pytest.param(stalled(seen(0, RENDEZVOUS), guessed=True, world_size=None), id="torchrun waits for hosts"),
         pytest.param(stalled(seen(0), guessed=True, world_size=None, command="srun"), id="a launcher of other hosts"),
         pytest.param(
-            stalled(seen(0), guessed=True, world_size=None, command="run.sh", far_launcher="mpirun"),
+            stalled(seen(0), guessed=True, world_size=None, command="run.sh", remote_launcher="mpirun"),
             id="a launcher of other hosts behind a script",
         ),
     ],
