@@ -15,8 +15,7 @@ from ddpdiag.bench.workloads.sweep import Means, Swept, sweep
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.context import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
-from ddpdiag.probes.host.limits import affinity, cgroup
-from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
+from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
 from ddpdiag.workloads.devices import ways_out
 
 # 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.

@@ -9,8 +9,10 @@ structure or a constant that it lacks counts as not answered.
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from types import ModuleType
 from typing import TypeVar
 
 import msgspec
@@ -52,28 +54,42 @@ class Enumeration(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def enumerate_gpus() -> Enumeration:
-    """Every GPU that NVML shows; trouble is an answer, not an exception."""
+class NvmlError(Exception):
+    """NVML's own text; its cause is pynvml's error, or the ImportError where there is no pynvml."""
+
+
+@contextmanager
+def opened_nvml() -> Iterator[ModuleType]:
+    """pynvml with NVML initialised; NvmlError where it is not, or for what NVML refuses meanwhile."""
     try:
         import pynvml
     except ImportError as error:
-        return Enumeration(trouble=Trouble.NO_LIBRARY, error=str(error))
+        raise NvmlError(str(error)) from error
     try:
         pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Enumeration(trouble=_trouble(error), error=str(error))
+        raise NvmlError(str(error)) from error
+
+
+def enumerate_gpus() -> Enumeration:
+    """Every GPU that NVML shows; trouble is an answer, not an exception."""
     try:
-        return Enumeration(
-            gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
-            driver=supported(pynvml.nvmlSystemGetDriverVersion),
-        )
-    except pynvml.NVMLError as error:
-        return Enumeration(trouble=Trouble.OTHER, error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
+        with opened_nvml() as pynvml:
+            return Enumeration(
+                gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
+                driver=supported(pynvml.nvmlSystemGetDriverVersion),
+            )
+    except NvmlError as error:
+        return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
 
 
-def _trouble(error: Exception) -> Trouble:
+def _trouble(error: BaseException | None) -> Trouble:
+    if isinstance(error, ImportError):
+        return Trouble.NO_LIBRARY
     import pynvml
 
     match error:
@@ -168,6 +184,10 @@ class Device:
     def numbers(self, function: str, *arguments: int) -> tuple[int, ...] | None:
         """The numbers that the function gives (its out parameters, or a list)."""
         return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))
+
+    def pci(self) -> str | None:
+        """Its address, as sysfs writes it."""
+        return self.of(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
 
     def flag(self, function: str) -> bool | None:
         """The one number, as yes or no."""

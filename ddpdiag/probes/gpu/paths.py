@@ -11,7 +11,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
-from ddpdiag.probes.gpu.nvml import Device, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK, _ATOMICS = 0, 1, 2, 3
@@ -96,20 +96,11 @@ class _Links(Struct, frozen=True, kw_only=True):
 def gpu_paths(step: Callable[[str], None]) -> Paths:
     """Ask NVML for every pair of GPUs that it shows; `step` hears which GPU is asked, should it not answer."""
     try:
-        import pynvml
-    except ImportError as error:
+        with opened_nvml() as pynvml:
+            opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
+            return Paths(gpus=tuple(gpu for gpu, _ in opened), ways=tuple(_ways(opened, step)))
+    except NvmlError as error:
         return Paths(error=str(error))
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Paths(error=str(error))
-    try:
-        opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
-        return Paths(gpus=tuple(gpu for gpu, _ in opened), ways=tuple(_ways(opened, step)))
-    except pynvml.NVMLError as error:
-        return Paths(error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:
@@ -123,7 +114,7 @@ def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | No
     gpu = PathGpu(
         index=index,
         uuid=device.text("nvmlDeviceGetUUID"),
-        pci=device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        pci=device.pci(),
         name=device.text("nvmlDeviceGetName"),
     )
     return gpu, device
