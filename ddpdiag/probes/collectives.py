@@ -68,9 +68,8 @@ def read_dump(trace: object) -> TraceDump | None:
         entries = msgspec.convert(trace, _Trace, strict=False).entries
     except msgspec.ValidationError:
         return None
-    ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
-    newest = ordered[-1].time_created_ns / 1e9 if ordered else None
-    return TraceDump(tuple(map(_collective, _of_newest_groups(ordered)[-LAST:])), newest)
+    newest = max((entry.time_created_ns / 1e9 for entry in entries), default=None)
+    return TraceDump(_last(entries), newest)
 
 
 def groups() -> frozenset[Group]:
@@ -86,9 +85,7 @@ def posted(before: frozenset[Group]) -> tuple[Collective, ...] | None:
     traces = _traces()
     if not traces:
         return None
-    entries = [e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before]
-    ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
-    return tuple(map(_collective, _of_newest_groups(ordered)[-LAST:]))
+    return _last([e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before])
 
 
 def _traces(**options: bool) -> list[tuple[str, _Trace]]:
@@ -105,10 +102,14 @@ def _read(reader: Callable[..., bytes], options: Mapping[str, bool]) -> _Trace |
         return None
 
 
-def _of_newest_groups(entries: Sequence[_Entry]) -> list[_Entry]:
-    """A group that was opened again has its old name and counts from 1: only what belongs to the newest one is left."""
-    newest = {entry.process_group: entry.pg_id for entry in entries}
-    return [entry for entry in entries if entry.pg_id == newest[entry.process_group]]
+def _last(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
+    """The last collectives, the oldest first.
+
+    A group that was opened again has its old name and counts from 1: only what belongs to the newest one is left.
+    """
+    ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
+    newest = {entry.process_group: entry.pg_id for entry in ordered}
+    return tuple(_collective(entry) for entry in ordered if entry.pg_id == newest[entry.process_group])[-LAST:]
 
 
 def _collective(entry: _Entry) -> Collective:

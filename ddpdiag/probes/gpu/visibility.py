@@ -4,6 +4,7 @@ The supervisor calls this. Nothing here says that a GPU works: it counts what is
 and what is on the PCI bus, with or without a driver.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -106,10 +107,9 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
 
 
 def _driver_of(device: Path) -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         return (device / "driver").readlink().name
-    except OSError:
-        return None
+    return None
 
 
 def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
@@ -117,11 +117,8 @@ def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
 
     Where no driver shows itself in `proc_root` (WSL, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed.
     """
-    present = nvidia_gpus(proc_root)
-    named = env.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return len(present or ())
-    return len(gpus_named(named, present))
+    present, named = nvidia_gpus(proc_root), env.get("CUDA_VISIBLE_DEVICES")
+    return len(present or ()) if named is None else len(gpus_named(named, present))
 
 
 def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
@@ -188,8 +185,9 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     The highest of Slurm's, the container's and CUDA_VISIBLE_DEVICES' counts. NVIDIA_VISIBLE_DEVICES=all is no promise:
     CUDA images carry it, on hosts without a GPU as well.
     """
-    container = _container_count(env.get("NVIDIA_VISIBLE_DEVICES", ""))
-    return max(_slurm_count(env), container, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
+    container = env.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+    count = 0 if container in ("all", "none", "void") else sum(bool(entry.strip()) for entry in container.split(","))
+    return max(_slurm_count(env), count, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
 
 
 def _slurm_count(env: Mapping[str, str]) -> int:
@@ -197,14 +195,9 @@ def _slurm_count(env: Mapping[str, str]) -> int:
     if step := env.get("SLURM_STEP_GPUS"):
         return _listed(step)
     if total := env.get("SLURM_GPUS_ON_NODE"):
-        return _total(total)
+        number = total.rpartition(":")[2]  # "4" and "gpu:4" are 4
+        return int(number) if number.isdecimal() else 0
     return _listed(env.get("SLURM_JOB_GPUS", ""))
-
-
-def _total(value: str) -> int:
-    # "4" and "gpu:4" are 4.
-    number = value.rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def _listed(value: str) -> int:
@@ -215,12 +208,6 @@ def _listed(value: str) -> int:
         if first.isdecimal() and (last or first).isdecimal():
             count += max(0, int(last or first) - int(first) + 1)
     return count
-
-
-def _container_count(value: str) -> int:
-    if value.strip() in ("", "all", "none", "void"):
-        return 0
-    return sum(bool(entry.strip()) for entry in value.split(","))
 
 
 def device_index(local_rank: int | None, count: int) -> int | None:

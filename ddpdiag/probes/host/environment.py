@@ -5,7 +5,7 @@ Variables are taken by allow-lists: nothing else is ever recorded.
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice, product
 from pathlib import Path
 
@@ -41,7 +41,11 @@ def is_recorded(name: str) -> bool:
 
 def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
-    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(env) if is_recorded(name)}
+    return _values(env, filter(is_recorded, sorted(env)))
+
+
+def _values(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in names}
 
 
 def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
@@ -52,13 +56,9 @@ def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, di
     """
     own = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
     paths = [Path(own)] if own else []
-    files = {str(path): _settings(path) for path in (*paths, etc / "nccl.conf")}
-    return {path: settings for path, settings in files.items() if settings}
-
-
-def _settings(path: Path) -> dict[str, str]:
-    pairs = read_pairs(path, "=")
-    return {name: without_secrets(value)[:MAX_VALUE] for name, value in pairs.items() if is_recorded(name)}
+    files = {str(path): read_pairs(path, "=") for path in (*paths, etc / "nccl.conf")}
+    known = {path: _values(pairs, filter(is_recorded, pairs)) for path, pairs in files.items()}
+    return {path: settings for path, settings in known.items() if settings}
 
 
 # Output variables of srun(1) and sbatch(1) that tell the layout, and torchrun's number of agents. An allow-list.
@@ -90,7 +90,7 @@ def is_pseudo_step(env: Mapping[str, str]) -> bool:
 
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
-    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(SLURM_VARIABLES & env.keys())}
+    return _values(env, sorted(SLURM_VARIABLES & env.keys()))
 
 
 def job_and_step(env: Mapping[str, str]) -> str:
@@ -164,12 +164,12 @@ def versions() -> Versions:
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         hip=torch.version.hip,
-        nccl=_nccl(),
+        nccl=_nccl_version(),
     )
 
 
-def _nccl() -> str | None:
-    """NCCL's version as "2.29.7", or None if torch was built without it."""
+def _nccl_version() -> str | None:
+    """Such as "2.29.7", or None if torch was built without it."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_nccl_available()):

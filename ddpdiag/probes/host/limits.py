@@ -126,10 +126,9 @@ def _unnamed_file(directory: Path) -> int:
 def user_processes(proc_root: Path) -> int | None:
     """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
     try:
-        entries = [entry for entry in proc_root.iterdir() if entry.name.isdecimal()]
+        return sum(_is_own(entry) for entry in proc_root.iterdir() if entry.name.isdecimal())
     except OSError:
         return None
-    return sum(_is_own(entry) for entry in entries)
 
 
 def _is_own(entry: Path) -> bool:
@@ -175,7 +174,7 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
         memory=_tightest(_memory(level) for level in memory),
-        pids=_tightest(_pids(level) for level in pids),
+        pids=_tightest(_share(level, "pids.max", "pids.current") for level in pids),
         oom_kills=next((kills for level in memory if (kills := _oom_kills(level)) is not None), None),
     )
 
@@ -208,19 +207,14 @@ def _quota(level: Path) -> float | None:
 def _memory(level: Path) -> Share | None:
     stat = read_pairs(level / "memory.stat")
     droppable = int(stat.get("total_inactive_file") or stat.get("inactive_file") or 0)
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        limit, used = read_int(level / limit_name), read_int(level / used_name)
-        if limit is not None and used is not None and limit < _UNLIMITED:
-            return Share(limit, max(0, used - droppable))
-    return None
+    found = _share(level, "memory.max", "memory.current")
+    found = found or _share(level, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return None if found is None else Share(found.limit, max(0, found.used - droppable))
 
 
-def _pids(level: Path) -> Share | None:
-    limit, used = read_int(level / "pids.max"), read_int(level / "pids.current")
-    return Share(limit, used) if limit is not None and used is not None else None
+def _share(level: Path, limit_name: str, used_name: str) -> Share | None:
+    limit, used = read_int(level / limit_name), read_int(level / used_name)
+    return Share(limit, used) if limit is not None and used is not None and limit < _UNLIMITED else None
 
 
 def _oom_kills(level: Path) -> int | None:
