@@ -4,7 +4,6 @@ Ranks are found by what their launcher put into their environment (/proc/PID/env
 that a rank starts inherits that, so that of a rank's processes the topmost counts.
 """
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
-from ddpdiag.probes.host.kernel import PROC, environ, open_files, read_text, stat_of
+from ddpdiag.probes.host.kernel import PROC, environ, names_in, open_files, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
@@ -69,10 +68,7 @@ def read_process(pid: int, root: Path = PROC) -> Process | None:
 
 def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
     """These processes and all that descend from them, parents first, as far as they are still linked."""
-    try:
-        pids = [int(name) for name in os.listdir(root) if name.isdigit()]
-    except OSError:
-        return []
+    pids = [int(name) for name in names_in(root) or () if name.isdigit()]
     processes = {pid: process for pid in pids if (process := read_process(pid, root)) is not None}
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -185,11 +181,10 @@ def is_spawned(pid: int, root: Path = PROC) -> bool:
 def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
     """Threads as "3 x pt_autograd_0 (S)", which every user may read, even where stacks are refused."""
     counts: Counter[tuple[str, str]] = Counter()
-    with contextlib.suppress(OSError):
-        for thread in sorted((root / str(pid) / "task").iterdir()):
-            name, fields = stat_of(thread)
-            if fields:
-                counts[name, fields[0]] += 1
+    for thread in names_in(root / str(pid) / "task") or ():
+        name, fields = stat_of(root / str(pid) / "task" / thread)
+        if fields:
+            counts[name, fields[0]] += 1
     return tuple(
         f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
         for (name, state), number in counts.most_common(most)

@@ -166,10 +166,8 @@ def _threads(page: Page, ranks: Sequence[RankSeen]) -> None:
 
 
 def _gpus(page: Page, stall: Stall) -> None:
-    if stall.gpus:
-        page.write(", ".join(map(_gpu, stall.gpus)), indent=4, lead="GPUs: ", style="dim")
-    elif stall.gpus_unseen:
-        page.write(one_line(stall.gpus_unseen), indent=4, lead="GPUs: ", style="dim")
+    if text := ", ".join(map(_gpu, stall.gpus)) or one_line(stall.gpus_unseen):
+        page.write(text, indent=4, lead="GPUs: ", style="dim")
 
 
 def _gpu(use: GpuUse) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import read_pairs, read_text
+from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
 
 DEV = Path("/dev")
 NVIDIA = "0x10de"
@@ -68,11 +68,9 @@ def withheld_gpus(root: Path, dev: Path = DEV) -> int:
 
 def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
     """GPUs, with the numbers of their device files."""
-    try:
-        entries = sorted((root / "driver" / "nvidia" / "gpus").iterdir())
-    except OSError:
-        return None
-    return [_proc_gpu(entry) for entry in entries]
+    folder = root / "driver" / "nvidia" / "gpus"
+    names = names_in(folder)
+    return None if names is None else [_proc_gpu(folder / name) for name in names]
 
 
 def _proc_gpu(entry: Path) -> tuple[ProcGpu, str | None]:
@@ -88,13 +86,11 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
 
     A kernel without PCI has /sys/bus but no /sys/bus/pci: that is an empty bus, not an unknown one.
     """
-    bus = root / "bus"
-    try:
-        if not any(entry.name == "pci" for entry in bus.iterdir()):
-            return ()
-        devices = sorted((bus / "pci" / "devices").iterdir())
-    except OSError:
+    folder, buses = root / "bus" / "pci" / "devices", names_in(root / "bus")
+    names = None if buses is None else names_in(folder) if "pci" in buses else ()
+    if names is None:
         return None
+    devices = [folder / name for name in names]
     identities = [(device, read_text(device / "vendor"), read_text(device / "class")) for device in devices]
     # Present, but neither file readable: it could be a GPU.
     if any(None in identity and identity[0].exists() for identity in identities):

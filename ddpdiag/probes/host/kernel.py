@@ -45,6 +45,14 @@ class Memory(Struct, frozen=True):
     available_bytes: int
 
 
+def names_in(folder: Path) -> tuple[str, ...] | None:
+    """The names in a folder, in order; None if it cannot be looked at."""
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except OSError:
+        return None
+
+
 def proc_root(env: Mapping[str, str]) -> Path:
     """Where procfs lies: $DDPDIAG_PROCFS (a host's tree mounted into a container, or a test's fake), else /proc."""
     return Path(env.get("DDPDIAG_PROCFS") or PROC)
@@ -162,10 +170,5 @@ def rdma_devices(root: Path) -> tuple[str, ...] | None:
 
     Without an RDMA driver there is no /sys/class/infiniband: that is no device, not an unknown number.
     """
-    classes = root / "class"
-    try:
-        if not any(entry.name == "infiniband" for entry in classes.iterdir()):
-            return ()
-        return tuple(sorted(entry.name for entry in (classes / "infiniband").iterdir()))
-    except OSError:
-        return None
+    classes = names_in(root / "class")
+    return None if classes is None else names_in(root / "class" / "infiniband") if "infiniband" in classes else ()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import read_int, read_pairs, read_text
+from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
 SHM = Path("/dev/shm")
 # What open(2) gives for O_TMPFILE where the file system, or a kernel before 3.11, does not know it.
@@ -125,10 +125,8 @@ def _unnamed_file(directory: Path) -> int:
 
 def user_processes(proc_root: Path) -> int | None:
     """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
-    try:
-        return sum(_is_own(entry) for entry in proc_root.iterdir() if entry.name.isdecimal())
-    except OSError:
-        return None
+    names = names_in(proc_root)
+    return None if names is None else sum(_is_own(proc_root / name) for name in names if name.isdecimal())
 
 
 def _is_own(entry: Path) -> bool:
