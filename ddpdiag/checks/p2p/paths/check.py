@@ -38,7 +38,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.context import Context
 from ddpdiag.probes.gpu.iommu import surroundings
-from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, gpu_paths
 from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 
@@ -143,14 +143,14 @@ def _matrix(view: PathView, what: str, title: str, cells: Cells) -> Matrix:
 
 
 def _way_cells(view: PathView) -> Cells:
-    def word(way: Way, pair: Pair) -> str | None:
+    def word(way: GpuPath, pair: Pair) -> str | None:
         return f"NV{way.nvlinks}" if way.nvlinks else None if pair.level is None else pair.level.name
 
     return _cells(view, word)
 
 
 def _status_cells(view: PathView) -> Cells:
-    def word(way: Way, pair: Pair) -> str | None:
+    def word(way: GpuPath, pair: Pair) -> str | None:
         status = status_of(way)
         return None if status is None else _CELLS[status]
 
@@ -163,7 +163,7 @@ def _legend(view: PathView) -> str:
     return ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
 
 
-def _cells(view: PathView, word: Callable[[Way, Pair], str | None]) -> Cells:
+def _cells(view: PathView, word: Callable[[GpuPath, Pair], str | None]) -> Cells:
     known: dict[tuple[int, int], str | None] = {}
     for pair in view.pairs:
         for source, target, way in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):

@@ -12,7 +12,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.probes.gpu.iommu import Surroundings
-from ddpdiag.probes.gpu.paths import P2P, Level, PathGpu, Paths, Way
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
 
 # What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
 UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
@@ -34,13 +34,13 @@ class Pair(NamedTuple):
 
     one: PathGpu
     other: PathGpu
-    there: Way | None
-    back: Way | None
+    there: GpuPath | None
+    back: GpuPath | None
     level: Level | None
     statuses: tuple[P2P, ...]
 
     @property
-    def known(self) -> tuple[Way, ...]:
+    def known(self) -> tuple[GpuPath, ...]:
         """The ways that were asked."""
         return tuple(way for way in (self.there, self.back) if way is not None)
 
@@ -109,7 +109,7 @@ class PathView(Struct, frozen=True, kw_only=True):
         return len(self.views) > 1 and any(not pair.known for pair in self.pairs)
 
 
-def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -> Pair:
+def pair_of(one: PathGpu, other: PathGpu, there: GpuPath | None, back: GpuPath | None) -> Pair:
     """A pair, with what its ways say."""
     known = [way for way in (there, back) if way is not None]
     levels = {way.level for way in known}
@@ -124,7 +124,7 @@ def pair_of(one: PathGpu, other: PathGpu, there: Way | None, back: Way | None) -
     )
 
 
-def status_of(way: Way) -> P2P | None:
+def status_of(way: GpuPath) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
     told = [P2P(status) for status in (way.read, way.write) if status is not None]
     if way.nvlinks and way.nvlink == P2P.DISABLED_BY_REGKEY:
@@ -180,9 +180,9 @@ def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
     return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
 
 
-def _ways(paths: Paths) -> Iterator[tuple[tuple[str, str], Way]]:
+def _ways(paths: Paths) -> Iterator[tuple[tuple[str, str], GpuPath]]:
     keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
-    for way in paths.ways:
+    for way in paths.paths:
         if way.source in keys and way.target in keys:
             yield (keys[way.source], keys[way.target]), way
 
