@@ -101,7 +101,8 @@ class Said(NamedTuple):
 def run_bounded(command: Sequence[str], end: float, given: bytes = b"") -> Said | None:
     """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started.
 
-    `given` is its standard input: a secret has no place among arguments, which everybody can list.
+    What SIGKILL does not end, stuck in the kernel, is left behind. `given` is its standard input: a secret has no place
+    among arguments, which everybody can list.
     """
     out, err, into = (os.memfd_create(name) for name in ("out", "err", "in"))
     try:
@@ -126,18 +127,19 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def write_error_file(env: Mapping[str, str], sentence: str) -> None:
-    """Leave the sentence for torchrun's summary, if torchrun is there; a courtesy, so failing to write is no error."""
+    """Leave the sentence for torchrun's summary, if torchrun is there; a courtesy, so failing to write is no error.
+
+    torchrun turns every exit code but 0 into 1 and prints "traceback : <message>" for each rank, which says nothing
+    unless the rank left such a file (torch.distributed.elastic.multiprocessing.errors.ErrorHandler).
+    """
     path = env.get(ERROR_FILE)
     # Moving a file onto /dev/null as root would break the machine.
     if not path or (os.path.exists(path) and not os.path.isfile(path)):
         return
     with contextlib.suppress(OSError):
-        _write_whole(Path(path), _content(sentence, int(time.time())))
-
-
-def _content(sentence: str, epoch_seconds: int) -> str:
-    """The form that torchrun can also give an exit code; without "py_callstack" it shows "message"."""
-    return json.dumps({"message": {"message": sentence, "extraInfo": {"timestamp": str(epoch_seconds)}}})
+        # The form that torchrun can also give an exit code; without "py_callstack" it shows "message".
+        message = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
+        _write_whole(Path(path), json.dumps({"message": message}))
 
 
 def _write_whole(path: Path, text: str) -> None:

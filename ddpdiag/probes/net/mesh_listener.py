@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from enum import Enum
 
-from ddpdiag.probes.net.tcp_connect import polled
+from ddpdiag.probes.net.tcp_connect import listen, polled
 
 REQUEST = struct.Struct("!cI")
 CLOCKS = struct.Struct("!dd")
@@ -161,18 +161,10 @@ def _listen(ports: Iterable[int]) -> socket.socket:
     error: OSError | None = None
     for port in ports:
         try:
-            return _bind(port)
+            return listen(port)
         except OSError as taken:
             error = taken
     raise error or OSError("no port to listen on")
-
-
-def _bind(port: int) -> socket.socket:
-    """On all addresses of both families, as far as this host has them."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 can be switched off while the kernel knows it
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-    return socket.create_server(("", port), backlog=128)
 
 
 def _swallow(sock: socket.socket, count: int) -> None:

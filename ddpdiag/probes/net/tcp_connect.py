@@ -251,7 +251,7 @@ class PortListener:
         self._word = word.encode()
         self._visitors: set[str] = set()
         self._changed = threading.Condition()
-        self._socket = _listen(port)
+        self._socket = listen(port)
         self._socket.settimeout(0.1)
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="port check", daemon=True)
@@ -284,8 +284,8 @@ class PortListener:
                 self._changed.notify_all()
 
 
-def _listen(port: int) -> socket.socket:
-    """As c10d's store does: one socket for both families, else IPv4 alone."""
+def listen(port: int) -> socket.socket:
+    """A listener on all addresses; as c10d's store does: one socket for both families, else IPv4 alone."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
