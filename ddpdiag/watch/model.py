@@ -103,10 +103,10 @@ class Judged(Struct, frozen=True, kw_only=True):
     some rank goes on.
     """
 
-    named: tuple[int, ...]
     title: str
     message: str
-    fix: str
+    fix: str = ""
+    named: tuple[int, ...] = ()
     moving: bool = False
     groups: tuple[RankGroup, ...] = ()
     stacks: dict[str, tuple[str, ...]] = {}

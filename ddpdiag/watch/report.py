@@ -80,7 +80,7 @@ class Reporter:
         self._told: set[str] = set()
 
     def tell(self, stall: Stall, verdict: Judged, why: str = "") -> None:
-        """A look. That stacks are refused, and such, is noted once, and again to who asks; `why` every time."""
+        """A look. That stacks are refused, and such, is shown once, and again to who asks; `why` every time."""
         new = tuple(note for note in verdict.notes if stall.asked or note == why or note not in self._told)
         self._told |= set(verdict.notes)
         _briefly(lambda: self._show(stall, structs.replace(verdict, notes=new)))
