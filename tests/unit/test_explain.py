@@ -117,6 +117,10 @@ def test_a_card_is_added_without_touching_code() -> None:
     assert (names(found), found.sightings[0].tasks) == (["boom"], (3,))
 
 
+def test_a_card_without_a_role_is_a_cause() -> None:
+    assert read_cards(CARD.replace('role = "cause"\n', "")) == read_cards(CARD)
+
+
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
