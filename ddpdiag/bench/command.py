@@ -16,7 +16,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
 from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.runtime.launchers.launch import Launch
 
 E = TypeVar("E", bound=Enum)

@@ -195,18 +195,7 @@ def watch(
     """
     from ddpdiag.watch import command as watch
 
-    def start() -> int:
-        return watch.run(
-            command,
-            stall=how.stall,
-            kill=how.kill,
-            output=how.output,
-            bundle=how.bundle,
-            flight_recorder=how.flight_recorder,
-            alone=how.alone,
-        )
-
-    leave(guarded((lambda: watch.read(command)) if how.read else start))
+    leave(guarded((lambda: watch.read(command)) if how.read else lambda: watch.run(command, how)))
 
 
 @dataclass(frozen=True, kw_only=True)

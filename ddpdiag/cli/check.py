@@ -31,8 +31,8 @@ from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.variables import expanded
+from ddpdiag.probes.host.environment import expanded
+from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.terminal.live import Silent, listener
 from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.launchers.environment import read_launch

@@ -11,8 +11,7 @@ from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.explain.cards import Explanation
-from ddpdiag.explain.matcher import explain_log
+from ddpdiag.explain.matcher import Explanation, explain_log
 
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 # What logs are called.

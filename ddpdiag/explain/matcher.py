@@ -1,18 +1,116 @@
-"""Find the cards that a log's lines fit: one pass over blocks of lines, each searched for every card's anchor.
+"""Cards (error texts of other programs, and what each means), and the matcher that finds them in a log.
 
-Searching for fixed words goes at the speed of memory; only a line that holds some is decoded and held against patterns,
-and none of these looks at more than a few thousand characters. So the time grows with the length of the log alone.
+One pass over blocks of lines, each searched for every card's anchor: searching for fixed words goes at the speed of
+memory; only a line that holds some is decoded and held against patterns, and none of these looks at more than a few
+thousand characters. So the time grows with the length of the log alone.
 """
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, convert, structs
 
-from ddpdiag.explain.cards import Card, Explanation, Role, Sighting, all_cards
 from ddpdiag.foreign import without_secrets
+
+
+class Role(Enum):
+    """What a text tells of the failure, in the order in which texts explain it.
+
+    A cause names what is wrong. A failure is the first sign of one on its own rank, and does not say why. A hint is no
+    failure, and often the reason of what follows. A wait in vain shows only that another rank is missing; an echo,
+    that another process has failed. A note is printed in jobs that go well, too.
+    """
+
+    CAUSE = "cause"
+    FAILURE = "failure"
+    HINT = "hint"
+    WAIT = "wait"
+    ECHO = "echo"
+    NOTE = "note"
+
+
+class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text, and what it means: a table of cards/*.toml, with the card's name as its title.
+
+    `anchor` are words that every such line holds as they stand here; they are searched for first, which is fast.
+    `pattern` is a regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed
+    the line, `missing` are ranks that were waited for in vain, `work` is the number of a collective, and of each `kind`
+    there is a sighting of its own.
+
+    `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
+    `source` says where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
+    and host in the lines before. `waiting_rank` is the rank that waits where the line names none.
+    """
+
+    name: str
+    role: Role = Role.CAUSE
+    anchor: str
+    code: str
+    meaning: str
+    confirm: str
+    fix: str
+    example: str
+    source: str
+    pattern: str = ""
+    in_table: bool = False
+    waiting_rank: int | None = None
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """A card's text in a log: how often, in which lines, and who printed it.
+
+    `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
+    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `line` is the
+    first line, `excerpt` what it says.
+    """
+
+    card: Card
+    count: int
+    line: int
+    last_line: int
+    excerpt: str
+    ranks: tuple[int, ...] = ()
+    local_ranks: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+    works: dict[int, tuple[int, ...]] = {}
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """What a text or a log says: the sightings, the one that explains the others first; `lines` were read."""
+
+    sightings: tuple[Sighting, ...]
+    lines: int
+    source: str
+
+    @property
+    def is_explained(self) -> bool:
+        """Does any of it say more than that another process failed?"""
+        return any(one.card.role not in (Role.ECHO, Role.NOTE) for one in self.sightings)
+
+
+# In the order in which their cards are tried: the first one that fits a line is taken.
+_FILES = ("slurm", "cuda", "nccl", "c10d", "training", "torchrun")
+
+
+@cache
+def all_cards() -> tuple[Card, ...]:
+    """Every card of cards/*.toml, in the order in which they are tried."""
+    folder = Path(__file__).with_name("cards")
+    return tuple(card for name in _FILES for card in read_cards((folder / f"{name}.toml").read_text("utf-8")))
+
+
+def read_cards(toml: str) -> tuple[Card, ...]:
+    """The cards of a TOML text; msgspec.ValidationError for a field that is unknown, missing or of another type."""
+    return convert([dict(name=name, **card) for name, card in tomllib.loads(toml).items()], tuple[Card, ...])
+
 
 # A block is searched some hundred times: it should stay in the processor's cache.
 _BLOCK_BYTES = 1 << 18
@@ -81,20 +179,18 @@ class _Tally:
     works: dict[int, int] = field(default_factory=dict)
 
     def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
+        """One more line. Ranks and hosts that the text itself names count more than those of its prefixes."""
         self.count += 1
         self.last_line = line
-        for number, known in (
-            (origin.rank, self.ranks),
-            (origin.local_rank, self.local_ranks),
-            (origin.task, self.tasks),
-        ):
+        rank, host = int(groups["rank"]) if "rank" in groups else origin.rank, groups.get("host", origin.host)
+        for number, known in (rank, self.ranks), (origin.local_rank, self.local_ranks), (origin.task, self.tasks):
             if number is not None and len(known) < _MOST_NAMES:
                 known.add(number)
-        if origin.host is not None and len(self.hosts) < _MOST_NAMES:
-            self.hosts[origin.host] = None
+        if host is not None and len(self.hosts) < _MOST_NAMES:
+            self.hosts[host] = None
         self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
-        if "work" in groups and origin.rank is not None and len(self.works) < _MOST_NAMES:
-            self.works[origin.rank] = int(groups["work"])
+        if "work" in groups and rank is not None and len(self.works) < _MOST_NAMES:
+            self.works[rank] = int(groups["work"])
 
     def sighting(self) -> Sighting:
         return Sighting(
@@ -152,15 +248,11 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if held < _BLOCK_BYTES:
                 continue
             whole, newline, tail = b"".join(rest).rpartition(b"\n")
-            yield _plain(whole + newline if newline else tail)
+            yield _COLOUR.sub(b"", whole + newline if newline else tail)
             rest = [tail] if newline else []
             held = len(tail) if newline else 0
     if held:
-        yield _plain(b"".join(rest))
-
-
-def _plain(block: bytes) -> bytes:
-    return _COLOUR.sub(b"", block) if b"\x1b" in block else block
+        yield _COLOUR.sub(b"", b"".join(rest))
 
 
 class _Matcher:
@@ -205,7 +297,7 @@ class _Matcher:
                 origin = _table_origin(block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace"), origin)
             groups = {name: value for name, value in match.groupdict().items() if value}
             if tally := self._tally(card, groups.get("kind", ""), number, text):
-                tally.add(number, _named(origin, groups), groups)
+                tally.add(number, origin, groups)
             return
 
     def _tally(self, card: Card, kind: str, number: int, text: str) -> _Tally | None:
@@ -254,9 +346,3 @@ def _table_origin(before: str, origin: Origin) -> Origin:
     """The worker of which a line of torchrun's table of failures tells, from the lines before it."""
     ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
     return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)
-
-
-def _named(origin: Origin, groups: Mapping[str, str]) -> Origin:
-    """Ranks and hosts that the text itself names count more than those of its prefixes."""
-    rank, host = groups.get("rank"), groups.get("host")
-    return origin._replace(rank=int(rank) if rank else origin.rank, host=host or origin.host)

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from ddpdiag.explain.cards import Explanation, Role, Sighting
+from ddpdiag.explain.matcher import Explanation, Role, Sighting
 from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 

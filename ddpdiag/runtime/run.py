@@ -19,10 +19,10 @@ from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line
-from ddpdiag.probes.host.procfs import age_seconds
-from ddpdiag.probes.host.variables import job_and_step
+from ddpdiag.probes.host.environment import job_and_step
+from ddpdiag.probes.host.kernel import age_seconds
+from ddpdiag.probes.host.programs import write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.probes.process.elastic import write_error_file
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown

@@ -10,7 +10,7 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.procfs import proc_root
+from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import Explained
-from ddpdiag.probes.host.files import read_pairs
-from ddpdiag.probes.host.procfs import PROC
+from ddpdiag.probes.host.kernel import PROC, read_pairs
 from ddpdiag.watch.processes import read_process
 
 # Passed on to the command. SIGUSR1 is a question to us.

@@ -1,23 +1,230 @@
-"""`ddpdiag watch`: options into data; start the command and watch it, or judge what an earlier watch kept."""
+"""`ddpdiag watch`: start the command and watch it, or judge what an earlier watch kept.
+
+Signals are passed on, and the ranks are looked at when the command has written nothing for too long: once for each
+silence, and again after twice, four times ... the patience, so that a hang is not told for ever. Time in which we were
+stopped ourselves does not count.
+"""
 
 import math
 import os
 import shutil
+import signal
+import socket
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import structs
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.watch import report
-from ddpdiag.watch.child import Child, leave_as
-from ddpdiag.watch.collective_trace import recorder_variables
-from ddpdiag.watch.judge import judged, merged
-from ddpdiag.watch.loop import Wanted, Watch
-from ddpdiag.watch.output import open_output
+from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
+from ddpdiag.watch.evidence import recorder_variables
+from ddpdiag.watch.judge import is_start, judged, merged, progress_age
+from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.observer import Observer
+from ddpdiag.watch.options import WatchOptions
+from ddpdiag.watch.output import CommandOutput, OutputMonitor, open_output
 from ddpdiag.watch.peers import Peers, identity, job_name
 from ddpdiag.watch.remote_launchers import refuse_remote_launchers
+from ddpdiag.watch.report import Reporter
+from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
+
+_POLL_SECONDS = 1.0
+# A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.
+_GAP_SECONDS = 4.0
+# torchrun gives its ranks 30 s; a job that hangs will not use them.
+GRACE_SECONDS = 10.0
+_DRAIN_SECONDS = 1.0
+_DRAIN_POLL_SECONDS = 0.05
+_REMOTE_LAUNCHER = (
+    "--flight-recorder: {} below the command may start ranks on other hosts, and NCCL ends a rank that cannot make its "
+    "pipe, for which we made the directory on this host only; start us behind it, on each host."
+)
+# Who imports for longer hangs in it.
+_LONGEST_START_SECONDS = 600.0
+
+
+class Wanted(NamedTuple):
+    """What the command line asks for."""
+
+    command: Sequence[str]
+    how: WatchOptions
+    notes: tuple[str, ...] = ()
+
+
+class Silence:
+    """How long nothing was written, and when to look."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall = stall_seconds
+        self.number = 0
+        self.looks = 0
+        self._next = stall_seconds
+
+    def is_due(self, silent_seconds: float) -> bool:
+        """Is it time for a look? Whatever is written ends the silence."""
+        if silent_seconds < self._stall:
+            self.looks, self._next = 0, self._stall
+            return False
+        return silent_seconds >= self._next
+
+    def looked(self) -> None:
+        """A look was taken: the next one comes after twice the time."""
+        self.number += self.looks == 0
+        self.looks += 1
+        self._next *= 2
+
+
+class Watch:
+    """One command, from its start to its end."""
+
+    def __init__(self, wanted: Wanted, command: Child, output: CommandOutput, peers: Peers, reporter: Reporter) -> None:
+        self._wanted = wanted
+        self._command = command
+        self._output = output
+        self._peers = peers
+        self._reporter = reporter
+        self._monitor = OutputMonitor(output.sinks)
+        self._observer = Observer([command.pid])
+        self._silence = Silence(wanted.how.stall + output.step_seconds)
+        self._since = time.monotonic()  # when there was any other progress than output
+        self._turn = time.monotonic()
+        self._before: Stall | None = None
+        self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
+        self.killed: int | None = None
+        self.bug: str | None = None  # from then on the command runs unwatched
+
+    def run(self) -> None:
+        """Until the command has ended."""
+        while not self._command.is_over():
+            signalled = self._command.next_signal(_POLL_SECONDS)
+            self._note_gap()
+            if signalled is not None:
+                self._obey(signalled.signum, shared=signalled.shared)
+            if not self._command.is_over() and self.bug is None:
+                self._watch_safely()
+        self._drain()
+
+    def _drain(self) -> None:
+        """Pass on what the command has written, however slow its reader is; a signal ends that."""
+        relays, ended = self._output.relays.values(), time.monotonic()
+        while any(relay.is_owing(_DRAIN_SECONDS, ended) for relay in relays):
+            signalled = self._command.next_signal(_DRAIN_POLL_SECONDS)
+            if signalled is not None and signalled.signum in ENDING:
+                return
+
+    def _watch_safely(self) -> None:
+        try:
+            self._watch()
+        except Exception:  # noqa: BLE001 - an edge: a bug of ours must not end somebody's training
+            self.bug = traceback.format_exc()
+
+    def _note_gap(self) -> None:
+        now = time.monotonic()
+        if now - self._turn > _GAP_SECONDS:
+            self._since = now
+        self._turn = now
+
+    def _obey(self, signum: int, *, shared: bool) -> None:
+        if signum == signal.SIGUSR1:
+            self._peers.request_look()
+            return
+        if signum == signal.SIGCHLD:
+            return
+        if not shared:
+            self._say(self._command.send(signum))
+        if signum == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)  # as SIGTSTP would have done, until SIGCONT is sent
+        if signum in (signal.SIGTSTP, signal.SIGCONT):
+            self._since = time.monotonic()
+
+    def _say(self, sentence: str) -> None:
+        with self._monitor.ignoring():
+            self._reporter.say_once(sentence)
+
+    def _watch(self) -> None:
+        self._observer.refresh()
+        if self._wanted.how.flight_recorder and self._observer.remote_launcher:
+            self._say(_REMOTE_LAUNCHER.format(self._observer.remote_launcher))
+        last = max(self._monitor.last, self._since)
+        news = self._peers.exchange(self._command.pid, time.monotonic() - last)
+        if not news.leads:
+            return
+        self._spared = news.spared
+        self._observer.tops = [self._command.pid, *news.pids]
+        self._since = max(self._since, time.monotonic() - news.silent_seconds)
+        silent = time.monotonic() - max(last, self._since)
+        if self._silence.is_due(silent):
+            self._stalled(silent)
+        elif news.asked:
+            self._report(self._looked(silent, asked=True))
+
+    def _stalled(self, silent: float) -> None:
+        stall = self._looked(silent, asked=False)
+        posted = progress_age(stall)
+        if posted is not None and posted < self._wanted.how.stall:
+            self._since = time.monotonic() - posted
+        elif is_start(stall) and silent < _LONGEST_START_SECONDS:
+            self._since = time.monotonic()
+        # What goes on while we look was seen at several moments, and nothing fits together.
+        if time.monotonic() - max(self._monitor.last, self._since) < silent:
+            return
+        why = self._why_not_kill(stall) if self._wanted.how.kill else ""
+        stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
+        self._silence.looked()
+        verdict = self._report(stall, why)
+        if self._wanted.how.kill and not why and not verdict.moving:
+            self._kill(verdict)
+
+    def _why_not_kill(self, stall: Stall) -> str:
+        """A sentence where the silence does not prove that a healthy job would be seen to write; else nothing."""
+        if progress_age(stall) is not None or self._output.files in self._monitor.active:
+            return ""
+        if not self._monitor.active:
+            files = f", nor in {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
+            return f"Not ended: nothing was ever heard of the command{files}, so that silence is no sign."
+        if is_without_rank_0(stall):
+            return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
+        return ""
+
+    def _report(self, stall: Stall, why: str = "") -> Judged:
+        verdict = judged(stall)
+        with self._monitor.ignoring():
+            self._reporter.tell(stall, verdict, why)
+        self._turn = time.monotonic()  # a look takes its time
+        return verdict
+
+    def _looked(self, silent: float, *, asked: bool) -> Stall:
+        stall = Stall(
+            host=readable(socket.gethostname()),
+            unix_seconds=time.time(),
+            silent_seconds=silent,
+            stall_seconds=self._wanted.how.stall,
+            command=Path(self._wanted.command[0]).name,
+            asked=asked,
+            number=self._silence.number + (self._silence.looks == 0),
+            looks=self._silence.looks + 1,
+            notes=self._wanted.notes,
+        )
+        stall = self._observer.look(stall)
+        blocked = max((relay.blocked_seconds() for relay in self._output.relays.values()), default=0.0)
+        stall = structs.replace(stall, blocked_seconds=blocked, unmoved=is_unmoved(self._before, stall))
+        self._before = stall
+        return stall
+
+    def _kill(self, verdict: Judged) -> None:
+        self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+        others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
+        self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
+
 
 _LEAST_STALL = 1.0
 _UNOBSERVED = (
@@ -26,39 +233,29 @@ _UNOBSERVED = (
 )
 
 
-def run(
-    command: Sequence[str],
-    *,
-    stall: float,
-    kill: bool,
-    output: Sequence[str],
-    bundle: str | None,
-    flight_recorder: bool,
-    alone: bool,
-) -> int:
+def run(command: Sequence[str], how: WatchOptions) -> int:
     """Start the command, watch it, and leave as it does."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected it after --, such as torchrun train.py")
-    refuse_remote_launchers(command, flight_recorder=flight_recorder)
-    if not math.isfinite(stall) or stall < _LEAST_STALL:
-        raise UsageError(f"--stall {stall:g}: expected {_LEAST_STALL:g} s or more")
-    kept = None if bundle is None else report.Bundle(bundle)
-    written = open_output(output)
-    if kill and not written.sinks and not flight_recorder:
+    refuse_remote_launchers(command, flight_recorder=how.flight_recorder)
+    if not math.isfinite(how.stall) or how.stall < _LEAST_STALL:
+        raise UsageError(f"--stall {how.stall:g}: expected {_LEAST_STALL:g} s or more")
+    kept = None if how.bundle is None else report.Bundle(how.bundle)
+    written = open_output(how.output)
+    if how.kill and not written.sinks and not how.flight_recorder:
         raise UsageError(
             f"--kill: {_UNOBSERVED} Give --output FILE, or --flight-recorder: else a healthy job would be killed"
         )
     notes = () if written.sinks else (_UNOBSERVED,)
-    wanted = Wanted(command, stall, kill, notes, output, flight_recorder)
-    folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if flight_recorder else None
+    folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if how.flight_recorder else None
     try:
         env = os.environ | (recorder_variables(folder) if folder is not None else {})
         child = Child(command, env, {number: relay.descriptor for number, relay in written.relays.items()})
         for relay in dict.fromkeys(written.relays.values()):
             relay.start()
-        peers = Peers(None if alone else job_name(os.environ), identity(os.environ, kill=kill))
+        peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
         reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept), complain)
-        watching = Watch(wanted, child, written, peers, reporter)
+        watching = Watch(Wanted(command, how, notes), child, written, peers, reporter)
         watching.run()
     finally:
         if folder is not None:

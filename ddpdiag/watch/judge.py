@@ -13,9 +13,13 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch.activity import (
+from ddpdiag.watch.model import (
     Activities,
     Activity,
+    Judged,
+    RankGroup,
+    RankSeen,
+    Stall,
     activities_of,
     call_of,
     calls_text,
@@ -27,7 +31,6 @@ from ddpdiag.watch.activity import (
     subject,
     waiting_text,
 )
-from ddpdiag.watch.model import Judged, RankGroup, RankSeen, Stall
 from ddpdiag.watch.rules import PATHS_FIX, RULES
 
 _MOST_STACKS = 4
@@ -61,14 +64,13 @@ def _undecided(stall: Stall, activities: Activities) -> Judged:
     """Nothing tells the ranks apart."""
     if not stall.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them is Python."
-        return Judged(named=(), title="no rank was found", message=message, fix="")
+        return Judged(title="no rank was found", message=message)
     waiting = ranks_at(activities, Activity.WAITING)
     if len(waiting) == len(stall.ranks):
         return _all_wait(stall, waiting)
     who, loading = ranks_text(sorted(activities)), ranks_at(activities, Activity.LOADING)
     if len(loading) == len(stall.ranks):
         return Judged(
-            named=(),
             title=f"{who} wait for their data",
             message="Every rank waits for its data loader, and its workers are alive.",
             fix="Look at where the data comes from: a file system, a download, memory; try num_workers=0.",
@@ -78,9 +80,8 @@ def _undecided(stall: Stall, activities: Activities) -> Judged:
         nothing = f"nothing says where {subject(unseen, 'stands', 'stand')}"
         waits = f"{waiting_text(stall, waiting)}, and " if waiting else ""
         message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
-        return Judged(named=(), title=waits + nothing, message=message, fix="Let the stacks be seen (a note says how).")
+        return Judged(title=waits + nothing, message=message, fix="Let the stacks be seen (a note says how).")
     return Judged(
-        named=(),
         title="nothing tells the ranks apart",
         message="No rank of this host is known to wait for another one, and most do not stand in one place.",
         fix="If the job is silent for so long when all is well, give a longer --stall.",
@@ -100,14 +101,12 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
     what = calls_text(stall, waiting)
     if stall.world_size is not None and stall.world_size > len(stall.ranks):
         return Judged(
-            named=(),
             title=f"all ranks of this host wait in {what}",
             message=f"{capitalised(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
             "or for a message that does not arrive.",
             fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
     return Judged(
-        named=(),
         title=f"all ranks wait in {what}",
         message="Nobody is missing, and still it does not end: a message does not arrive, or was not sent.",
         fix="Look at what the ranks share: network, firewall, interface, the ways between GPUs (`ddpdiag check`).",

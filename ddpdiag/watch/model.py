@@ -1,10 +1,23 @@
-"""What `ddpdiag watch` sees of a training that says nothing any more, and what it makes of that."""
+"""What `ddpdiag watch` sees of a training that says nothing any more, what it makes of that, and what each rank does.
 
+What a rank does shows from its stack and its process: it waits in a collective, for its data, or is elsewhere. Of a CPU
+job a rank that waits sleeps. Of a GPU job any Python line may be one that waits: `loss.item()` waits for a kernel of
+NCCL, at full use of core and GPU. So there only a rank that holds the GIL is known not to wait: what waits for CUDA in
+torch gives it away.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from ddpdiag.model.trial import Collective, ProcessState
+from ddpdiag.checks.blame import in_words, last
+from ddpdiag.checks.failure_evidence import state_text
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
 
 # Up to the year 5138, which clocks can show.
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -44,25 +57,15 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     posted_seconds: float | None = None
 
 
-class GpuUse(Struct, frozen=True, kw_only=True):
-    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
-
-    index: int
-    busy_share: float | None = None
-    memory_bytes: int | None = None
-    power_watts: float | None = None
-    pids: tuple[int, ...] = ()
-
-
 class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     """One look at the ranks of one host.
 
     `unix_seconds` is when; `silent_seconds` is how long nothing had been heard, `asked` that a signal wanted the look,
     and `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
-    `guessed` says that nothing named the ranks, so that they are numbered in the order of their start; `far_launcher`
-    is a program below the command that starts ranks on other hosts, where there is one. `blocked` is
-    how long the reader of the command's output has not taken any. `unmoved` says that an earlier look at this silence
-    saw all ranks in the same places. `notes` are sentences on what could not be seen.
+    `guessed` says that nothing named the ranks, so that they are numbered in the order of their start;
+    `remote_launcher` is a program below the command that starts ranks on other hosts, where there is one.
+    `blocked_seconds` is how long the reader of the command's output has not taken any. `unmoved` says that an earlier
+    look at this silence saw all ranks in the same places. `notes` are sentences on what could not be seen.
     """
 
     host: str
@@ -75,7 +78,7 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     looks: int = 1
     world_size: int | None = None
     guessed: bool = False
-    far_launcher: str = ""
+    remote_launcher: str = field(default="", name="far_launcher")
     ranks: tuple[RankSeen, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
     gpus_unseen: str = ""
@@ -97,14 +100,189 @@ class Judged(Struct, frozen=True, kw_only=True):
     """What a look means: who holds the others up, and why; no ranks where the evidence cannot decide.
 
     `named` may hold a rank although nobody is at fault: it is the one for which the others wait. `moving` says that
-    nothing activities still.
+    some rank goes on.
     """
 
-    named: tuple[int, ...]
     title: str
     message: str
-    fix: str
+    fix: str = ""
+    named: tuple[int, ...] = ()
     moving: bool = False
     groups: tuple[RankGroup, ...] = ()
     stacks: dict[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
+
+
+# Files of torch in whose innermost Python frame a rank waits for others (torch 2.6-2.13): c10d's calls, among them the
+# barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.
+_COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "_functional_collectives.py", "rendezvous.py"})
+_COLLECTIVE_FRAMES = frozenset(
+    {
+        "_verify_param_shape_across_processes (utils.py",
+        "_sync_module_states (utils.py",
+        "_broadcast_coalesced (utils.py",
+    }
+)
+_BACKWARD = "_engine_run_backward (graph.py"
+_IMPORT = "importlib._bootstrap"
+_LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
+_LOADER_FILE = "dataloader.py"
+# The loader's own frames stand outside of those of the queue that it waits for.
+_LOADER_DEPTH = 12
+# Who waits asleep uses nothing; a watchdog thread or two take some per cent.
+IDLE_CORES = 0.2
+BUSY_CORES = 0.6
+# An import on a busy machine or file system still uses this much.
+_AT_WORK_CORES = 0.02
+
+
+class Activity(Enum):
+    """What a rank does."""
+
+    GONE = "gone"
+    STOPPED = "stopped"
+    STUCK = "stuck"
+    WAITING = "waiting"  # in a collective, for others
+    LOADING = "loading"  # for its own data
+    ELSEWHERE = "elsewhere"  # it runs something else, and waits for no other rank
+    OPEN = "open"  # on a GPU: it may wait for a kernel, or not
+    UNSEEN = "unseen"  # there is no stack
+
+
+Activities = Mapping[int, Activity]
+
+
+def activities_of(stall: Stall) -> Activities:
+    """What each rank does, as far as it can be known from itself alone."""
+    return {seen.rank: _activity(seen) for seen in stall.ranks}
+
+
+def _activity(seen: RankSeen) -> Activity:
+    process = seen.process
+    state = process.state if process is not None else None
+    if process is None or state in ("Z", "X"):
+        return Activity.GONE
+    if state in ("T", "t"):
+        return Activity.STOPPED
+    if state == "D":
+        return Activity.STUCK
+    return _in_python(seen, process) if process.stack else Activity.UNSEEN
+
+
+def _in_python(seen: RankSeen, process: ProcessState) -> Activity:
+    in_collective = _file_of(process.stack[0]) in _COLLECTIVE_FILES or place_of(process) in _COLLECTIVE_FRAMES
+    if in_collective and not (seen.holds_gil and is_busy(seen)):
+        return Activity.WAITING
+    if any(_file_of(frame) == _LOADER_FILE for frame in process.stack[:_LOADER_DEPTH]):
+        return Activity.LOADING
+    if place_of(process) == _BACKWARD and is_idle(seen) and not seen.holds_gpu:
+        return Activity.WAITING
+    return Activity.ELSEWHERE if seen.holds_gil or not seen.holds_gpu else Activity.OPEN
+
+
+def is_launching(seen: RankSeen) -> bool:
+    """Is it torchrun, waiting for the other hosts?"""
+    stack = seen.process.stack if seen.process is not None else ()
+    return any(_file_of(frame) in _LAUNCHER_FILES for frame in stack)
+
+
+def is_importing(seen: RankSeen) -> bool:
+    """Is it importing modules, and at work? `import torch` alone takes seconds, or minutes on a busy file system."""
+    process = seen.process
+    if process is None or not any(_IMPORT in frame for frame in process.stack):
+        return False
+    return process.state == "R" or (seen.core_share or 0.0) >= _AT_WORK_CORES
+
+
+def place_of(process: ProcessState) -> str:
+    """The innermost frame without its line: waiting ranks differ in lines of a retry loop."""
+    return process.stack[0].rpartition(":")[0] if process.stack else ""
+
+
+def call_of(process: ProcessState) -> str:
+    """The function of the innermost frame."""
+    return process.stack[0].partition(" (")[0] if process.stack else ""
+
+
+def _file_of(frame: str) -> str:
+    """The file in "function (file:line)"."""
+    return os.path.basename(frame.rpartition(" (")[2].rpartition(":")[0])
+
+
+def is_busy(seen: RankSeen) -> bool:
+    """Does it use a core, as far as is known?"""
+    return seen.core_share is not None and seen.core_share >= BUSY_CORES
+
+
+def is_idle(seen: RankSeen) -> bool:
+    """Does it use next to nothing, as far as is known?"""
+    return seen.core_share is not None and seen.core_share <= IDLE_CORES
+
+
+# In words ------------------------------------------------------------------------------------------------------------
+
+
+def agree(ranks: Sequence[int], one: str, many: str) -> str:
+    """The verb of a sentence about these ranks."""
+    return one if len(ranks) == 1 else many
+
+
+def capitalised(text: str) -> str:
+    """The text with a capital first letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def rank_seen(stall: Stall, rank: int) -> RankSeen:
+    """What was seen of a rank."""
+    return next(seen for seen in stall.ranks if seen.rank == rank)
+
+
+def ranks_at(activities: Activities, *wanted: Activity) -> tuple[int, ...]:
+    """The ranks that do one of these."""
+    return tuple(sorted(rank for rank, activity in activities.items() if activity in wanted))
+
+
+def subject(ranks: Sequence[int], one: str, many: str) -> str:
+    """Such as "rank 1 is", or "ranks 1 and 2 are"."""
+    return f"{ranks_text(ranks)} {agree(ranks, one, many)}"
+
+
+def waiting_text(stall: Stall, waiting: Sequence[int]) -> str:
+    """Such as "ranks 0 and 2 wait in all_reduce"."""
+    return f"{subject(waiting, 'waits', 'wait')} in {calls_text(stall, waiting)}"
+
+
+def others_waiting(stall: Stall, activities: Activities, ranks: Sequence[int]) -> str:
+    """A sentence on the ranks that wait, other than `ranks`; nothing where there are none."""
+    waiting = tuple(rank for rank in ranks_at(activities, Activity.WAITING) if rank not in ranks)
+    return f" {capitalised(waiting_text(stall, waiting))}." if waiting else ""
+
+
+def calls_text(stall: Stall, ranks: Sequence[int]) -> str:
+    """The collective in which they wait: from the flight recorder, else the name of the call."""
+    seen = [rank_seen(stall, rank) for rank in ranks]
+    ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
+    calls = dict.fromkeys(call_of(one.process) for one in seen if one.process is not None)
+    return ", ".join(sorted(ends)) if ends else " and ".join(filter(None, calls)) or "a collective"
+
+
+def where_text(stall: Stall, ranks: Sequence[int]) -> str:
+    """Such as ": it is running, in spin (train.py:7)"."""
+    doing = dict.fromkeys(doing_text(rank_seen(stall, rank)) for rank in ranks)
+    return f": {agree(ranks, 'it is', 'they are')} {'; '.join(list(doing)[:4])}"
+
+
+def place_text(stall: Stall, ranks: Sequence[int]) -> str:
+    """Where a single one is, for a title."""
+    process = rank_seen(stall, ranks[0]).process
+    return f", which is in {process.stack[0]}" if len(ranks) == 1 and process is not None and process.stack else ""
+
+
+def doing_text(seen: RankSeen) -> str:
+    """Such as "running, holding the GIL, in spin (train.py:7)"."""
+    process = seen.process
+    if process is None:
+        return "gone"
+    use = ", using a core" if is_busy(seen) else ""
+    gil = ", holding the GIL" if seen.holds_gil else ""
+    return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")

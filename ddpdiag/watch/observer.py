@@ -4,20 +4,24 @@ To find the processes costs reading /proc, of which as much is done as fits into
 """
 
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from msgspec import structs
 
 from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.flight_recorder import TraceDump
-from ddpdiag.probes.host.procfs import core_seconds, cpu_ticks, nvidia_gpus, proc_root, process_state
+from ddpdiag.probes.collectives import TraceDump
+from ddpdiag.probes.gpu.nvml import GpuUse
+from ddpdiag.probes.gpu.visibility import nvidia_gpus
+from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
+from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
-from ddpdiag.watch import collective_trace, pyspy
-from ddpdiag.watch.gpu_use import read_uses
+from ddpdiag.watch.evidence import Stacks, ask_recorder, find_py_spy, recorder_answer, stacks_of
 from ddpdiag.watch.model import Helper, RankSeen, Stall
 from ddpdiag.watch.processes import (
     KnownProcesses,
@@ -40,8 +44,9 @@ _USE_SECONDS = 0.5
 _MOST_HELPERS = 64
 _MOST_READERS = 32
 _GRACE_SECONDS = 0.3
-_LATE = pyspy.Dump(trouble="it could not be read in time")
+_LATE = Stacks(trouble="it could not be read in time")
 
+_gpus: msgspec.json.Decoder[tuple[GpuUse, ...]] = msgspec.json.Decoder(tuple[GpuUse, ...])
 T = TypeVar("T")
 
 
@@ -108,10 +113,10 @@ class Observer:
         uses = self._begin_use()
         # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
         pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
-        gpus = pool.submit(read_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
+        gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
         traces = pool.submit(self._traces, end)
-        program = pyspy.find()
-        stacks = {rank: pool.submit(pyspy.stacks, program, process.pid, end) for rank, process in ranks.items()}
+        program = find_py_spy()
+        stacks = {rank: pool.submit(stacks_of, program, process.pid, end) for rank, process in ranks.items()}
         dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
         traced = _result(traces, end, {})
         cards, unseen = _result(gpus, end, ((), "NVML did not answer in time")) if gpus is not None else ((), "")
@@ -126,7 +131,7 @@ class Observer:
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             guessed=self._ranks.guessed,
-            far_launcher=self.remote_launcher,
+            remote_launcher=self.remote_launcher,
             ranks=seen,
             gpus=cards,
             gpus_unseen=unseen,
@@ -136,10 +141,10 @@ class Observer:
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {
-            rank: collective_trace.ask(process.pid, rank, self._known.environ(process))
+            rank: ask_recorder(process.pid, rank, self._known.environ(process))
             for rank, process in self._ranks.ranks.items()
         }
-        return {rank: one if isinstance(one, str) else collective_trace.answer(one, end) for rank, one in asked.items()}
+        return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
 
     def _begin_use(self) -> "_Uses":
         """What each rank had used of a core so far, and its state."""
@@ -147,7 +152,7 @@ class Observer:
         seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
         return _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
 
-    def _rank(self, rank: int, process: Process, dump: pyspy.Dump, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
+    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
         now = read_process(process.pid)
         if now is None or now.start != process.start:
             return RankSeen(rank=rank, pid=process.pid)
@@ -194,6 +199,15 @@ class _Uses(NamedTuple):
     begin: float
     seconds: dict[int, float]
     states: dict[int, tuple[str | None, str | None]]
+
+
+def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
+    """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
+    try:
+        said = run_bounded([sys.executable, "-m", "ddpdiag.probes.gpu.nvml"], end)
+        return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
+    except (OSError, msgspec.DecodeError):
+        return (), "NVML shows nothing"
 
 
 def _result(future: Future[T], end: float, otherwise: T) -> T:

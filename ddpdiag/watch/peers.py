@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct, structs
 
-from ddpdiag.probes.host.variables import is_pseudo_step
+from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.runtime.launchers.launch import digest
 
 _MOST_BYTES = 4096

@@ -6,16 +6,15 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
-from ddpdiag.probes.host.procfs import PROC
-from ddpdiag.probes.host.variables import is_pseudo_step, is_recorded
-from ddpdiag.watch.collective_trace import FILE_NAMES, PIPE_NAME
+from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
+from ddpdiag.probes.host.kernel import PROC, environ, names_in, open_files, read_text, stat_of
+from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
@@ -27,7 +26,6 @@ WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
 # torch gives its processes names (pt_main_thread), which count where the program's file is not shown.
 _PYTHONS = ("python", "pypy", "pt_")
-_LARGEST_ENVIRON = 1 << 20
 
 # Variables that say who a process is, and where its flight recorder is.
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
@@ -61,24 +59,16 @@ class Ranks(Struct, frozen=True):
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:
     """One process, or None if it is gone; fields 2-4, 22 and 50 of proc(5)."""
-    content = read_text(root / str(pid) / "stat")
-    if not content:
-        return None
-    head, _, rest = content.rpartition(")")
-    fields = rest.split()
+    name, fields = stat_of(root / str(pid))
     if len(fields) < 20:
         return None
-    name = head.partition("(")[2]
     env_start = int(fields[47]) if len(fields) > 47 else 0  # since Linux 3.5
     return Process(pid, int(fields[1]), name, fields[0], int(fields[19]), env_start)
 
 
 def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
     """These processes and all that descend from them, parents first, as far as they are still linked."""
-    try:
-        pids = [int(name) for name in os.listdir(root) if name.isdigit()]
-    except OSError:
-        return []
+    pids = [int(name) for name in names_in(root) or () if name.isdigit()]
     processes = {pid: process for pid in pids if (process := read_process(pid, root)) is not None}
     children: dict[int, list[int]] = {}
     for process in processes.values():
@@ -90,16 +80,6 @@ def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
         found.append(processes[pid])
         waiting += sorted(children.get(pid, ()))
     return found
-
-
-def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
-    """The environment that a process was started with; None where it cannot be read."""
-    try:
-        with (root / str(pid) / "environ").open("rb") as file:
-            words = file.read(_LARGEST_ENVIRON).decode(errors="replace").split("\0")
-    except OSError:
-        return None
-    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def find_ranks(
@@ -201,39 +181,22 @@ def is_spawned(pid: int, root: Path = PROC) -> bool:
 def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
     """Threads as "3 x pt_autograd_0 (S)", which every user may read, even where stacks are refused."""
     counts: Counter[tuple[str, str]] = Counter()
-    for thread in _threads(root / str(pid) / "task"):
-        content = read_text(thread / "stat")
-        if content:
-            head, _, rest = content.rpartition(")")
-            counts[head.partition("(")[2], rest.split()[0]] += 1
+    for thread in names_in(root / str(pid) / "task") or ():
+        name, fields = stat_of(root / str(pid) / "task" / thread)
+        if fields:
+            counts[name, fields[0]] += 1
     return tuple(
         f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
         for (name, state), number in counts.most_common(most)
     )
 
 
-def _threads(folder: Path) -> Iterator[Path]:
-    try:
-        yield from sorted(folder.iterdir())
-    except OSError:
-        return
-
-
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
     """Has it a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
-    folder = root / str(pid) / "fd"
     try:
-        names = os.listdir(folder)
+        return any(path.startswith(_DEVICES) for path in open_files(root / str(pid)))
     except OSError:
         return None
-    return any(_target(folder / name).startswith(_DEVICES) for name in names)
-
-
-def _target(link: Path) -> str:
-    try:
-        return os.readlink(link)
-    except OSError:  # closed since
-        return ""
 
 
 class _Program(Struct, frozen=True):

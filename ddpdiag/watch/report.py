@@ -15,11 +15,12 @@ from msgspec import structs
 from ddpdiag.cli.outputs import terminal
 from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import UsageError
+from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
 from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.units import byte_count, percent
-from ddpdiag.watch.model import GpuUse, Judged, RankSeen, Stall
+from ddpdiag.watch.model import Judged, RankSeen, Stall
 
 _MOST_LINES = 24
 _MOST_FRAMES = 24
@@ -79,7 +80,7 @@ class Reporter:
         self._told: set[str] = set()
 
     def tell(self, stall: Stall, verdict: Judged, why: str = "") -> None:
-        """A look. That stacks are refused, and such, is noted once, and again to who asks; `why` every time."""
+        """A look. That stacks are refused, and such, is shown once, and again to who asks; `why` every time."""
         new = tuple(note for note in verdict.notes if stall.asked or note == why or note not in self._told)
         self._told |= set(verdict.notes)
         _briefly(lambda: self._show(stall, structs.replace(verdict, notes=new)))
@@ -165,10 +166,8 @@ def _threads(page: Page, ranks: Sequence[RankSeen]) -> None:
 
 
 def _gpus(page: Page, stall: Stall) -> None:
-    if stall.gpus:
-        page.write(", ".join(map(_gpu, stall.gpus)), indent=4, lead="GPUs: ", style="dim")
-    elif stall.gpus_unseen:
-        page.write(one_line(stall.gpus_unseen), indent=4, lead="GPUs: ", style="dim")
+    if text := ", ".join(map(_gpu, stall.gpus)) or one_line(stall.gpus_unseen):
+        page.write(text, indent=4, lead="GPUs: ", style="dim")
 
 
 def _gpu(use: GpuUse) -> str:

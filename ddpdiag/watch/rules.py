@@ -10,9 +10,12 @@ from ddpdiag.checks.blame import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch.activity import (
+from ddpdiag.watch.model import (
     Activities,
     Activity,
+    Judged,
+    RankSeen,
+    Stall,
     agree,
     calls_text,
     capitalised,
@@ -29,7 +32,6 @@ from ddpdiag.watch.activity import (
     waiting_text,
     where_text,
 )
-from ddpdiag.watch.model import Judged, RankSeen, Stall
 from ddpdiag.watch.remote_launchers import is_remote
 
 Rule = Callable[[Stall, Activities], Judged | None]
@@ -67,7 +69,6 @@ def _last_to_end(stall: Stall, activities: Activities) -> Judged | None:
     if not ended or not left:
         return None
     return Judged(
-        named=(),
         title=f"{subject(ended, 'has', 'have')} ended; {subject(left, 'goes', 'go')} on{place_text(stall, left)}",
         message=f"No rank is known to wait for another one{where_text(stall, left)}.",
         fix="Look at what it does there, which may be its last save.",
@@ -93,7 +94,6 @@ def _blocked(stall: Stall, activities: Activities) -> Judged | None:
     if stall.blocked_seconds < stall.stall_seconds:
         return None
     return Judged(
-        named=(),
         title="nobody reads the output of the command",
         message=f"What the ranks print has not been taken for {stall.blocked_seconds:.0f} s by the program behind the "
         "pipe, so that they wait until they can print.",
@@ -241,17 +241,15 @@ def _alone(stall: Stall, activities: Activities) -> Judged | None:
     if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
         return None
     seen = stall.ranks[0]
-    launcher = stall.far_launcher or (stall.command if is_remote(stall.command) else "")
+    launcher = stall.remote_launcher or (stall.command if is_remote(stall.command) else "")
     if stall.guessed and launcher:
         return Judged(
-            named=(),
             title="no rank was found on this host",
             message=f"{launcher} started the ranks elsewhere, or not as its own children.",
             fix=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
         )
     if is_launching(seen):
         return Judged(
-            named=(),
             title="the launcher waits for other hosts",
             message="torchrun has started no rank here: it waits until as many hosts as --nnodes says have come.",
             fix="Look whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
@@ -296,7 +294,6 @@ def _apart(stall: Stall, activities: Activities) -> Judged | None:
     if not is_without_rank_0(stall) or stall.unmoved:
         return None
     return Judged(
-        named=(),
         title="silent here, and nothing shows whether the training goes on",
         message="Rank 0, which mostly prints alone, runs on another host. What the ranks do here is what they may do "
         "in a healthy training as well; the next look tells whether they still stand there.",

@@ -14,8 +14,8 @@ from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
-from ddpdiag.probes.host.sysfs import sys_root
-from ddpdiag.probes.net.rdma import route_out
+from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.adapters import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}

@@ -16,7 +16,7 @@ DATA = {
     "ddpdiag/data/mnist/t10k-labels-idx1-ubyte.gz",
     "ddpdiag/data/mnist/train-images-idx3-ubyte.gz",
     "ddpdiag/data/mnist/train-labels-idx1-ubyte.gz",
-    "ddpdiag/explain/cards.toml",
+    *(f"ddpdiag/explain/cards/{name}.toml" for name in ("slurm", "cuda", "nccl", "c10d", "training", "torchrun")),
 }
 
 

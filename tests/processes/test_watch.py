@@ -19,7 +19,7 @@ import pytest
 from jobs import Job, processes, torchrun
 
 from ddpdiag.codec import decode
-from ddpdiag.watch import pyspy
+from ddpdiag.watch.evidence import find_py_spy
 from ddpdiag.watch.model import Stall
 
 WATCH = ("-m", "ddpdiag", "watch")
@@ -57,7 +57,7 @@ for step in range(10_000):
     print("step", step, flush=True)
     time.sleep(1.0)
 """
-needs_py_spy = pytest.mark.skipif(pyspy.find() is None, reason="py-spy is not installed")
+needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not installed")
 
 
 @pytest.fixture

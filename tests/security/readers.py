@@ -18,8 +18,9 @@ from ddpdiag.judgement.saved_report import read_baseline as read_run
 from ddpdiag.lint import command as lint
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import command
-from ddpdiag.watch.model import GpuUse, RankSeen, Stall
+from ddpdiag.watch.model import RankSeen, Stall
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.flight_recorder import LAST, groups, posted
+from ddpdiag.probes.collectives import LAST, groups, posted
 
 
 @pytest.fixture

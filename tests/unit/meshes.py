@@ -11,8 +11,8 @@ from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh.connection import Cell
-from ddpdiag.probes.net.mesh.protocol import KIB, LARGE
+from ddpdiag.probes.net.mesh import Cell
+from ddpdiag.probes.net.mesh_listener import KIB, LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
 
 Link = tuple[int, int]

@@ -5,7 +5,7 @@ from seen import seen_of, together
 
 from ddpdiag.checks.p2p.paths.check import CHECK, Data
 from ddpdiag.probes.gpu.iommu import Bridge, Slot, Surroundings
-from ddpdiag.probes.gpu.paths import Level, PathGpu, Paths, Way
+from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
 
 REDIRECTS = 0x001D
 
@@ -31,7 +31,7 @@ def root_of(index):
 def way(source, target, **changes):
     level = Level.PIX if source // 2 == target // 2 else Level.SYS
     own = {"level": int(level), "nvlinks": 0, "read": 0, "write": 0, "nvlink": 5, "atomics": 5}
-    return Way(source=source, target=target, **(own | changes))
+    return GpuPath(source=source, target=target, **(own | changes))
 
 
 def around(count=4, *, acs=0, ports=(), roots=(), **facts):
@@ -65,7 +65,7 @@ def host_of(changes=None, *, host=0, count=4, name="NVIDIA L40S", surroundings=N
         for target in range(count)
         if source != target
     )
-    return Data(paths=Paths(gpus=gpus, ways=ways), around=surroundings or around(count))
+    return Data(paths=Paths(gpus=gpus, paths=ways), around=surroundings or around(count))
 
 
 def both(one, other, **changes):

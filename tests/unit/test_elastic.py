@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-from ddpdiag.probes.process.elastic import ERROR_FILE, write_error_file
+from ddpdiag.probes.host.programs import ERROR_FILE, write_error_file
 
 
 def test_the_sentence_is_where_torchrun_looks_for_it(tmp_path):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 from runs import faults
 
-from ddpdiag.explain.cards import Card, Explanation, Role, all_cards, read_cards
-from ddpdiag.explain.matcher import explain_log, read_line
+from ddpdiag.explain.matcher import Card, Explanation, Role, all_cards, explain_log, read_cards, read_line
 from ddpdiag.explain.render import render
 
 LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
@@ -116,6 +115,10 @@ source = "observed"
 def test_a_card_is_added_without_touching_code() -> None:
     found = explain_log([b"3: big boom\n"], "x", read_cards(CARD))
     assert (names(found), found.sightings[0].tasks) == (["boom"], (3,))
+
+
+def test_a_card_without_a_role_is_a_cause() -> None:
+    assert read_cards(CARD.replace('role = "cause"\n', "")) == read_cards(CARD)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.present import CHECK, Data
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
-from ddpdiag.probes.host.sysfs import PciFunction
+from ddpdiag.probes.gpu.visibility import PciFunction
 
 
 def found(*rows, ranks_per_node=1, **world):

@@ -43,7 +43,7 @@ def asked(folder):
 
 
 def ways(paths):
-    return {(way.source, way.target): way for way in paths.ways}
+    return {(way.source, way.target): way for way in paths.paths}
 
 
 def seen(paths):
@@ -53,8 +53,8 @@ def seen(paths):
 def test_gpus_at_switches_have_all_links_to_each_other(asked):
     paths, _ = asked("healthy")
     assert [gpu.pci for gpu in paths.gpus] == [fake_nvml.pci_of(index) for index in range(8)]
-    assert len(paths.ways) == 56
-    assert {way.nvlinks for way in paths.ways} == {18}
+    assert len(paths.paths) == 56
+    assert {way.nvlinks for way in paths.paths} == {18}
     way = ways(paths)[3, 4]
     assert (way.level, way.read, way.write, way.nvlink, way.atomics) == (Level.SYS, 0, 0, 0, 0)
     assert list(CHECK.judge(seen(paths))) == []
@@ -113,14 +113,14 @@ def test_siblings_with_other_ways_are_normal(asked, name):
 @pytest.mark.parametrize("name", ["older-card", "nothing-supported"])
 def test_what_is_not_told_is_no_finding(asked, name):
     paths, _ = asked(name)
-    assert {way.level for way in paths.ways} == {None}
+    assert {way.level for way in paths.paths} == {None}
     assert list(CHECK.judge(seen(paths))) == []
 
 
 def test_a_lost_gpu_does_not_hide_the_ways_between_the_others(asked):
     paths, _ = asked("lost")
     assert paths.gpus[5].error is not None
-    assert len(paths.ways) == 42
+    assert len(paths.paths) == 42
 
 
 def test_the_steps_tell_which_gpu_is_asked(asked):

@@ -6,14 +6,14 @@ from pathlib import Path
 import fake_nvml
 import pytest
 
-from ddpdiag.watch.gpu_use import read_uses
+from ddpdiag.watch.observer import read_gpu_uses
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 
 
 def _uses(name: str, seconds: float, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml.build(name, folder)))
-    return read_uses(time.monotonic() + seconds)
+    return read_gpu_uses(time.monotonic() + seconds)
 
 
 def test_the_one_that_idles_among_those_that_wait(tmp_path, monkeypatch):

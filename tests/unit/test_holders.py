@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from ddpdiag.probes.host.programs import holder_of, span_text, user_name
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.probes.process.port_holders import holder_of, span_text, user_name
 
 SCRIPT = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
 

@@ -13,8 +13,8 @@ from ddpdiag.checks.host.network_ports import CHECK
 from ddpdiag.checks.host.port_deltas import Limits, Pair, counter_deltas
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Options, Severity, Status
+from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.interfaces import Interface, Wanted
-from ddpdiag.probes.net.port_counters import NetworkLook, PortCounters
 
 THREE = {"size": 3, "ranks_per_node": 1}
 RDMA_COUNTERS = {

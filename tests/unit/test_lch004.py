@@ -6,7 +6,7 @@ from seen import seen_of, with_arrivals, with_events
 
 from ddpdiag.checks.launch.slurm_step import CHECK, Data, step_of
 from ddpdiag.model import Event, EventKind, Options, Severity
-from ddpdiag.probes.host.variables import SLURM_VARIABLES, job_and_step, slurm_variables
+from ddpdiag.probes.host.environment import SLURM_VARIABLES, job_and_step, slurm_variables
 
 STEP = {
     "SLURM_JOB_ID": "12",

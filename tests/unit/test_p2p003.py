@@ -14,7 +14,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
 from ddpdiag.probes.gpu.iommu import Surroundings
-from ddpdiag.probes.gpu.paths import Level, PathGpu, Paths, Way
+from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
 from ddpdiag.render import shell
 
 LONG = Options(budget_seconds=600.0)
@@ -146,7 +146,7 @@ def nvml_says(run, status, nvlinks):
     """What P2P001 saw of every pair."""
     gpus = tuple(PathGpu(index=rank, uuid=uuid_of(rank), pci=f"0000:0{rank}:00.0", name="H100") for rank in range(2))
     ways = tuple(
-        Way(
+        GpuPath(
             source=a,
             target=1 - a,
             level=int(Level.PIX),
@@ -158,7 +158,7 @@ def nvml_says(run, status, nvlinks):
         )
         for a in range(2)
     )
-    run.told(paths.CHECK, {0: paths.Data(paths=Paths(gpus=gpus, ways=ways), around=Surroundings())})
+    run.told(paths.CHECK, {0: paths.Data(paths=Paths(gpus=gpus, paths=ways), around=Surroundings())})
     return run
 
 

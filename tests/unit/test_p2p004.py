@@ -12,8 +12,8 @@ from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.checks.p2p.transport.judge import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
-from ddpdiag.probes.net.rdma import Port
 
 HOST = 4
 NDR = 50e9

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from ddpdiag.probes.net.port_check import PortListener, answered, check_port, ephemeral_ports, is_local
-from ddpdiag.probes.net.tcp_connect import Reach, free_port
+from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
+from ddpdiag.probes.net.tcp_connect import PortListener, Reach, answered, check_port, free_port
 
 
 @pytest.fixture
@@ -84,6 +84,6 @@ def test_the_range_of_outgoing_connections_is_read(tmp_path):
 
 
 def test_where_addresses_cannot_be_listed_binding_tells(monkeypatch):
-    monkeypatch.setattr("ddpdiag.probes.net.port_check.own_addresses", lambda: None)
+    monkeypatch.setattr("ddpdiag.probes.net.interfaces.own_addresses", lambda: None)
     assert is_local("127.0.0.1")
     assert not is_local("192.0.2.1")

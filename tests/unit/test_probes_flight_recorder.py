@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.flight_recorder import LAST, groups, posted
+from ddpdiag.probes.collectives import LAST, groups, posted
 
 C10D = "torch._C._distributed_c10d"
 NONE: frozenset[tuple[str, str]] = frozenset()

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from ddpdiag.probes.net.mesh import connection as connection_module
-from ddpdiag.probes.net.mesh import survey as listener_module
-from ddpdiag.probes.net.mesh.connection import Cell, Connection, Peer, tcp_info
-from ddpdiag.probes.net.mesh.protocol import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Request, receive, request
-from ddpdiag.probes.net.mesh.survey import Listener, survey
-from ddpdiag.probes.net.tcp_connect import Reach, free_port
+from ddpdiag.probes.net import mesh, mesh_listener
+from ddpdiag.probes.net.mesh import Cell, Connection, Peer, survey
+from ddpdiag.probes.net.mesh_listener import DONE, KIB, LARGE, REQUEST, TOKEN_BYTES, Listener, Request, receive, request
+from ddpdiag.probes.net.tcp_connect import Reach, free_port, tcp_info
 
 SECONDS = 20.0
 
@@ -168,10 +166,10 @@ def test_what_is_no_tcp_connection_has_no_counters():
 
 
 def test_a_way_that_trickles_is_slow_and_does_not_last_for_ever(listener, monkeypatch):
-    monkeypatch.setattr(connection_module, "_SMALL_SECONDS", 0.1)
-    over, swallow = threading.Event(), listener_module._swallow
+    monkeypatch.setattr(mesh, "_SMALL_SECONDS", 0.1)
+    over, swallow = threading.Event(), mesh_listener._swallow
     monkeypatch.setattr(
-        listener_module, "_swallow", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
+        mesh_listener, "_swallow", lambda sock, count: swallow(sock, count) if count <= KIB else over.wait(SECONDS)
     )
     connection = Connection(peer_of(listener))
     connection.try_sizes(1)

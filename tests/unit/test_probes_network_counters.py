@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 from test_probes_route import add_port
 
-from ddpdiag.probes.net.port_counters import PortCounters, interface_counters, network_look, rdma_counters, tcp_counters
-from ddpdiag.probes.net.rdma import nccl_ports
+from ddpdiag.probes.net.adapters import (
+    PortCounters,
+    interface_counters,
+    nccl_ports,
+    network_look,
+    rdma_counters,
+    tcp_counters,
+)
 
 SNMP = """\
 Ip: Forwarding DefaultTTL InReceives

@@ -3,17 +3,9 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.host.procfs import (
-    ProcGpu,
-    age_seconds,
-    boot_id,
-    memory,
-    nvidia_gpus,
-    proc_root,
-    process_state,
-    withheld_gpus,
-)
-from ddpdiag.probes.host.versions import driver_version
+from ddpdiag.probes.gpu.visibility import ProcGpu, nvidia_gpus, withheld_gpus
+from ddpdiag.probes.host.environment import driver_version
+from ddpdiag.probes.host.kernel import age_seconds, boot_id, memory, proc_root, process_state
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
 IRQ:   \t\t 283

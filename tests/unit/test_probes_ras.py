@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from ras_server import REPORT, RasServer
 
-from ddpdiag.probes.process.ras import CUT, MAX_BYTES, Address, own_service, status
+from ddpdiag.probes.collectives import MOST_RAS_BYTES, RAS_CUT, RasAddress, ras_report, ras_service
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, asks_nccl, wait_for_answer
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport
 
@@ -34,7 +34,7 @@ def serve() -> Iterator[Serve]:
 
 def said(server: RasServer, seconds: float = SECONDS) -> tuple[str, float]:
     begin = time.monotonic()
-    text = status(Address(socket.AF_INET, "127.0.0.1", server.port), begin + seconds)
+    text = ras_report(RasAddress(socket.AF_INET, "127.0.0.1", server.port), begin + seconds)
     return text, time.monotonic() - begin
 
 
@@ -48,13 +48,13 @@ def test_the_whole_report_is_read(serve: Serve) -> None:
 def test_of_a_report_that_is_not_finished_the_start_is_kept(serve: Serve) -> None:
     text, seconds = said(serve("cut"))
     assert text.startswith("NCCL version 2.27.7")
-    assert text.endswith(CUT)
+    assert text.endswith(RAS_CUT)
     assert seconds < SECONDS + 0.3
 
 
 def test_a_huge_report_is_cut(serve: Serve) -> None:
-    text, _ = said(serve("answer", report="x" * 5 * MAX_BYTES), 5)
-    assert len(text) == MAX_BYTES + 1 + len(CUT)
+    text, _ = said(serve("answer", report="x" * 5 * MOST_RAS_BYTES), 5)
+    assert len(text) == MOST_RAS_BYTES + 1 + len(RAS_CUT)
 
 
 @pytest.mark.parametrize("act", ["silent", "close", "stranger"])
@@ -72,7 +72,7 @@ def test_another_process_behind_the_same_port_may_answer(serve: Serve) -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert status(Address(socket.AF_INET, "127.0.0.1", port), time.monotonic() + 0.2) == ""
+    assert ras_report(RasAddress(socket.AF_INET, "127.0.0.1", port), time.monotonic() + 0.2) == ""
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_our_own_service_is_found_where_it_listens(serve: Serve, host: str) -> N
         server = serve("answer", host=host)
     except OSError:
         pytest.skip(f"no {host} here")
-    found = own_service({"NCCL_RAS_ADDR": f"{host}:{server.port}"})
+    found = ras_service({"NCCL_RAS_ADDR": f"{host}:{server.port}"})
     assert found is not None
     assert (found.host, found.port) == (host, server.port)
-    assert status(found, time.monotonic() + 5) == REPORT.strip()
+    assert ras_report(found, time.monotonic() + 5) == REPORT.strip()
 
 
 def test_the_service_of_another_process_is_left_alone() -> None:
@@ -97,13 +97,13 @@ def test_the_service_of_another_process_is_left_alone() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         port = int(other.stdout.readline())
-        assert own_service({"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}) is None
+        assert ras_service({"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}) is None
         other.communicate()
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:x", "h:99999", "h:0", "h:²"])
 def test_an_address_without_a_port_is_none(address: str) -> None:
-    assert own_service({"NCCL_RAS_ADDR": address}) is None
+    assert ras_service({"NCCL_RAS_ADDR": address}) is None
 
 
 @pytest.fixture

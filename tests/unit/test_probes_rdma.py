@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_probes_route import add_port
 
-from ddpdiag.probes.net.rdma import Port, has_peer_memory, rdma_ports
+from ddpdiag.probes.net.adapters import Port, has_peer_memory, rdma_ports
 
 
 def test_ports_with_their_layer_state_and_rate(tmp_path: Path) -> None:

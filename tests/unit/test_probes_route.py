@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.net.rdma import Card, infiniband, nccl_takes_port, route_out
+from ddpdiag.probes.net.adapters import Card, infiniband, nccl_takes_port, route_out
 
 NDR = "400 Gb/sec (4X NDR)"
 

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from ddpdiag.probes.gpu.visibility import pci_gpus
-from ddpdiag.probes.host.sysfs import PciFunction, nvidia_functions, rdma_devices, sys_root
+from ddpdiag.probes.gpu.visibility import PciFunction, nvidia_functions, pci_gpus
+from ddpdiag.probes.host.kernel import rdma_devices, sys_root
 
 
 def add_function(root: Path, address: str, *, vendor="0x10de", kind="0x030200", driver: str | None = "nvidia") -> None:

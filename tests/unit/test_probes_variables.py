@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.host.variables import MAX_VALUE, is_recorded, nccl_files, recorded_variables
+from ddpdiag.probes.host.environment import MAX_VALUE, is_recorded, nccl_files, recorded_variables
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS"])

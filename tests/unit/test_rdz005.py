@@ -7,8 +7,7 @@ from seen import seen_of, with_arrivals, world_of
 from ddpdiag.checks.rendezvous import master_port
 from ddpdiag.checks.rendezvous.master_port import CHECK, Data
 from ddpdiag.model import Severity
-from ddpdiag.probes.net.port_check import PortAnswer
-from ddpdiag.probes.net.tcp_connect import Reach, Reached
+from ddpdiag.probes.net.tcp_connect import PortAnswer, Reach, Reached
 
 
 def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", **more):

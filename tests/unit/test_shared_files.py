@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from ddpdiag.probes.host.shared_files import (
+    DirectoryLook,
     Mount,
-    View,
     done_of,
     file_of,
     lock,
@@ -68,7 +68,7 @@ def test_who_wrote_nothing_is_not_looked_for(tmp_path):
 
 
 def test_a_host_alone_has_nobody_to_look_for(tmp_path):
-    assert looked([tmp_path])[0] == View((), 0.0, None)
+    assert looked([tmp_path])[0] == DirectoryLook((), 0.0, None)
 
 
 def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from ddpdiag.codec import decode, encode
 from ddpdiag.model import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch.judge import is_start, judged
-from ddpdiag.watch.model import GpuUse, Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.model import Helper, Judged, RankSeen, Stall
 from ddpdiag.watch.report import render
 from ddpdiag.watch.rules import is_unmoved
 
@@ -75,7 +76,7 @@ def test_who_waits_alone_for_most_is_not_the_odd_one():
         pytest.param(stalled(seen(0, RENDEZVOUS), guessed=True, world_size=None), id="torchrun waits for hosts"),
         pytest.param(stalled(seen(0), guessed=True, world_size=None, command="srun"), id="a launcher of other hosts"),
         pytest.param(
-            stalled(seen(0), guessed=True, world_size=None, command="run.sh", far_launcher="mpirun"),
+            stalled(seen(0), guessed=True, world_size=None, command="run.sh", remote_launcher="mpirun"),
             id="a launcher of other hosts behind a script",
         ),
     ],

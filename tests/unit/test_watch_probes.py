@@ -9,9 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.probes.flight_recorder import TraceDump
-from ddpdiag.watch import collective_trace, pyspy
-from ddpdiag.watch.processes import Process, descendants, environ, find_ranks, holds_gpu, read_process, thread_names
+from ddpdiag.probes.collectives import TraceDump
+from ddpdiag.probes.host.kernel import environ
+from ddpdiag.watch.evidence import (
+    FILE_NAMES,
+    PIPE_NAME,
+    Asked,
+    Stacks,
+    ask_recorder,
+    dump_stacks,
+    load_trace,
+    recorder_answer,
+    refusal,
+)
+from ddpdiag.watch.processes import Process, descendants, find_ranks, holds_gpu, read_process, thread_names
 
 ENTRY = {
     "record_id": 2,
@@ -104,10 +115,10 @@ def test_a_process_that_is_gone_shows_nothing(tmp_path):
 
 
 def test_a_dump_is_read_as_plain_data():
-    trace = collective_trace.load(pickle.dumps(TRACE, protocol=2))
+    trace = load_trace(pickle.dumps(TRACE, protocol=2))
     assert [(c.seq, c.name, c.elements, c.group) for c in trace.collectives] == [(3, "nccl:all_reduce", 6, "0")]
     assert trace.newest_unix_seconds == pytest.approx(1_795_324_547.98)
-    assert collective_trace.load(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
+    assert load_trace(pickle.dumps({"entries": []}, protocol=2)) == TraceDump((), None)
 
 
 class Evil:
@@ -129,7 +140,7 @@ class Evil:
 )
 def test_anything_else_is_nothing_and_runs_nothing(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert collective_trace.load(data) is None
+    assert load_trace(data) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,21 +167,21 @@ def _nccl(pipe: Path, file: Path) -> threading.Thread:
 
 
 def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
-    variables = {collective_trace.PIPE_NAME: f"{tmp_path}/ask-", collective_trace.FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
-    asked = collective_trace.ask(os.getpid(), 3, variables)
-    assert isinstance(asked, collective_trace.Asked)
-    assert collective_trace.answer(asked, time.monotonic() + 5).collectives[0].seq == 3
+    asked = ask_recorder(os.getpid(), 3, variables)
+    assert isinstance(asked, Asked)
+    assert recorder_answer(asked, time.monotonic() + 5).collectives[0].seq == 3
     thread.join()
-    again = collective_trace.Asked(asked.file, asked.file.stat().st_mtime_ns)
-    golden(collective_trace.answer(again, time.monotonic()))  # an old file is no answer
+    again = Asked(asked.file, asked.file.stat().st_mtime_ns)
+    golden(recorder_answer(again, time.monotonic()))  # an old file is no answer
 
 
 def test_a_process_without_a_pipe_says_why(golden, tmp_path):
-    variables = {collective_trace.PIPE_NAME: f"{tmp_path}/ask-", collective_trace.FILE_NAMES[0]: f"{tmp_path}/rank-"}
-    told = [collective_trace.ask(os.getpid(), 0, own) for own in ({}, variables)]
+    variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
+    told = [ask_recorder(os.getpid(), 0, own) for own in ({}, variables)]
     (tmp_path / "ask-0.pipe").write_text("")
-    told.append(collective_trace.ask(os.getpid(), 0, variables))
+    told.append(ask_recorder(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
 
@@ -191,14 +202,14 @@ def test_py_spys_stacks_are_read_main_thread_first(tmp_path):
         return {"pid": 9, "os_thread_id": number, "owns_gil": gil, "active": True, "frames": [frame]}
 
     (tmp_path / "said").write_text(json.dumps([thread(10, "other", gil=False), thread(9, "main", gil=True)]))
-    seen = pyspy.dump(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
-    assert seen == pyspy.Dump(("main (main.py:7)",), (("other (other.py:7)",),), True)
+    seen = dump_stacks(_program(tmp_path, f"cat {tmp_path}/said"), 9, time.monotonic() + 5)
+    assert seen == Stacks(("main (main.py:7)",), (("other (other.py:7)",),), True)
 
 
 def test_py_spy_that_fails_is_quoted_and_one_that_hangs_is_left(golden, tmp_path):
     refused = _program(tmp_path, "echo 'Error: Permission Denied: try sudo' >&2; exit 1")
-    assert pyspy.dump(refused, 9, time.monotonic() + 5).refused
-    hangs = pyspy.dump(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
+    assert dump_stacks(refused, 9, time.monotonic() + 5).refused
+    hangs = dump_stacks(_program(tmp_path, "exec sleep 3000"), 9, time.monotonic() + 0.3)
     assert (hangs.main, hangs.refused) == ((), False)
     golden(hangs.trouble)
 
@@ -217,8 +228,8 @@ def test_the_setting_that_refuses_is_named(golden, tmp_path):
     _process(tmp_path, 8, own + 1, CapPrm="0")
     _process(tmp_path, 9, own, CapPrm="80000")
     for pid in (7, 8, 9):
-        why = pyspy.refusal(pid, tmp_path)
+        why = refusal(pid, tmp_path)
         golden(why.replace(f"user {own}:", "user OURS:").replace(f"user {own + 1},", "user THEIRS,"))
     (tmp_path / "sys" / "kernel" / "yama").mkdir(parents=True)
     (tmp_path / "sys" / "kernel" / "yama" / "ptrace_scope").write_text("1\n")
-    golden(pyspy.refusal(7, tmp_path))
+    golden(refusal(7, tmp_path))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ddpdiag.watch.child import AWAITED
-from ddpdiag.watch.loop import Silence
+from ddpdiag.watch.command import Silence
 from ddpdiag.watch.output import FileSink, OutputMonitor, Relay
 from ddpdiag.watch.peers import Identity, Peers, identity, job_name
 

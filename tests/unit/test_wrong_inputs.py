@@ -10,6 +10,7 @@ from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.watch import command as watch
+from ddpdiag.watch.options import WatchOptions
 
 
 def refused(*words: str) -> str:
@@ -55,7 +56,7 @@ def test_many_simulated_runs_make_no_report(golden) -> None:
 
 def test_an_empty_command_cannot_be_watched(golden) -> None:
     with pytest.raises(UsageError) as command:
-        watch.run([""], stall=300, kill=False, output=(), bundle=None, flight_recorder=False, alone=False)
+        watch.run([""], WatchOptions())
     with pytest.raises(UsageError) as file:
         watch.read([""])
     golden(str(command.value), str(file.value))

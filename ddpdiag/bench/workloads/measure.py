@@ -14,10 +14,8 @@ from ddpdiag.bench.workloads.calls import finish
 from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.limits import affinity, cgroup
-from ddpdiag.probes.host.local_bandwidth import Copier, loopback_bytes_per_s
-from ddpdiag.probes.host.procfs import memory, proc_root
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
+from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
 from ddpdiag.workloads.devices import gpu_limits
 
 # 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.

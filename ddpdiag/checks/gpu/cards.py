@@ -22,8 +22,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.nvml import Gpu
-from ddpdiag.probes.gpu.visibility import device_index, gpus_named
-from ddpdiag.probes.host.procfs import ProcGpu
+from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
 
 D = TypeVar("D")
 

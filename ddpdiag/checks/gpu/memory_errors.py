@@ -35,7 +35,7 @@ from ddpdiag.model import Finding, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import sys_root
 
 FINDINGS = {
     "uncorrected": Explained.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),

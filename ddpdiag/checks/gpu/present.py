@@ -34,9 +34,8 @@ from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
-from ddpdiag.probes.gpu.visibility import promised_gpus, visible_gpus
-from ddpdiag.probes.host.procfs import nvidia_gpus, proc_root, withheld_gpus
-from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
+from ddpdiag.probes.gpu.visibility import nvidia_functions, nvidia_gpus, promised_gpus, visible_gpus, withheld_gpus
+from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {

@@ -16,8 +16,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
-from ddpdiag.probes.gpu.visibility import named_gpus
-from ddpdiag.probes.host.sysfs import PciFunction
+from ddpdiag.probes.gpu.visibility import PciFunction, named_gpus
 from ddpdiag.text import count_text
 
 

@@ -26,9 +26,8 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.sysfs import sys_root
 from ddpdiag.text import count_text
 
 FINDINGS = {

@@ -28,9 +28,8 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host
 from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.sysfs import rdma_devices, sys_root
 
 FINDINGS = {
     "open-files": Explained.warning("too few open files."),

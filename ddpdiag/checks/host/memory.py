@@ -25,9 +25,8 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import cgroup
-from ddpdiag.probes.host.procfs import memory, proc_root
-from ddpdiag.probes.host.sysfs import sys_root
 
 FINDINGS = {
     "short": Explained("less memory is left than the ranks of this host need to start."),

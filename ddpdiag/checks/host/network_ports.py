@@ -40,8 +40,8 @@ from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.net.adapters import NetworkLook, network_look
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
-from ddpdiag.probes.net.port_counters import NetworkLook, network_look
 
 FINDINGS = {
     "link-down": Explained.warning(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ddpdiag.probes.net.port_counters import NetworkLook, PortCounters
+from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 
 # Each rises by one when the link is lost; carrier_changes once more when it is back.
 _DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")

@@ -33,7 +33,7 @@ from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.variables import job_and_step, slurm_variables
+from ddpdiag.probes.host.environment import job_and_step, slurm_variables
 from ddpdiag.text import count_text
 
 FINDINGS = {

@@ -29,7 +29,7 @@ from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding
 from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.variables import nccl_files, recorded_variables
+from ddpdiag.probes.host.environment import nccl_files, recorded_variables
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {

@@ -31,8 +31,8 @@ from ddpdiag.checks.launch.variables import setting
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.versions import driver_version, versions
+from ddpdiag.probes.host.environment import driver_version, versions
+from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {

@@ -32,7 +32,7 @@ from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import Offers, offers
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
     Interface,
     Wanted,

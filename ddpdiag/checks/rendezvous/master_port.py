@@ -31,9 +31,9 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.net.port_check import PortAnswer, PortListener, answered, check_port, ephemeral_ports, is_local
-from ddpdiag.probes.net.tcp_connect import Reach, is_loopback
-from ddpdiag.probes.process.port_holders import holder_of
+from ddpdiag.probes.host.programs import holder_of
+from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
+from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answered, check_port, is_loopback
 
 FINDINGS = {
     "taken": Explained.error(

@@ -30,8 +30,8 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
-from ddpdiag.probes.host.shared_files import View, mount_of, space, stores
-from ddpdiag.probes.process.port_holders import span_text
+from ddpdiag.probes.host.programs import span_text
+from ddpdiag.probes.host.shared_files import DirectoryLook, mount_of, space, stores
 from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {
@@ -97,13 +97,13 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def _look(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> View:
+def _look(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> DirectoryLook:
     """Everybody learns what everybody wrote; who wrote nothing looks for nothing."""
     with shared_files.locked(own):
         peers = ctx.exchange("" if error else token)
         tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
         ctx.step(f"look for the other hosts' files in {directory}")
-        return View() if error else shared_files.look(directory, ctx.place.rank, tokens)
+        return DirectoryLook() if error else shared_files.look(directory, ctx.place.rank, tokens)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
-from ddpdiag.probes.gpu.nvml import Broken, Device, memory, supported, sysfs_address
+from ddpdiag.probes.gpu.nvml import Broken, Device, NvmlError, memory, opened_nvml, supported
 
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t, nvmlPageRetirementCause_t.
 _CORRECTED, _UNCORRECTED = 0, 1
@@ -176,21 +176,12 @@ class Look(Struct, frozen=True, kw_only=True):
 def look(sys_root: Path, step: Callable[[str], None]) -> Look:
     """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
     try:
-        import pynvml
-    except ImportError as error:
+        with opened_nvml() as pynvml:
+            driver = supported(pynvml.nvmlSystemGetDriverVersion)
+            count = pynvml.nvmlDeviceGetCount()
+            return Look(driver=driver, gpus=tuple(_health(index, driver, sys_root, step) for index in range(count)))
+    except NvmlError as error:
         return Look(error=str(error))
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Look(error=str(error))
-    try:
-        driver = supported(pynvml.nvmlSystemGetDriverVersion)
-        count = pynvml.nvmlDeviceGetCount()
-        return Look(driver=driver, gpus=tuple(_health(index, driver, sys_root, step) for index in range(count)))
-    except pynvml.NVMLError as error:
-        return Look(error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str], None]) -> Health:
@@ -201,7 +192,7 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
         device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:
         return Health(index=index, error=str(error))
-    pci = device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId)))
+    pci = device.pci()
     step(f"GPU {index} (PCI {pci})")
     # Three looks with questions between them: a reason that all of them show is no flicker.
     events = [_events(device)]

@@ -7,12 +7,12 @@ Without root the kernel shows the first 64 bytes of a config space only, so ACS 
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_pairs, read_text
+from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
 
 # Kernel parameters that concern P2P (Documentation/admin-guide/kernel-parameters.txt); of pci= these parts only.
 _PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pcie_acs_override")
@@ -104,8 +104,8 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
     cpu = read_pairs(proc_root / "cpuinfo", ":")
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
-        iommus=_names(sys_root / "class" / "iommu"),
-        iommu_groups=len(_names(sys_root / "kernel" / "iommu_groups")),
+        iommus=names_in(sys_root / "class" / "iommu") or (),
+        iommu_groups=len(names_in(sys_root / "kernel" / "iommu_groups") or ()),
         virtual=_is_virtual(cpu, sys_root),
         slots=slots,
         bridges=tuple(Bridge(address, _acs(sys_root, address)) for address in above),
@@ -167,26 +167,15 @@ def _slot(address: str, sys_root: Path) -> Slot:
     group = device / "iommu_group"
     return Slot(
         pci=address,
-        bridges=tuple(_addresses(parts[:-1])),
+        bridges=tuple(part for part in parts[:-1] if _ADDRESS.fullmatch(part)),
         grouped=group.exists() if device.exists() else None,
         domain=read_text(group / "type") or None,
     )
 
 
-def _addresses(parts: Iterable[str]) -> Iterator[str]:
-    return (part for part in parts if _ADDRESS.fullmatch(part))
-
-
-def _names(folder: Path) -> tuple[str, ...]:
-    try:
-        return tuple(sorted(entry.name for entry in folder.iterdir()))
-    except OSError:
-        return ()
-
-
 def _is_virtual(cpu: Mapping[str, str], sys_root: Path) -> bool | None:
     """x86 has a flag that hypervisors set; Xen also shows itself in sysfs."""
-    if _names(sys_root / "hypervisor"):
+    if names_in(sys_root / "hypervisor"):
         return True
     flags = cpu.get("flags")
     return None if flags is None else "hypervisor" in flags.split()

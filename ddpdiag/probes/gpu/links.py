@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.gpu.nvml import Device
-from ddpdiag.probes.host.files import read_int
+from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml
+from ddpdiag.probes.host.kernel import read_int
 
 # nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
 _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
@@ -159,7 +159,7 @@ _PCIE = {1: 15, 2: 30, 3: 60, 4: 120, 5: 240, 6: 480}
 
 
 class Connections(Struct, frozen=True, kw_only=True):
-    """One GPU's ways out; None is what it does not say. Rates are bytes per second in one direction.
+    """One GPU's links to others and to the host; None is what it does not say. Rates are in one direction.
 
     `nvlink_switched`: do all links that are up lead to a switch? Else they lead to one other GPU each, and not all GPUs
     of a host need be next to each other.
@@ -176,29 +176,20 @@ class Connections(Struct, frozen=True, kw_only=True):
 def connections(uuid: str, capability: tuple[int, int]) -> Connections:
     """What NVML says of the GPU with this UUID; nothing where it says nothing."""
     try:
-        import pynvml
-    except (ImportError, OSError):
+        with opened_nvml() as pynvml:
+            device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            states = link_states(device)
+            up = [number for number, is_up in states.items() if is_up]
+            return Connections(
+                nvlinks=len(up) if states else None,
+                nvlinks_max=len(states) or None,
+                nvlink_switched=_switched([link_end(device, number) for number in up]),
+                nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
+                pcie_bytes_per_s=_pcie(device, "Max"),
+                pcie_now_bytes_per_s=_pcie(device, "Curr"),
+            )
+    except (NvmlError, OSError):
         return Connections()
-    try:
-        pynvml.nvmlInit()
-    except (OSError, pynvml.NVMLError):
-        return Connections()
-    try:
-        device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-        states = link_states(device)
-        up = [number for number, is_up in states.items() if is_up]
-        return Connections(
-            nvlinks=len(up) if states else None,
-            nvlinks_max=len(states) or None,
-            nvlink_switched=_switched([link_end(device, number) for number in up]),
-            nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
-            pcie_bytes_per_s=_pcie(device, "Max"),
-            pcie_now_bytes_per_s=_pcie(device, "Curr"),
-        )
-    except pynvml.NVMLError:
-        return Connections()
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def nvlink_rate(capability: tuple[int, int]) -> float:

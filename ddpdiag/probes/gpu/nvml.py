@@ -8,10 +8,14 @@ structure or a constant that it lacks counts as not answered.
 """
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from types import ModuleType
 from typing import TypeVar
 
+import msgspec
 from msgspec import Struct
 
 T = TypeVar("T")
@@ -50,28 +54,42 @@ class Enumeration(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
-def enumerate_gpus() -> Enumeration:
-    """Every GPU that NVML shows; trouble is an answer, not an exception."""
+class NvmlError(Exception):
+    """NVML's own text; its cause is pynvml's error, or the ImportError where there is no pynvml."""
+
+
+@contextmanager
+def opened_nvml() -> Iterator[ModuleType]:
+    """pynvml with NVML initialised; NvmlError where it is not, or for what NVML refuses meanwhile."""
     try:
         import pynvml
     except ImportError as error:
-        return Enumeration(trouble=Trouble.NO_LIBRARY, error=str(error))
+        raise NvmlError(str(error)) from error
     try:
         pynvml.nvmlInit()
+        try:
+            yield pynvml
+        finally:
+            pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Enumeration(trouble=_trouble(error), error=str(error))
+        raise NvmlError(str(error)) from error
+
+
+def enumerate_gpus() -> Enumeration:
+    """Every GPU that NVML shows; trouble is an answer, not an exception."""
     try:
-        return Enumeration(
-            gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
-            driver=supported(pynvml.nvmlSystemGetDriverVersion),
-        )
-    except pynvml.NVMLError as error:
-        return Enumeration(trouble=Trouble.OTHER, error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
+        with opened_nvml() as pynvml:
+            return Enumeration(
+                gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
+                driver=supported(pynvml.nvmlSystemGetDriverVersion),
+            )
+    except NvmlError as error:
+        return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
 
 
-def _trouble(error: Exception) -> Trouble:
+def _trouble(error: BaseException | None) -> Trouble:
+    if isinstance(error, ImportError):
+        return Trouble.NO_LIBRARY
     import pynvml
 
     match error:
@@ -167,6 +185,10 @@ class Device:
         """The numbers that the function gives (its out parameters, or a list)."""
         return self._ask(function, lambda: tuple(map(int, getattr(self._nvml, function)(self._handle, *arguments))))
 
+    def pci(self) -> str | None:
+        """Its address, as sysfs writes it."""
+        return self.of(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
+
     def flag(self, function: str) -> bool | None:
         """The one number, as yes or no."""
         answer = self.number(function)
@@ -214,12 +236,12 @@ class Device:
 
     def of(self, ask: Callable[[object], T]) -> T | None:
         """What `ask` makes of the handle."""
-        return supported(lambda: self._noted(lambda: ask(self._handle)))
+        return supported(lambda: self._remembering_broken(lambda: ask(self._handle)))
 
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:
-        return supported(lambda: self._noted(ask)) if hasattr(self._nvml, function) else None
+        return supported(lambda: self._remembering_broken(ask)) if hasattr(self._nvml, function) else None
 
-    def _noted(self, ask: Callable[[], T]) -> T | None:
+    def _remembering_broken(self, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
         except self._nvml.NVMLError as error:
@@ -232,3 +254,40 @@ class Device:
 def _value(code: int, kind: int, value: object) -> int | None:
     """A field's value, if its own return code says that there is one."""
     return int(getattr(value, _MEMBERS[kind])) if code == 0 and kind < len(_MEMBERS) else None
+
+
+class GpuUse(Struct, frozen=True, kw_only=True):
+    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
+
+    index: int
+    busy_share: float | None = None
+    memory_bytes: int | None = None
+    power_watts: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+def gpu_uses() -> tuple[GpuUse, ...]:
+    """How busy each GPU is now. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    return tuple(_use(index) for index in range(pynvml.nvmlDeviceGetCount()))
+
+
+def _use(index: int) -> GpuUse:
+    import pynvml
+
+    handle = supported(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return GpuUse(index=index)
+    return GpuUse(
+        index=index,
+        busy_share=supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+        memory_bytes=supported(lambda: memory(handle)[1]),
+        power_watts=supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+        pids=tuple(supported(lambda: [own.pid for own in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]) or ()),
+    )
+
+
+if __name__ == "__main__":  # NVML may hang: `ddpdiag watch` asks it in a process of its own
+    sys.stdout.buffer.write(msgspec.json.encode(gpu_uses()))

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from enum import IntEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
-from ddpdiag.probes.gpu.nvml import Device, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK, _ATOMICS = 0, 1, 2, 3
@@ -20,7 +20,7 @@ _HIDDEN = "fffffff"
 
 
 class Level(IntEnum):
-    """Where the PCIe ways of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t), by the names of `nvidia-smi topo -m`.
+    """Where the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t), by the names of `nvidia-smi topo -m`.
 
     On one board (a card with two GPUs), at one switch, behind several, at the host bridge of a processor, between host
     bridges of one NUMA node, between sockets.
@@ -60,7 +60,7 @@ class PathGpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
 
 
-class Way(Struct, frozen=True, kw_only=True, array_like=True):
+class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
     """From one GPU to another, both by NVML's index: numbers of `Level` and `P2P`.
 
     `nvlinks` counts the links of `source` that are up and lead to `target`, or to NVSwitches that `target` is on, too.
@@ -78,10 +78,10 @@ class Way(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Paths(Struct, frozen=True, kw_only=True):
-    """What was found: GPUs and the ways between them, both directions of each; or in `error` why there are none."""
+    """What was found: GPUs and the paths between them, both directions of each; or in `error` why there are none."""
 
     gpus: tuple[PathGpu, ...] = ()
-    ways: tuple[Way, ...] = ()
+    paths: tuple[GpuPath, ...] = field(default=(), name="ways")
     error: str | None = None
 
 
@@ -96,20 +96,11 @@ class _Links(Struct, frozen=True, kw_only=True):
 def gpu_paths(step: Callable[[str], None]) -> Paths:
     """Ask NVML for every pair of GPUs that it shows; `step` hears which GPU is asked, should it not answer."""
     try:
-        import pynvml
-    except ImportError as error:
+        with opened_nvml() as pynvml:
+            opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
+            return Paths(gpus=tuple(gpu for gpu, _ in opened), paths=tuple(_paths(opened, step)))
+    except NvmlError as error:
         return Paths(error=str(error))
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Paths(error=str(error))
-    try:
-        opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
-        return Paths(gpus=tuple(gpu for gpu, _ in opened), ways=tuple(_ways(opened, step)))
-    except pynvml.NVMLError as error:
-        return Paths(error=str(error))
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:
@@ -123,13 +114,13 @@ def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | No
     gpu = PathGpu(
         index=index,
         uuid=device.text("nvmlDeviceGetUUID"),
-        pci=device.of(lambda handle: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
+        pci=device.pci(),
         name=device.text("nvmlDeviceGetName"),
     )
     return gpu, device
 
 
-def _ways(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str], None]) -> Iterator[Way]:
+def _paths(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str], None]) -> Iterator[GpuPath]:
     devices = [(gpu, device) for gpu, device in opened if device is not None]
     peers = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
     links = {}
@@ -141,14 +132,14 @@ def _ways(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str],
         for target, other in devices:
             if source.index != target.index:
                 count = _count(links[source.index], links[target.index], target.pci)
-                yield _way(source, target, device, other, count)
+                yield _path(source, target, device, other, count)
 
 
-def _way(source: PathGpu, target: PathGpu, device: Device, other: Device, nvlinks: int | None) -> Way:
+def _path(source: PathGpu, target: PathGpu, device: Device, other: Device, nvlinks: int | None) -> GpuPath:
     def status(capability: int) -> int | None:
         return device.towards("nvmlDeviceGetP2PStatus", other, capability)
 
-    return Way(
+    return GpuPath(
         source=source.index,
         target=target.index,
         level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),

@@ -1,17 +1,111 @@
 """Which GPUs a process may use, without asking NVML or CUDA, because either may hang.
 
-The supervisor calls this. Nothing here says that a GPU works: it counts what is named and what the driver lists.
+The supervisor calls this. Nothing here says that a GPU works: it counts what is named, what the driver lists in /proc,
+and what is on the PCI bus, with or without a driver.
 """
 
+import contextlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from ddpdiag.probes.host.procfs import ProcGpu, nvidia_gpus
-from ddpdiag.probes.host.sysfs import nvidia_functions
+from msgspec import Struct
 
+from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
+
+DEV = Path("/dev")
+NVIDIA = "0x10de"
+# VGA and 3D controllers; an NVSwitch is a bridge (0x0680), a GPU's sound function 0x0403.
+GPU_CLASSES = ("0x0300", "0x0302")
 _ORDINAL = re.compile(r"[+-]?\d+")
+
+
+class ProcGpu(Struct, frozen=True):
+    """A GPU that the loaded driver drives. `uuid` is None while the driver has not asked the card."""
+
+    pci: str
+    model: str | None
+    uuid: str | None
+
+
+class PciFunction(Struct, frozen=True):
+    """A PCI function, such as 0000:1b:00.0; `driver` is the kernel driver bound to it, None when there is none."""
+
+    address: str
+    driver: str | None
+
+
+def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
+    """GPUs of the loaded NVIDIA driver in bus order, or None if no driver shows itself.
+
+    A container may list all GPUs of the host (CDI does not hide them) and hold the device files of its own only; in a
+    device cgroup (Slurm's ConstrainDevices) all files are there, and some cannot be opened. Both kinds are left out.
+    Without any such file nothing was opened yet, and all count.
+    """
+    listed = _proc_gpus(root)
+    if listed is None:
+        return None
+    files = [(gpu, None if number is None else dev / f"nvidia{number}") for gpu, number in listed]
+    if not any(file is None or file.exists() for _, file in files):
+        return tuple(gpu for gpu, _ in files)
+    return tuple(gpu for gpu, file in files if file is None or _can_open(file))
+
+
+def _can_open(file: Path) -> bool:
+    """access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c).
+
+    open(2) would start a GPU that no process uses, for a second or for ever.
+    """
+    return os.access(file, os.R_OK | os.W_OK)
+
+
+def withheld_gpus(root: Path, dev: Path = DEV) -> int:
+    """How many GPUs the driver lists that this container or cgroup was not given."""
+    return len(_proc_gpus(root) or ()) - len(nvidia_gpus(root, dev) or ())
+
+
+def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
+    """GPUs, with the numbers of their device files."""
+    folder = root / "driver" / "nvidia" / "gpus"
+    names = names_in(folder)
+    return None if names is None else [_proc_gpu(folder / name) for name in names]
+
+
+def _proc_gpu(entry: Path) -> tuple[ProcGpu, str | None]:
+    facts = read_pairs(entry / "information", ":")
+    uuid = facts.get("GPU UUID", "")
+    # A card that was never opened says "GPU-????????-????-...".
+    gpu = ProcGpu(entry.name, facts.get("Model"), uuid if uuid and "?" not in uuid else None)
+    return gpu, facts.get("Device Minor")
+
+
+def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
+    """Display and 3D functions of NVIDIA, in bus order, or None if the bus cannot be looked at.
+
+    A kernel without PCI has /sys/bus but no /sys/bus/pci: that is an empty bus, not an unknown one.
+    """
+    folder, buses = root / "bus" / "pci" / "devices", names_in(root / "bus")
+    names = None if buses is None else names_in(folder) if "pci" in buses else ()
+    if names is None:
+        return None
+    devices = [folder / name for name in names]
+    identities = [(device, read_text(device / "vendor"), read_text(device / "class")) for device in devices]
+    # Present, but neither file readable: it could be a GPU.
+    if any(None in identity and identity[0].exists() for identity in identities):
+        return None
+    return tuple(
+        PciFunction(device.name, _driver_of(device))
+        for device, vendor, kind in identities
+        if vendor == NVIDIA and kind is not None and kind.startswith(GPU_CLASSES)
+    )
+
+
+def _driver_of(device: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return (device / "driver").readlink().name
+    return None
 
 
 def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
@@ -19,11 +113,8 @@ def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
 
     Where no driver shows itself in `proc_root` (WSL, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed.
     """
-    present = nvidia_gpus(proc_root)
-    named = env.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return len(present or ())
-    return len(gpus_named(named, present))
+    present, named = nvidia_gpus(proc_root), env.get("CUDA_VISIBLE_DEVICES")
+    return len(present or ()) if named is None else len(gpus_named(named, present))
 
 
 def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:
@@ -90,8 +181,9 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     The highest of Slurm's, the container's and CUDA_VISIBLE_DEVICES' counts. NVIDIA_VISIBLE_DEVICES=all is no promise:
     CUDA images carry it, on hosts without a GPU as well.
     """
-    container = _container_count(env.get("NVIDIA_VISIBLE_DEVICES", ""))
-    return max(_slurm_count(env), container, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
+    container = env.get("NVIDIA_VISIBLE_DEVICES", "").strip()
+    count = 0 if container in ("all", "none", "void") else sum(bool(entry.strip()) for entry in container.split(","))
+    return max(_slurm_count(env), count, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
 
 
 def _slurm_count(env: Mapping[str, str]) -> int:
@@ -99,14 +191,9 @@ def _slurm_count(env: Mapping[str, str]) -> int:
     if step := env.get("SLURM_STEP_GPUS"):
         return _listed(step)
     if total := env.get("SLURM_GPUS_ON_NODE"):
-        return _total(total)
+        number = total.rpartition(":")[2]  # "4" and "gpu:4" are 4
+        return int(number) if number.isdecimal() else 0
     return _listed(env.get("SLURM_JOB_GPUS", ""))
-
-
-def _total(value: str) -> int:
-    # "4" and "gpu:4" are 4.
-    number = value.rpartition(":")[2]
-    return int(number) if number.isdecimal() else 0
 
 
 def _listed(value: str) -> int:
@@ -117,12 +204,6 @@ def _listed(value: str) -> int:
         if first.isdecimal() and (last or first).isdecimal():
             count += max(0, int(last or first) - int(first) + 1)
     return count
-
-
-def _container_count(value: str) -> int:
-    if value.strip() in ("", "all", "none", "void"):
-        return 0
-    return sum(bool(entry.strip()) for entry in value.split(","))
 
 
 def device_index(local_rank: int | None, count: int) -> int | None:

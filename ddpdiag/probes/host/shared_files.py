@@ -13,8 +13,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.files import read_text
-from ddpdiag.probes.process.port_holders import user_name
+from ddpdiag.probes.host.kernel import read_text
+from ddpdiag.probes.host.programs import user_name
 
 # How long a host looks for the others' files. NFS keeps attributes for 3 s at least, but asks its server at each open.
 LOOK_SECONDS = 3.0
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.02
 _DONE = "done"
 
 
-class View(Struct, frozen=True):
+class DirectoryLook(Struct, frozen=True):
     """What a host saw of the others' files: whose it did not, the seconds until the last of the others appeared, and
     whether it got a lock that the first host held (None: not tried)."""
 
@@ -125,7 +125,7 @@ def done_of(own: Path) -> Path:
     return own.with_name(f"{own.name}.done")
 
 
-def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float = LOOK_SECONDS) -> View:
+def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float = LOOK_SECONDS) -> DirectoryLook:
     """Look for the files of all others, and stay until they have seen ours; `tokens` are "" where none was written.
 
     The first rank leaves, and removes its file, when all others say by a file that they are done; the others leave
@@ -145,7 +145,7 @@ def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float =
             lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first], fcntl.flock))
         write(done_of(own), _DONE)
         watch({paths.get(first, own): None}, late)
-    return View(unseen, max(seen.values(), default=0.0), lock_is_local)
+    return DirectoryLook(unseen, max(seen.values(), default=0.0), lock_is_local)
 
 
 class Mount(Struct, frozen=True):

@@ -6,18 +6,20 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.variables import nccl_files
+from ddpdiag.probes.host.environment import nccl_files
+from ddpdiag.probes.host.kernel import PROC, read_text
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 # What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
 _NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 # TEST-NET-2 of RFC 5737: nobody lives there, so the way to it is the default route.
 _ELSEWHERE = "198.51.100.1"
+_IP = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(Struct, frozen=True, kw_only=True):
@@ -46,7 +48,7 @@ def interfaces(sys: Path) -> tuple[Interface, ...] | None:
     return tuple(
         Interface(
             name=name,
-            addresses=tuple(a.address for a in own if a.family in (socket.AF_INET, socket.AF_INET6)),
+            addresses=tuple(a.address for a in own if a.family in _IP),
             running=name in states and states[name].isup,
             mtu=states[name].mtu if name in states else None,
             bytes_per_s=_nominal(sys / "class" / "net" / name, states[name].speed if name in states else 0),
@@ -89,14 +91,7 @@ def _udp(address: str) -> socket.socket:
 
 def bindable(addresses: Iterable[str]) -> tuple[str, ...]:
     """Those of the addresses that are this host's own: gloo takes the first of them."""
-    return tuple(_bindable(addresses))
-
-
-def _bindable(addresses: Iterable[str]) -> Iterator[str]:
-    for address in addresses:
-        with contextlib.suppress(OSError), _udp(address) as sock:
-            sock.bind((address, 0))
-            yield address
+    return tuple(filter(_can_bind, addresses))
 
 
 def network_namespace() -> int | None:
@@ -209,7 +204,7 @@ def own_addresses() -> tuple[str, ...] | None:
         known = psutil.net_if_addrs()
     except OSError:
         return None
-    return tuple(own.address for addresses in known.values() for own in addresses if _is_ip(own.family))
+    return tuple(own.address for addresses in known.values() for own in addresses if own.family in _IP)
 
 
 def own_families() -> tuple[str, ...] | None:
@@ -218,11 +213,27 @@ def own_families() -> tuple[str, ...] | None:
     return None if own is None else tuple(sorted({family_of(address) for address in own if is_reachable(address)}))
 
 
-def _is_ip(family: int) -> bool:
-    return family in (socket.AF_INET, socket.AF_INET6)
-
-
 def is_reachable(address: str) -> bool:
     """May other hosts reach a numeric address, beyond their own cable?"""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified or parsed.is_multicast)
+
+
+def is_local(address: str) -> bool:
+    """Is a numeric address one of this host's own?"""
+    own = own_addresses()
+    return _can_bind(address) if own is None else is_loopback(address) or bare(address) in map(bare, own)
+
+
+def _can_bind(address: str) -> bool:
+    """Mostly: is it our own? With net.ipv4.ip_nonlocal_bind (routers, proxies) any address can be bound."""
+    with contextlib.suppress(OSError), _udp(address) as sock:
+        sock.bind((address, 0))
+        return True
+    return False
+
+
+def ephemeral_ports(root: Path = PROC) -> tuple[int, int] | None:
+    """First and last port that the kernel gives to outgoing connections; None if it does not say."""
+    fields = (read_text(root / "sys" / "net" / "ipv4" / "ip_local_port_range") or "").split()
+    return (int(fields[0]), int(fields[1])) if len(fields) == 2 and all(map(str.isdigit, fields)) else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from ddpdiag.probes.host.variables import is_recorded
+from ddpdiag.probes.host.environment import is_recorded
 
 # The start of a log holds the initialisation, which is all that is looked for.
 MAX_BYTES = 4 << 20

@@ -1,13 +1,15 @@
-"""TCP connects from this host: is a name known, and does a port accept? No torch, and no call exceeds its time.
+"""TCP from this host: is a name known, does a port accept, and is it ours that does? No call exceeds its time.
 
 torch raises the same exception for an unknown name, a closed port and a firewall that drops packets; a connect without
 torch tells them apart.
 """
 
+import contextlib
 import errno
 import ipaddress
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -111,11 +113,15 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
 
 def _wait(sock: socket.socket, seconds: float) -> int:
     """The errno with which a connect in progress ends; ETIMEDOUT when it does not."""
+    is_over = polled(sock, select.POLLOUT, seconds)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
+
+
+def polled(sock: socket.socket, events: int, seconds: float) -> int:
+    """Those of poll's events that the socket has within `seconds`; 0 if none."""
     poll = select.poll()  # not select: it fails on descriptors over 1023
-    poll.register(sock, select.POLLOUT)
-    if not poll.poll(max(seconds, 0.0) * 1000):
-        return errno.ETIMEDOUT
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    poll.register(sock, events)
+    return next((seen for _, seen in poll.poll(max(seconds, 0.0) * 1000)), 0)
 
 
 def _meaning(code: int) -> Reach:
@@ -189,3 +195,136 @@ def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, R
 def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
     """Does that host's kernel say anything at all: that somebody listens there, or that nobody does?"""
     return any(met.reach in (Reach.ACCEPTED, Reach.REFUSED) for met in reach_any(address, ports, seconds).values())
+
+
+# Offsets in struct tcp_info of <linux/tcp.h>; the last of these fields came with Linux 4.2.
+_ACKNOWLEDGED = struct.Struct("=Q")
+_ACKNOWLEDGED_AT = 120
+_COUNT = struct.Struct("=I")
+_RETRANSMITTED_AT = 100
+_SEGMENTS_AT = 136
+_SIZE = 140
+
+
+class TcpInfo(Struct, frozen=True):
+    """Bytes that the peer's kernel acknowledged, segments sent, and those of them that were sent again."""
+
+    acknowledged_bytes: int
+    segments: int
+    retransmitted: int
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo | None:
+    """The counters of our sending side, or None where the kernel does not say."""
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+    except OSError:
+        return None
+    if len(data) < _SIZE:
+        return None
+    return TcpInfo(
+        _ACKNOWLEDGED.unpack_from(data, _ACKNOWLEDGED_AT)[0],
+        _COUNT.unpack_from(data, _SEGMENTS_AT)[0],
+        _COUNT.unpack_from(data, _RETRANSMITTED_AT)[0],
+    )
+
+
+_MAX_WORD = 64
+# An honest visitor says at once who it is; a port scanner may say nothing.
+_VISIT_SECONDS = 1.0
+
+
+class PortAnswer(Struct, frozen=True, kw_only=True):
+    """What came of a check; `ours` says whether our own listener answered (None: nobody did, or it was not asked)."""
+
+    reached: Reached
+    ours: bool | None = None
+
+
+class PortListener:
+    """Listens where a job's store would: on all addresses, IPv6 too where there is one; OSError if it cannot.
+
+    Whoever comes is told `word`, and says in return who it is.
+    """
+
+    def __init__(self, port: int, word: str) -> None:
+        self._word = word.encode()
+        self._visitors: set[str] = set()
+        self._changed = threading.Condition()
+        self._socket = listen(port)
+        self._socket.settimeout(0.1)
+        self._open = True
+        self._thread = threading.Thread(target=self._serve, name="port check", daemon=True)
+        self._thread.start()
+
+    def wait(self, visitors: int, seconds: float) -> bool:
+        """Wait until so many different ones came, at most so long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._visitors) >= visitors, max(0.0, seconds))
+
+    def close(self) -> None:
+        """Listen no longer; the port is free after this."""
+        self._open = False
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while self._open:
+            with contextlib.suppress(OSError):  # nobody came, or whoever came has gone again
+                visitor, _address = self._socket.accept()
+                with visitor:
+                    self._greet(visitor)
+
+    def _greet(self, visitor: socket.socket) -> None:
+        visitor.settimeout(_VISIT_SECONDS)
+        visitor.sendall(self._word)
+        if who := visitor.recv(_MAX_WORD).decode(errors="replace"):
+            with self._changed:
+                self._visitors.add(who)
+                self._changed.notify_all()
+
+
+def listen(port: int) -> socket.socket:
+    """A listener on all addresses; as c10d's store does: one socket for both families, else IPv4 alone."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return socket.create_server(("", port), backlog=1024)
+
+
+def check_port(host: str, port: int, seconds: float, *, who: str, word: str | None) -> PortAnswer:
+    """Connect to a host's port, say who we are, and hear whether the answer is `word` (None: whoever answers is right).
+
+    Up to twice `seconds` if somebody accepts and says nothing.
+    """
+    reached, visit = dial(host, port, seconds)
+    if visit is None:
+        return PortAnswer(reached=reached)
+    with visit:
+        return PortAnswer(
+            reached=reached, ours=None if word is None else _is_answered(visit, who, word.encode(), seconds)
+        )
+
+
+def _is_answered(visit: socket.socket, who: str, word: bytes, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    heard = b""
+    try:
+        visit.settimeout(seconds)
+        visit.sendall(who.encode())
+        while len(heard) < len(word) and word.startswith(heard):
+            visit.settimeout(max(0.001, end - time.monotonic()))
+            if not (more := visit.recv(len(word) - len(heard))):
+                break
+            heard += more
+    except OSError:
+        return False
+    return heard == word
+
+
+def answered(found: PortAnswer) -> bool:
+    """Did the right one answer?"""
+    return found.reached.reach is Reach.ACCEPTED and found.ours is not False

@@ -20,9 +20,8 @@ from enum import Enum
 import msgspec
 
 from ddpdiag.errors import UsageError
+from ddpdiag.probes.host.programs import holder_of, run_bounded
 from ddpdiag.probes.net.tcp_connect import resolve
-from ddpdiag.probes.process import bounded
-from ddpdiag.probes.process.port_holders import holder_of
 from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
 from ddpdiag.runtime.control.wire import Wire
@@ -131,7 +130,7 @@ class Secrets:
         """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
         command = (*helper, os.path.expanduser("~"), "create" if create else "read")
-        said = bounded.run(command, time.monotonic() + _HELPER_SECONDS)
+        said = run_bounded(command, time.monotonic() + _HELPER_SECONDS)
         if said is None or said.code != 0:
             return True
         key, shared, trouble = msgspec.json.decode(said.out, type=tuple[str, bool, str])
@@ -301,7 +300,7 @@ def _credential(payload: bytes) -> bytes:
     """What only processes of this user can open, on each host of the cluster; empty where that cannot be made."""
     command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
     with contextlib.suppress(OSError):
-        said = bounded.run(command, time.monotonic() + _MUNGE_SECONDS, payload)
+        said = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, payload)
         if said is not None and said.code == 0:
             return said.out
     return b""
@@ -310,7 +309,7 @@ def _credential(payload: bytes) -> bytes:
 def _opened(credential: bytes) -> _Payload | None:
     """What a process of this user put into it."""
     command = ("unmunge", "--numeric", "--keys=STATUS,UID")
-    said = bounded.run(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
+    said = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
     if said is None or said.code not in (_SUCCESS, _EXPIRED, _REPLAYED):
         return None
     metadata, _empty, payload = said.out.partition(b"\n\n")

@@ -13,7 +13,7 @@ import zmq
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
-from ddpdiag.probes.process.port_holders import holder_of
+from ddpdiag.probes.host.programs import holder_of
 from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
 from ddpdiag.runtime.control.wire import Wire

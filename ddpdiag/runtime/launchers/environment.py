@@ -13,8 +13,7 @@ from msgspec import structs
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
-from ddpdiag.probes.host.procfs import boot_id, proc_root
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import boot_id, proc_root, sys_root
 from ddpdiag.runtime.launchers import slurm
 from ddpdiag.runtime.launchers.launch import (
     LAUNCHERS,

@@ -11,8 +11,8 @@ import time
 from msgspec import Struct
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.variables import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
-from ddpdiag.probes.process import bounded
+from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
+from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.launchers.launch import Environ, Given, check_below, needed, number, one_host
 
@@ -267,6 +267,6 @@ def _asked(job: str) -> str:
     """What `scontrol` says of the job, times in seconds since 1970; empty if it does not answer in time."""
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     with contextlib.suppress(OSError):
-        said = bounded.run(command, time.monotonic() + DEADLINES.scontrol)
+        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
         return "" if said is None else said.out.decode(errors="replace")
     return ""

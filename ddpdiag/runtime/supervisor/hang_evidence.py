@@ -16,8 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Place
-from ddpdiag.probes.flight_recorder import Group, groups, posted
-from ddpdiag.probes.process import ras
+from ddpdiag.probes.collectives import Group, RasAddress, groups, posted, ras_report, ras_service
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
@@ -55,14 +54,14 @@ class RecorderReader:
                 self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
                 if question == _QUESTION_TO_NCCL:
                     service = _service()
-                    text = ras.status(service, end) if service is not None else ""
+                    text = ras_report(service, end) if service is not None else ""
                     self._channel.send(msgspec.json.encode(RasReport(text)))
 
 
-def _service() -> ras.Address | None:
+def _service() -> RasAddress | None:
     """NCCL's service in this process, if it can be found."""
     try:
-        return ras.own_service(os.environ)
+        return ras_service(os.environ)
     except (OSError, ValueError, IndexError):  # no /proc, or another form of it
         return None
 

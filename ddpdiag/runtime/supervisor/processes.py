@@ -16,7 +16,7 @@ from types import FrameType
 
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
-from ddpdiag.probes.host.procfs import cpu_ticks, process_state
+from ddpdiag.probes.host.kernel import cpu_ticks, process_state
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 

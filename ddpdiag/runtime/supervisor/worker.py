@@ -23,7 +23,7 @@ from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
-from ddpdiag.probes.host.procfs import core_seconds
+from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (

@@ -37,9 +37,9 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import surroundings
-from ddpdiag.probes.gpu.paths import P2P, Way, gpu_paths
-from ddpdiag.probes.host.procfs import proc_root
-from ddpdiag.probes.host.sysfs import nvidia_functions, sys_root
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, gpu_paths
+from ddpdiag.probes.gpu.visibility import nvidia_functions
+from ddpdiag.probes.host.kernel import proc_root, sys_root
 
 FINDINGS = {
     "disabled": Explained.warning(
@@ -135,15 +135,15 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
                 yield _matrix(paths, "status", f"P2P allowed by NVML ({legend})", _allowed)
 
 
-def _connection(path: Way, pair: Pair) -> str | None:
+def _connection(path: GpuPath, pair: Pair) -> str | None:
     return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
 
 
-def _allowed(path: Way, _: Pair) -> str | None:
+def _allowed(path: GpuPath, _: Pair) -> str | None:
     return None if (status := status_of(path)) is None else _CELLS[status]
 
 
-def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[Way, Pair], str | None]) -> Matrix:
+def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[GpuPath, Pair], str | None]) -> Matrix:
     known: dict[tuple[int, int], str | None] = {}
     for pair in paths.pairs:
         for source, target, path in ((pair.one, pair.other, pair.there), (pair.other, pair.one, pair.back)):

@@ -12,7 +12,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.probes.gpu.iommu import Surroundings
-from ddpdiag.probes.gpu.paths import P2P, Level, PathGpu, Paths, Way
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
 
 _PAIRS_SHOWN = 4
 
@@ -29,11 +29,11 @@ class Pair(NamedTuple):
 
     one: PathGpu
     other: PathGpu
-    there: Way | None
-    back: Way | None
+    there: GpuPath | None
+    back: GpuPath | None
 
     @property
-    def known(self) -> tuple[Way, ...]:
+    def known(self) -> tuple[GpuPath, ...]:
         """The paths that were asked."""
         return tuple(path for path in (self.there, self.back) if path is not None)
 
@@ -108,7 +108,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
         return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
 
 
-def status_of(path: Way) -> P2P | None:
+def status_of(path: GpuPath) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
     told = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
@@ -164,9 +164,9 @@ def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
     return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
 
 
-def _paths(paths: Paths) -> Iterator[tuple[tuple[str, str], Way]]:
+def _paths(paths: Paths) -> Iterator[tuple[tuple[str, str], GpuPath]]:
     keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
-    for path in paths.ways:
+    for path in paths.paths:
         if path.source in keys and path.target in keys:
             yield (keys[path.source], keys[path.target]), path
 

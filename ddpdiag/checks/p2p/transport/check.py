@@ -34,10 +34,10 @@ from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
-from ddpdiag.probes.host.sysfs import sys_root
+from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.adapters import has_peer_memory, rdma_ports
 from ddpdiag.probes.net.interfaces import interfaces
 from ddpdiag.probes.net.nccl_log import Log, read_log
-from ddpdiag.probes.net.rdma import has_peer_memory, rdma_ports
 
 FINDINGS = {
     "sockets": Explained(

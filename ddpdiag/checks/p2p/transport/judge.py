@@ -14,8 +14,8 @@ from ddpdiag.checks.launch import variables
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.links import Connections
+from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
-from ddpdiag.probes.net.rdma import Port
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import rate_text, times_text
 

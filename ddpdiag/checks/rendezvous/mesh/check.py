@@ -37,11 +37,18 @@ from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judg
 from ddpdiag.checks.world import World
 from ddpdiag.model import Matrix, Scalar, Trial
 from ddpdiag.model.trial import Context, Opening
-from ddpdiag.probes.host.sysfs import sys_root
-from ddpdiag.probes.net.interfaces import bindable, interface_of, interfaces, library_of, offered_address, wanted
-from ddpdiag.probes.net.mesh.connection import Peer
-from ddpdiag.probes.net.mesh.survey import Listener, survey
-from ddpdiag.probes.net.port_check import ephemeral_ports
+from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.interfaces import (
+    bindable,
+    ephemeral_ports,
+    interface_of,
+    interfaces,
+    library_of,
+    offered_address,
+    wanted,
+)
+from ddpdiag.probes.net.mesh import Peer, survey
+from ddpdiag.probes.net.mesh_listener import Listener
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 
 FINDINGS = {

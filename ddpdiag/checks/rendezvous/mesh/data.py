@@ -13,7 +13,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh.connection import Cell
+from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
 TWO_HOSTS = "Two hosts cannot tell which side is at fault; add a third one to find out."

@@ -21,8 +21,8 @@ from ddpdiag.checks.rendezvous.mesh.data import (
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh.connection import Cell
-from ddpdiag.probes.net.mesh.protocol import LARGE
+from ddpdiag.probes.net.mesh import Cell
+from ddpdiag.probes.net.mesh_listener import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
 from ddpdiag.text import rate_text, size_text
 

@@ -1,36 +1,73 @@
-"""A host's part in the mesh: it answers the callers of its group, and measures the connections to all others."""
+"""What a host answers in the mesh: the protocol by which two hosts measure the way between them, and the listener.
+
+A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
+- hello: my number in the group, then the listener's token -> a byte. A stranger's token ends the connection.
+- ping -> the listener's clock at receipt and at reply, as NTP does it.
+- data: so many bytes, then these -> a byte when all are there.
+- turn: wait so many milliseconds at most for the listener's host to be free -> granted or busy.
+- end of the turn, and bye: no answer.
+"""
 
 import contextlib
 import os
+import select
 import socket
+import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from enum import Enum
 
-from ddpdiag.probes.net.mesh.connection import Cell, Connection, Peer
-from ddpdiag.probes.net.mesh.protocol import (
-    BUSY,
-    CLOCKS,
-    CONNECT_SECONDS,
-    DONE,
-    GRANTED,
-    LARGE,
-    MIB,
-    REQUEST,
-    STALL_SECONDS,
-    TOKEN_BYTES,
-    Request,
-    receive,
-)
+from ddpdiag.probes.net.tcp_connect import listen, polled
 
-# Beyond their time for connecting: all pass the gate together, but on busy hosts.
-_LATE_SECONDS = 1.0
-# On a link of 100 Mbit/s these are 6 MB, enough to know the rate.
-_RATE_SECONDS = 0.5
-# Of the time that is left, the share for sending: others wait for their turn meanwhile.
-_SENDING_SHARE = 0.4
+REQUEST = struct.Struct("!cI")
+CLOCKS = struct.Struct("!dd")
+TOKEN_BYTES = 16
+KIB = 1 << 10
+MIB = 1 << 20
+# The sizes: what fits one packet, what needs many (so that a smaller MTU on the way shows), what shows the speed.
+SMALL = (KIB, 64 * KIB)
+LARGE = 16 * MIB
+
+# SYN is repeated after 1 s and after 3 s: one lost SYN is forgiven.
+CONNECT_SECONDS = 2.0
+# TCP's third retransmission comes 1.4 s after the first loss at the latest (RTO 0.2 s, doubled each time).
+STALL_SECONDS = 2.0
+
+
+class Request(Enum):
+    """The letters."""
+
+    HELLO = b"h"
+    PING = b"p"
+    DATA = b"d"
+    TURN = b"t"
+    END = b"e"
+    BYE = b"b"
+
+
+DONE = b"k"
+GRANTED = b"g"
+BUSY = b"w"
+
+
+def request(kind: Request, number: int = 0) -> bytes:
+    """A request as bytes."""
+    return REQUEST.pack(kind.value, number)
+
+
+def receive(sock: socket.socket, count: int, seconds: float) -> bytes:
+    """Exactly so many bytes; TimeoutError if they do not come in time, ConnectionError if the peer hung up."""
+    end = time.monotonic() + seconds
+    parts = b""
+    while len(parts) < count:
+        if not polled(sock, select.POLLIN, end - time.monotonic()):
+            raise TimeoutError(f"nothing for {seconds:.1f} s")
+        part = sock.recv(count - len(parts))
+        if not part:
+            raise ConnectionResetError("the peer hung up")
+        parts += part
+    return parts
 
 
 class Listener:
@@ -124,18 +161,10 @@ def _listen(ports: Iterable[int]) -> socket.socket:
     error: OSError | None = None
     for port in ports:
         try:
-            return _bind(port)
+            return listen(port)
         except OSError as taken:
             error = taken
     raise error or OSError("no port to listen on")
-
-
-def _bind(port: int) -> socket.socket:
-    """On all addresses of both families, as far as this host has them."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 can be switched off while the kernel knows it
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-    return socket.create_server(("", port), backlog=128)
 
 
 def _swallow(sock: socket.socket, count: int) -> None:
@@ -150,56 +179,3 @@ def _swallow(sock: socket.socket, count: int) -> None:
             raise ConnectionResetError("the peer hung up")
         count -= got
     sock.sendall(DONE)
-
-
-def survey(
-    peers: Sequence[Peer],
-    own_number: int,
-    listener: Listener,
-    turn: threading.Lock,
-    end: float,
-    step: Callable[[str], None],
-    *,
-    addresses: int,
-) -> tuple[Cell, ...]:
-    """One cell for each peer. Done by `end` (monotonic), whatever the others do, and not before they need us no more.
-    `addresses` is how many of ours a caller tries; whoever has not come after that will not come any more.
-
-    First all ways at once with little data, so that blocked ones wait together; then the rates one by one.
-    """
-    late = time.monotonic() + addresses * CONNECT_SECONDS + _LATE_SECONDS
-    step("connect to the other hosts")
-    connections = _connected(peers, own_number)
-    step("send to the other hosts")
-    _transfer(connections, own_number, turn, end)
-    for connection in connections:
-        connection.close()
-    step("wait for the other hosts")
-    listener.wait(len(peers), late)
-    listener.close()
-    return tuple(connection.cell for connection in connections)
-
-
-def _connected(peers: Sequence[Peer], own_number: int) -> list[Connection]:
-    def connected(peer: Peer) -> Connection:
-        connection = Connection(peer)
-        connection.try_sizes(own_number)
-        return connection
-
-    with ThreadPoolExecutor(len(peers), "call") as pool:
-        return list(pool.map(connected, peers))
-
-
-def _transfer(connections: Sequence[Connection], own_number: int, turn: threading.Lock, end: float) -> None:
-    """The rates, in an order in which all hosts are busy in pairs; who finds a peer busy comes back later."""
-    load = memoryview(os.urandom(LARGE // 256) * 256)
-    left = end - time.monotonic()
-    seconds = min(_RATE_SECONDS, _SENDING_SHARE * left / (2 * len(connections)))
-    # Numbers that differ by the same bits form pairs: in round r, i meets i ^ r, who meets i.
-    waiting = deque(sorted((c for c in connections if c.is_open), key=lambda c: c.peer.number ^ own_number))
-    while waiting and time.monotonic() < end - seconds - STALL_SECONDS:
-        connection = waiting.popleft()
-        if connection.transfer(load, turn, first=own_number < connection.peer.number, seconds=seconds):
-            connection.close()
-        else:
-            waiting.append(connection)

@@ -1,12 +1,18 @@
-"""Variables that decide how a job communicates, and those of Slurm. Allow-lists: nothing else is ever recorded."""
+"""What decides how a job communicates, and must be alike: variables (those of Slurm too), and versions of libraries.
 
+Variables are taken by allow-lists: nothing else is ever recorded.
+"""
+
+import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice, product
 from pathlib import Path
 
+from msgspec import Struct
+
 from ddpdiag.foreign import is_secret, without_secrets
-from ddpdiag.probes.host.files import read_pairs
+from ddpdiag.probes.host.kernel import read_pairs, read_text
 
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
 NAMES = frozenset(
@@ -35,7 +41,11 @@ def is_recorded(name: str) -> bool:
 
 def recorded_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
-    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(env) if is_recorded(name)}
+    return _values(env, filter(is_recorded, sorted(env)))
+
+
+def _values(env: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    return {name: without_secrets(env[name])[:MAX_VALUE] for name in names}
 
 
 def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, dict[str, str]]:
@@ -46,13 +56,9 @@ def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, di
     """
     own = env.get("NCCL_CONF_FILE") or (f"{env['HOME']}/.nccl.conf" if env.get("HOME") else "")
     paths = [Path(own)] if own else []
-    files = {str(path): _settings(path) for path in (*paths, etc / "nccl.conf")}
-    return {path: settings for path, settings in files.items() if settings}
-
-
-def _settings(path: Path) -> dict[str, str]:
-    pairs = read_pairs(path, "=")
-    return {name: without_secrets(value)[:MAX_VALUE] for name, value in pairs.items() if is_recorded(name)}
+    files = {str(path): read_pairs(path, "=") for path in (*paths, etc / "nccl.conf")}
+    known = {path: _values(pairs, filter(is_recorded, pairs)) for path, pairs in files.items()}
+    return {path: settings for path, settings in known.items() if settings}
 
 
 # Output variables of srun(1) and sbatch(1) that tell the layout, and torchrun's number of agents. An allow-list.
@@ -84,7 +90,7 @@ def is_pseudo_step(env: Mapping[str, str]) -> bool:
 
 def slurm_variables(env: Mapping[str, str]) -> dict[str, str]:
     """The recorded part of `env`, by name in order, without secrets; values are cut at MAX_VALUE characters."""
-    return {name: without_secrets(env[name])[:MAX_VALUE] for name in sorted(SLURM_VARIABLES & env.keys())}
+    return _values(env, sorted(SLURM_VARIABLES & env.keys()))
 
 
 def job_and_step(env: Mapping[str, str]) -> str:
@@ -134,3 +140,53 @@ def _numbers(text: str) -> list[str]:
         first, last = int(match[1]), int(match[2] or match[1])
         numbers += (f"{number:0{len(match[1])}}" for number in range(first, min(last, first + MOST_HOSTS) + 1))
     return numbers
+
+
+class Versions(Struct, frozen=True, kw_only=True):
+    """Version texts; None where torch was built without that part.
+
+    `nccl` is the NCCL that this process has loaded, where torch tells it apart from the one it was compiled against.
+    """
+
+    python: str
+    torch: str
+    cuda: str | None
+    hip: str | None
+    nccl: str | None
+
+
+def versions() -> Versions:
+    """Versions in this process. Imports torch; ImportError or OSError if it cannot be loaded."""
+    import torch
+
+    return Versions(
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        nccl=_nccl_version(),
+    )
+
+
+def _nccl_version() -> str | None:
+    """Such as "2.29.7", or None if torch was built without it."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return None
+    from torch.cuda import nccl
+
+    # torch.cuda.nccl.version() is the compiled one; torch 2.13 has the other, older ones need not.
+    version = getattr(dist.ProcessGroupNCCL, "get_runtime_nccl_version", None) or nccl.version
+    return ".".join(str(part) for part in version())
+
+
+def driver_version(proc_root: Path) -> str | None:
+    """Version of the NVIDIA kernel module that is loaded, or None if there is none.
+
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..." (or "Open Kernel Module for x86_64").
+    """
+    content = read_text(proc_root / "driver" / "nvidia" / "version") or ""
+    first = content.partition("\n")[0]
+    numbers = (word for word in first.split() if word.replace(".", "").isdecimal() and "." in word)
+    return next(numbers, None)

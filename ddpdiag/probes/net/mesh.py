@@ -1,17 +1,20 @@
-"""The calling side of the mesh: one connection to one peer, and what is learnt over it."""
+"""A host's part in the mesh: one connection to each peer, what is learnt over it, and the survey of all of them."""
 
 import contextlib
+import os
 import select
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from msgspec import Struct, structs
 
-from ddpdiag.probes.net.mesh.protocol import (
+from ddpdiag.probes.net.mesh_listener import (
     CLOCKS,
     CONNECT_SECONDS,
     DONE,
@@ -19,43 +22,12 @@ from ddpdiag.probes.net.mesh.protocol import (
     LARGE,
     SMALL,
     STALL_SECONDS,
+    Listener,
     Request,
     receive,
     request,
 )
-from ddpdiag.probes.net.tcp_connect import Reach, dial, resolve
-
-# Offsets in struct tcp_info of <linux/tcp.h>; the last of these fields came with Linux 4.2.
-_ACKNOWLEDGED = struct.Struct("=Q")
-_ACKNOWLEDGED_AT = 120
-_COUNT = struct.Struct("=I")
-_RETRANSMITTED_AT = 100
-_SEGMENTS_AT = 136
-_SIZE = 140
-
-
-class TcpInfo(Struct, frozen=True):
-    """Bytes that the peer's kernel acknowledged, segments sent, and those of them that were sent again."""
-
-    acknowledged_bytes: int
-    segments: int
-    retransmitted: int
-
-
-def tcp_info(sock: socket.socket) -> TcpInfo | None:
-    """The counters of our sending side, or None where the kernel does not say."""
-    try:
-        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-    except OSError:
-        return None
-    if len(data) < _SIZE:
-        return None
-    return TcpInfo(
-        _ACKNOWLEDGED.unpack_from(data, _ACKNOWLEDGED_AT)[0],
-        _COUNT.unpack_from(data, _SEGMENTS_AT)[0],
-        _COUNT.unpack_from(data, _RETRANSMITTED_AT)[0],
-    )
-
+from ddpdiag.probes.net.tcp_connect import Reach, TcpInfo, dial, polled, resolve, tcp_info
 
 _NO_LINGER = struct.pack("ii", 1, 0)
 # One look at a time, so that a connection without progress is noticed.
@@ -64,6 +36,12 @@ _PINGS = 4
 _REPEATS = 3
 _SHORT_SECONDS = 0.1
 _TURN_SECONDS = 0.3
+# Beyond their time for connecting: all pass the barrier together, but on busy hosts.
+_LATE_SECONDS = 1.0
+# On a link of 100 Mbit/s these are 6 MB, enough to know the rate.
+_RATE_SECONDS = 0.5
+# Of the time that is left, the share for sending: others wait for their turn meanwhile.
+_SENDING_SHARE = 0.4
 # Time for a small size; a way that takes longer for 64 KiB (16 kB/s) is of no use to anybody.
 _SMALL_SECONDS = 4.0
 
@@ -192,7 +170,7 @@ class Connection:
         if pushed.complete:
             self.cell = structs.replace(self.cell, passed_bytes=size)
         else:
-            self.cell = _noted(self.cell, pushed)
+            self.cell = _with_rate(self.cell, pushed)
             self.close(politely=False)
 
     def _ping(self, sock: socket.socket) -> None:
@@ -227,7 +205,7 @@ class Connection:
         begin = time.monotonic()
         for _ in range(_REPEATS):
             pushed = _push(sock, load, seconds)
-            self.cell = _noted(self.cell, pushed)
+            self.cell = _with_rate(self.cell, pushed)
             if not pushed.complete:
                 self.close(politely=False)
                 return
@@ -267,7 +245,7 @@ def _push(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Pushe
     sock.sendall(request(Request.DATA, len(load)))
     sent = acknowledged = 0
     while True:
-        events = _look(sock, select.POLLIN | (select.POLLOUT if sent < len(load) else 0))
+        events = polled(sock, select.POLLIN | (select.POLLOUT if sent < len(load) else 0), _LOOK_SECONDS)
         if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
             receive(sock, len(DONE), STALL_SECONDS)
             return _pushed(sock, before, len(load), time.monotonic() - begin, complete=True)
@@ -283,12 +261,6 @@ def _push(sock: socket.socket, load: memoryview, limit_seconds: float) -> _Pushe
             return _pushed(sock, before, acknowledged, now - begin, complete=False)
 
 
-def _look(sock: socket.socket, events: int) -> int:
-    poll = select.poll()
-    poll.register(sock, events)
-    return next((seen for _, seen in poll.poll(_LOOK_SECONDS * 1000)), 0)
-
-
 def _pushed(sock: socket.socket, before: TcpInfo | None, count: int, seconds: float, *, complete: bool) -> _Pushed:
     after = tcp_info(sock)
     if before is None or after is None:
@@ -297,7 +269,7 @@ def _pushed(sock: socket.socket, before: TcpInfo | None, count: int, seconds: fl
     return _Pushed(count, seconds, complete, segments, again)
 
 
-def _noted(cell: Cell, pushed: _Pushed) -> Cell:
+def _with_rate(cell: Cell, pushed: _Pushed) -> Cell:
     """The cell with the better rate, and the lower loss: what a repetition does without is no property of the way."""
     rate = max(cell.bytes_per_s or 0.0, pushed.bytes / pushed.seconds)
     cell = structs.replace(cell, bytes_per_s=rate, passed_bytes=LARGE if pushed.complete else cell.passed_bytes)
@@ -307,3 +279,56 @@ def _noted(cell: Cell, pushed: _Pushed) -> Cell:
     if cell.segments and cell.retransmitted is not None and cell.retransmitted / cell.segments <= share:
         return cell
     return structs.replace(cell, segments=pushed.segments, retransmitted=pushed.retransmitted)
+
+
+def survey(
+    peers: Sequence[Peer],
+    own_number: int,
+    listener: Listener,
+    turn: threading.Lock,
+    end: float,
+    step: Callable[[str], None],
+    *,
+    addresses: int,
+) -> tuple[Cell, ...]:
+    """One cell for each peer. Done by `end` (monotonic), whatever the others do, and not before they need us no more.
+    `addresses` is how many of ours a caller tries; whoever has not come after that will not come any more.
+
+    First all ways at once with little data, so that blocked ones wait together; then the rates one by one.
+    """
+    late = time.monotonic() + addresses * CONNECT_SECONDS + _LATE_SECONDS
+    step("connect to the other hosts")
+    connections = _connected(peers, own_number)
+    step("send to the other hosts")
+    _transfer(connections, own_number, turn, end)
+    for connection in connections:
+        connection.close()
+    step("wait for the other hosts")
+    listener.wait(len(peers), late)
+    listener.close()
+    return tuple(connection.cell for connection in connections)
+
+
+def _connected(peers: Sequence[Peer], own_number: int) -> list[Connection]:
+    def connected(peer: Peer) -> Connection:
+        connection = Connection(peer)
+        connection.try_sizes(own_number)
+        return connection
+
+    with ThreadPoolExecutor(len(peers), "call") as pool:
+        return list(pool.map(connected, peers))
+
+
+def _transfer(connections: Sequence[Connection], own_number: int, turn: threading.Lock, end: float) -> None:
+    """The rates, in an order in which all hosts are busy in pairs; who finds a peer busy comes back later."""
+    load = memoryview(os.urandom(LARGE // 256) * 256)
+    left = end - time.monotonic()
+    seconds = min(_RATE_SECONDS, _SENDING_SHARE * left / (2 * len(connections)))
+    # Numbers that differ by the same bits form pairs: in round r, i meets i ^ r, who meets i.
+    waiting = deque(sorted((c for c in connections if c.is_open), key=lambda c: c.peer.number ^ own_number))
+    while waiting and time.monotonic() < end - seconds - STALL_SECONDS:
+        connection = waiting.popleft()
+        if connection.transfer(load, turn, first=own_number < connection.peer.number, seconds=seconds):
+            connection.close()
+        else:
+            waiting.append(connection)

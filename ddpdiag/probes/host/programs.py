@@ -1,0 +1,154 @@
+"""Other programs and processes of this host: who has a port, a bounded run, and torchrun's summary of failures."""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ddpdiag.foreign import words_without_secrets
+from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, open_files, read_text, tcp_sockets
+
+# Variables that name the job of a process. Nothing else of a stranger's environment is read out.
+_JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
+
+
+def holder_of(port: int) -> str | None:
+    """Who has a port of this host, as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
+
+    `None` if nobody does. Listeners come first: an outgoing connection, too, can have a port of the ephemeral range.
+    """
+    users = (own for own in tcp_sockets() if own.port == port and own.inode != "0")
+    sockets = sorted(users, key=lambda own: not own.listens)
+    for own in sockets:
+        if (pid := _owner(own.inode)) is not None:
+            return f"pid {pid} ({described(pid, own.uid)})" + ("" if own.listens else ", by an outgoing connection")
+    if not sockets:
+        return None
+    uid = sockets[0].uid
+    return "a process that cannot be seen from here" if uid == os.getuid() else f"another user's process (uid {uid})"
+
+
+def described(pid: int, uid: int) -> str:
+    """Command line, user, age and job of a process."""
+    age = age_seconds(pid)
+    since = None if age is None else f"for {span_text(age)}"
+    return ", ".join(filter(None, (_command(pid), f"user {user_name(uid)}", since, _job(pid))))
+
+
+def _owner(inode: str) -> int | None:
+    """A process that has the socket open; only our own user's can be seen, unless we are root."""
+    for process in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # not ours, or gone
+            if f"socket:[{inode}]" in open_files(process):
+                return int(process.name)
+    return None
+
+
+def _command(pid: int) -> str:
+    """The command line, shortened, without what looks like a secret."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "gone by now"
+    return " ".join(words_without_secrets(words)).strip()[:120]
+
+
+def user_name(uid: int) -> str:
+    """The user's name in /etc/passwd, else the number: a directory service might not answer."""
+    for line in (read_text(Path("/etc/passwd")) or "").splitlines():
+        fields = line.split(":")
+        if len(fields) > 2 and fields[2] == str(uid):
+            return fields[0]
+    return str(uid)
+
+
+def span_text(seconds: float) -> str:
+    """Such as "5 s" or "2.0 h"."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _job(pid: int) -> str | None:
+    """Such as "SLURM_JOB_ID 4711"; the environment of another user's process cannot be read."""
+    values = environ(pid) or {}
+    for name in _JOB_NAMES:
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", values.get(name, "")) and values[name] != "none":
+            return f"{name} {values[name]}"
+    return None
+
+
+_POLL_SECONDS = 0.01
+_BURY_SECONDS = 0.2
+_LARGEST_BYTES = 8 << 20
+
+
+class Said(NamedTuple):
+    """Exit code (negative: the signal), standard output and error."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+def run_bounded(command: Sequence[str], end: float, given: bytes = b"") -> Said | None:
+    """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started.
+
+    What SIGKILL does not end, stuck in the kernel, is left behind. `given` is its standard input: a secret has no place
+    among arguments, which everybody can list.
+    """
+    out, err, into = (os.memfd_create(name) for name in ("out", "err", "in"))
+    try:
+        os.write(into, given)
+        os.lseek(into, 0, os.SEEK_SET)
+        # Files, not pipes: nobody waits for what a killed child still has open.
+        child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err)
+        while child.poll() is None:
+            if time.monotonic() > end:
+                child.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_BURY_SECONDS)
+                return None
+            time.sleep(_POLL_SECONDS)
+        return Said(child.returncode, os.pread(out, _LARGEST_BYTES, 0), os.pread(err, 4096, 0).decode(errors="replace"))
+    finally:
+        for descriptor in (out, err, into):
+            os.close(descriptor)
+
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def write_error_file(env: Mapping[str, str], sentence: str) -> None:
+    """Leave the sentence for torchrun's summary, if torchrun is there; a courtesy, so failing to write is no error.
+
+    torchrun turns every exit code but 0 into 1 and prints "traceback : <message>" for each rank, which says nothing
+    unless the rank left such a file (torch.distributed.elastic.multiprocessing.errors.ErrorHandler).
+    """
+    path = env.get(ERROR_FILE)
+    # Moving a file onto /dev/null as root would break the machine.
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
+        return
+    with contextlib.suppress(OSError):
+        # The form that torchrun can also give an exit code; without "py_callstack" it shows "message".
+        message = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
+        _write_whole(Path(path), json.dumps({"message": message}))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write by another name and move: torchrun may read at any moment, and dies of a file that is cut off."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,299 @@
+"""Network adapters of this host: RDMA ports, GPUDirect RDMA, the card that a collective takes, and ports' own counters.
+
+Counters are of faults: links that were lost, frames and symbols that were damaged. The kernel keeps one number a file,
+and every name here is the kernel's. What cannot be read is left out.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.host.environment import nccl_files
+from ddpdiag.probes.host.kernel import PROC, read_int, read_text, sys_root
+from ddpdiag.probes.net.interfaces import bindable, chosen_address, interface_of, interfaces, source_towards, wanted
+from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
+
+# nvidia-peermem, and what was there before it, in the places in which NCCL looks (net_ib/gdr.cc).
+_PEER_MEMORY = (
+    "module/nvidia_peermem/version",
+    "kernel/mm/memory_peers/nvidia-peermem/version",
+    "kernel/mm/memory_peers/nv_mem/version",
+)
+
+
+class Port(Struct, frozen=True, kw_only=True):
+    """A port of an RDMA adapter. `infiniband`: else its link layer is Ethernet (RoCE). `active`: its link is up.
+
+    `bytes_per_s` is its rate in one direction, None where it does not say.
+    """
+
+    adapter: str
+    number: str
+    infiniband: bool
+    active: bool
+    bytes_per_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As NCCL writes it: "mlx5_0:1"."""
+        return f"{self.adapter}:{self.number}"
+
+
+def rdma_ports(sys: Path) -> tuple[Port, ...]:
+    """All ports that `sys` (/sys) shows; none without an RDMA driver."""
+    return tuple(
+        Port(
+            adapter=port.parts[-3],
+            number=port.name,
+            infiniband=read_text(port / "link_layer") == "InfiniBand",
+            # "4: ACTIVE"; "5: ACTIVE_DEFER" is a link that is going down (IBTA, PortState).
+            active=(read_text(port / "state") or "").endswith("ACTIVE"),
+            bytes_per_s=_rate(read_text(port / "rate")),
+        )
+        for port in sorted((sys / "class" / "infiniband").glob("*/ports/*"))
+    )
+
+
+def has_peer_memory(sys: Path) -> bool:
+    """Is nvidia-peermem loaded? DMA-BUF does without it."""
+    return any((sys / place).exists() for place in _PEER_MEMORY)
+
+
+def _rate(text: str | None) -> float | None:
+    """Bytes per second of "400 Gb/sec (4X NDR)"."""
+    number = (text or "").split(" ")[0]
+    try:
+        return float(number) * 125e6
+    except ValueError:
+        return None
+
+
+class Card(Struct, frozen=True):
+    """One port of a network card, or several that are used together.
+
+    `bytes_per_s` is the nominal speed of all `ports` together, `port_bytes_per_s` that of the slowest; None where the
+    speed of a port is not known.
+    """
+
+    name: str
+    bytes_per_s: float | None
+    ports: int
+    port_bytes_per_s: float | None
+
+
+def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
+    """What `library` ("gloo" or "nccl") takes: InfiniBand where nccl finds it, else the interface of its address."""
+    if library == "nccl" and _nccl(env, "NCCL_IB_DISABLE") in ("", "0"):
+        found = infiniband(sys, _nccl(env, "NCCL_IB_HCA"))
+        if found is not None:
+            return found
+    known = interfaces(sys) or ()
+    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    address = chosen_address(library, wanted(env), own, known)
+    if address is None or is_loopback(address):
+        return None
+    interface = interface_of(address, known)
+    return Card(interface.name, interface.bytes_per_s, 1, interface.bytes_per_s) if interface else None
+
+
+def _nccl(env: Mapping[str, str], name: str) -> str:
+    """A variable as NCCL finds it: the environment wins over its configuration files. Empty where it is not set."""
+    files = (settings[name] for settings in nccl_files(env).values() if name in settings)
+    return env[name] if name in env else next(files, "")
+
+
+def infiniband(sys: Path, rule: str = "") -> Card | None:
+    """All ports of InfiniBand and RoCE adapters that are up and that `rule`, a value of NCCL_IB_HCA, allows, together.
+
+    None if there is none, or none of them says how fast it is.
+    """
+    taken = _taken(sys, rule)
+    rates = [port.bytes_per_s for port in taken]
+    known = [rate for rate in rates if rate]
+    if not known:
+        return None
+    name = "+".join(dict.fromkeys(port.adapter for port in taken))
+    if len(known) < len(rates):
+        return Card(name, None, len(rates), None)
+    return Card(name, sum(known), len(known), min(known))
+
+
+def nccl_ports(env: Mapping[str, str], sys: Path) -> tuple[str, ...]:
+    """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would go over; none with NCCL_IB_DISABLE."""
+    if _nccl(env, "NCCL_IB_DISABLE") not in ("", "0"):
+        return ()
+    return tuple(port.name for port in _taken(sys, _nccl(env, "NCCL_IB_HCA")))
+
+
+def _taken(sys: Path, rule: str) -> list[Port]:
+    return [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
+
+
+def nccl_takes_port(rule: str, adapter: str, port: str) -> bool:
+    """Does a value of NCCL_IB_HCA allow this port of this adapter? As NCCL reads it (net_ib.cc, utils.cc).
+
+    "^" excludes what follows, "=" behind it wants exact names, else the words are prefixes; a word may end in ":port".
+    Without a word, all match.
+    """
+    others, rule = rule.startswith("^"), rule.removeprefix("^")
+    exact, rule = rule.startswith("="), rule.removeprefix("=")
+    words = [tuple(word.split(":")) for word in rule.split(",") if word.partition(":")[0]]
+    hit = not words or any(
+        (adapter == name if exact else adapter.startswith(name)) and (not number or number[0] in ("", port))
+        for name, *number in words
+    )
+    return hit != others
+
+
+_NAME_SECONDS = 2.0
+# Of an interface (Documentation/ABI/testing/sysfs-class-net and sysfs-class-net-statistics). carrier_down_count came
+# with Linux 4.16; carrier_changes, which counts ups as well, with 3.15.
+_CARRIER = ("carrier_down_count", "carrier_changes")
+_FRAMES = ("rx_crc_errors", "rx_frame_errors")
+# Of an RDMA port (Documentation/ABI/stable/sysfs-class-infiniband); soft RDMA counts link_downed in hw_counters.
+_COUNTERS = (
+    "link_downed",
+    "symbol_error",
+    "link_error_recovery",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_HW_COUNTERS = ("rnr_nak_retry_err", "link_downed")
+# RFC 4022 has InSegs; InCsumErrors came with Linux 3.10.
+_TCP = ("InSegs", "InCsumErrors")
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class PortCounters(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A network interface ("eth0"), or a port of an RDMA adapter ("mlx5_0:1"), and what it counted since it is there.
+
+    `up`: its link is; None where it does not say. `below` are the interfaces that it is made of: members of a bond, the
+    card of a VLAN, the interface of a RoCE port. `taken`: NCCL would go over this RDMA port.
+    """
+
+    name: str
+    rdma: bool = False
+    pci: str | None = None
+    up: bool | None = None
+    taken: bool = False
+    below: tuple[str, ...] = ()
+    counters: dict[str, int] = {}
+
+
+class NetworkLook(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The network ports of one host at one moment of its steady clock.
+
+    `route` is the interface that leads to the other hosts (None: none, or one host only); `tcp` holds what all
+    connections of this network namespace counted.
+    """
+
+    seconds: float
+    ports: tuple[PortCounters, ...] = ()
+    route: str | None = None
+    tcp: dict[str, int] = {}
+
+
+def network_look(towards: str | None, env: Mapping[str, str], step: Callable[[str], None]) -> NetworkLook:
+    """RDMA ports, and if there are other hosts (one at `towards`; empty: not known), interfaces and TCP as well.
+
+    Interfaces count that have an address, and what lies below them and below RDMA ports.
+    """
+    sys = sys_root(env)
+    step("RDMA ports")
+    rdma = tuple(rdma_counters(sys, nccl_ports(env, sys)))
+    names = [name for port in rdma for name in port.below]
+    now, route, tcp = time.monotonic(), None, dict[str, int]()
+    if towards is not None:
+        step("interfaces")
+        known = interfaces(sys) or ()
+        route = interface_of(source_towards([towards] if towards else []), known)
+        names += [interface.name for interface in known if interface.addresses and interface.name != "lo"]
+        tcp = tcp_counters(read_text(PROC / "net" / "snmp") or "")
+    indices = {name: index for index, name in socket.if_nameindex()}
+    return NetworkLook(
+        seconds=now,
+        ports=(*rdma, *interface_counters(sys, names, indices)),
+        route=route.name if route is not None else None,
+        tcp=tcp,
+    )
+
+
+def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
+    """Every RDMA port that `sys` shows; `taken` are the names of those that NCCL would go over."""
+    for port in rdma_ports(sys):
+        device = sys / "class" / "infiniband" / port.adapter
+        folder = device / "ports" / port.number
+        yield PortCounters(
+            name=port.name,
+            rdma=True,
+            pci=_pci(device),
+            up=port.active,
+            taken=port.name in taken,
+            below=_names(device / "device" / "net", "*"),
+            counters=_numbers(folder / "hw_counters", _HW_COUNTERS) | _numbers(folder / "counters", _COUNTERS),
+        )
+
+
+def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, int]) -> Iterator[PortCounters]:
+    """These interfaces and all below them, each once.
+
+    `indices` are the kernel's numbers of our own interfaces: /sys may show those of another network namespace.
+    """
+    todo, done = list(names), set()
+    while todo:
+        name = todo.pop(0)
+        folder = sys / "class" / "net" / name
+        if name in done or name not in indices or read_int(folder / "ifindex") != indices[name]:
+            continue
+        done.add(name)
+        below = _names(folder, "lower_*", "lower_")
+        todo += below
+        yield PortCounters(
+            name=name,
+            pci=_pci(folder),
+            up=_has_carrier(folder),
+            below=below,
+            counters=_carrier(folder) | _numbers(folder / "statistics", _FRAMES),
+        )
+
+
+def tcp_counters(snmp: str) -> dict[str, int]:
+    """What /proc/net/snmp says of TCP: a line of names, and one of numbers."""
+    names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
+    found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
+    return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
+
+
+def _carrier(folder: Path) -> dict[str, int]:
+    """How often the carrier was lost; where only changes are counted, these."""
+    numbers = _numbers(folder, _CARRIER)
+    return dict(list(numbers.items())[:1])
+
+
+def _has_carrier(folder: Path) -> bool | None:
+    carrier = read_int(folder / "carrier")  # not readable of an interface that was set down
+    if carrier is None:
+        return False if read_text(folder / "operstate") == "down" else None
+    return carrier == 1
+
+
+def _numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    """Those of the files that hold a number; a port that does not count says "N/A (no PMA)"."""
+    found = {name: read_int(folder / name) for name in names}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _names(folder: Path, pattern: str, prefix: str = "") -> tuple[str, ...]:
+    return tuple(sorted(path.name.removeprefix(prefix) for path in folder.glob(pattern)))
+
+
+def _pci(device: Path) -> str | None:
+    """The PCI function that it belongs to; None of what is made of software."""
+    parts = os.path.realpath(device / "device").split("/") if (device / "device").exists() else []
+    return next((part for part in reversed(parts) if _PCI_ADDRESS.fullmatch(part)), None)

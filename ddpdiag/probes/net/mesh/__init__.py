@@ -1,1 +1,0 @@
-"""A mesh: every host measures a TCP connection to every other one at the same time."""
