@@ -13,7 +13,7 @@ from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabl
 from ddpdiag.render.markup import folded
 from ddpdiag.render.sections import Sample
 from ddpdiag.render.terminal.ranks import Row
-from ddpdiag.render.units import (
+from ddpdiag.text import (
     ABSENT,
     byte_count,
     bytes_per_s,

@@ -13,8 +13,8 @@ from xml.etree.ElementTree import Element, SubElement
 from ddpdiag import __version__
 from ddpdiag.foreign import printable
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import one_line
+from ddpdiag.text import fold_hosts, fold_ranks
 
 _KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
 from ddpdiag.render.markup import block, folded, words
 from ddpdiag.render.sections import Sections
 from ddpdiag.render.shell import shell_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
-from ddpdiag.render.units import count, label, quantity, seconds
+from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
 _VALUES = 8

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ddpdiag.render.markup import code, table, words
-from ddpdiag.render.units import count
+from ddpdiag.text import count
 
 # Below what GitHub takes, so that somebody can write a sentence before it.
 MOST_BYTES = 60_000

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.model import Report
-from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.text import fold_hosts
 
 # A list of hosts that nobody would paste any more.
 _LONGEST_LIST = 1_000

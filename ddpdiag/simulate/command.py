@@ -14,10 +14,10 @@ from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
-from ddpdiag.render.units import count
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
 from ddpdiag.simulate.options import SimulateOptions
 from ddpdiag.simulate.run import host_name, simulate
+from ddpdiag.text import count
 
 # What is over sooner is not worth a line in a log.
 _PATIENCE_SECONDS = 3.0

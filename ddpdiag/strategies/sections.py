@@ -8,8 +8,8 @@ from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
 from ddpdiag.render.plots.charts import Bar, Bars, draw_bars
 from ddpdiag.render.sections import Sample
-from ddpdiag.render.units import ABSENT, byte_count, count, figure, percent
 from ddpdiag.strategies.terminal import CURVES, rate_text, render
+from ddpdiag.text import ABSENT, byte_count, count, figure, percent
 
 __all__ = ["pieces", "render", "samples", "section"]
 

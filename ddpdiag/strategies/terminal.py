@@ -8,7 +8,7 @@ from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.findings import write_findings
 from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
 from ddpdiag.render.terminal.tables import Column, draw, pieces
-from ddpdiag.render.units import ABSENT, byte_count, count, figure
+from ddpdiag.text import ABSENT, byte_count, count, figure
 
 _STYLES = {
     Ended.WORKS: "green",

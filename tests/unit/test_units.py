@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.render import units
+import ddpdiag.text as units
 
 
 @pytest.mark.parametrize(

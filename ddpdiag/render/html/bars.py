@@ -5,12 +5,11 @@ from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from ddpdiag.model import Scalar
-from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.html.page import Figure, words
 from ddpdiag.render.plots.charts import OUTLIER, Bar, Bars, draw_bars
 from ddpdiag.render.terminal.ranks import Row
-from ddpdiag.render.units import Unit, count, figure
 from ddpdiag.stats import outliers, quantile
+from ddpdiag.text import Unit, count, figure, fold_ranks
 
 BARS_SHOWN = 24
 # Ranks that come within a second come together, however little the others scatter: judgement/timeline.py.

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Report
-from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.html.course import checks_section, timeline_section
 from ddpdiag.render.html.findings import boxes
 from ddpdiag.render.html.page import Fact, Page, words
@@ -14,7 +13,7 @@ from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.world import environment_section, topology_section
 from ddpdiag.render.sections import Sections
 from ddpdiag.render.shell import exclude_lines, shell_line
-from ddpdiag.render.units import bytes_per_s, count, per_second, seconds
+from ddpdiag.text import bytes_per_s, count, fold_hosts, per_second, seconds
 
 _NAMES_SHOWN, _NOTES_SHOWN = 12, 40
 # Below the verdict, where they were measured.

@@ -2,12 +2,11 @@
 
 from ddpdiag.model import CheckLine, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.timeline import draw_timeline, said
 from ddpdiag.render.terminal.findings import SEVERITIES
 from ddpdiag.render.terminal.ranks import blamed
-from ddpdiag.render.units import ABSENT, count, seconds
+from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, seconds
 
 _WAITS_SHOWN, _NAMES_SHOWN, _SAID = 10, 8, 6
 # The stage of findings that are about the run as a whole.

@@ -8,7 +8,7 @@ from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
 from ddpdiag.render.shell import shell_line
 from ddpdiag.render.terminal.findings import grouped, subjects
-from ddpdiag.render.units import label, quantity
+from ddpdiag.text import label, quantity
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400

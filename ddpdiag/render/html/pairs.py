@@ -4,12 +4,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Matrix, Report, Scalar
-from ddpdiag.render.hosts import fold_hosts
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.charts import draw_heat, scale_of
 from ddpdiag.render.terminal.matrices import Alike, alike
-from ddpdiag.render.units import ABSENT, Unit, bytes_per_s, column_unit, count, figure
 from ddpdiag.stats import quantile
+from ddpdiag.text import ABSENT, Unit, bytes_per_s, column_unit, count, figure, fold_hosts
 
 # Different pictures, and different tables: of a thousand hosts most are alike, and alike is shown once.
 FIGURES_SHOWN, TABLES_SHOWN = 12, 12

@@ -10,8 +10,8 @@ from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of,
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.plots.charts import draw_stacks
 from ddpdiag.render.terminal.ranks import Ranks, Row, blamed
-from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
+from ddpdiag.text import Unit, byte_count, cell, column_unit, count, figure, label
 
 ROWS_SHOWN = 128
 _ARRIVAL = "arrival_seconds"

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.model.setting import Setting, Value
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.html.page import Cell, Column, Section, Table, words
 from ddpdiag.render.html.pairs import way_tables
 from ddpdiag.render.terminal.ranks import Row
-from ddpdiag.render.units import ABSENT, bytes_per_s, count, label, quantity
+from ddpdiag.text import ABSENT, bytes_per_s, count, fold_hosts, fold_ranks, label, quantity
 
 HOSTS_SHOWN, LEAVES_SHOWN, SETTINGS_SHOWN, FIGURES_SHOWN = 64, 64, 200, 200
 _NAMES_SHOWN, _OPEN_ROWS = 16, 16

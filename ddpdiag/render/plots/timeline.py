@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdiag.model.timeline import Lane, Timeline, Unfinished
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.plots.drawing import BAD, INK, MUTED, PAPER, SERIES, SMALL, WIDTH, inline, word
+from ddpdiag.text import fold_hosts, fold_ranks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.shell import shell_line
-from ddpdiag.render.units import count, label, quantity
+from ddpdiag.text import count, fold_hosts, fold_ranks, label, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}

@@ -26,10 +26,9 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import one_line
 from ddpdiag.render.terminal.streams import Display, columns, put
-from ddpdiag.render.units import count
+from ddpdiag.text import count, fold_hosts, fold_ranks
 
 # Who finds rank 0, or is found, sooner than this need not be talked about.
 PATIENCE_SECONDS = 3.0

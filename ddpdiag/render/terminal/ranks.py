@@ -15,11 +15,10 @@ from typing import NamedTuple, TypeGuard
 from rich.table import Table
 
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import one_line
 from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shortened
-from ddpdiag.render.units import ABSENT, Unit, cell, column_unit, count, figure, label
 from ddpdiag.stats import quantile
+from ddpdiag.text import ABSENT, Unit, cell, column_unit, count, figure, fold_ranks, label
 
 Row = Mapping[str, Scalar]
 

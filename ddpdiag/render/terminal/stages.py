@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, listed
 from ddpdiag.render.terminal.tables import Column, fitted
-from ddpdiag.render.units import ABSENT, count, seconds
+from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, seconds
 
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
 # Reasons for which most was not looked at; a healthy page is not to be a third of these.

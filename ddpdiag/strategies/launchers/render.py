@@ -8,8 +8,8 @@ from ddpdiag.codec import encode
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.terminal.tables import Column, draw, pieces
-from ddpdiag.render.units import count, seconds
 from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
+from ddpdiag.text import count, seconds
 
 _STYLES = {Ended.WORKS: "green", Ended.FAILS: "bold red", Ended.HANGS: "bold red", Ended.UNFINISHED: "bold yellow"}
 _WORDS = {Ended.UNFINISHED: "unknown"}
