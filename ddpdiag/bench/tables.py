@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ddpdiag.bench.rows import Calls, Part, calls
 from ddpdiag.model.bench import BenchRow, Measured, Series
-from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.tables import Column
+from ddpdiag.render.page import Column, one_line
 from ddpdiag.text import bytes_per_s
 
 _KEY = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"

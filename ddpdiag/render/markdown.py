@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
-from ddpdiag.render.markup import block, folded, words
-from ddpdiag.render.sections import Sections
+from ddpdiag.render import Sections
+from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
 from ddpdiag.render.shell import shell_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
 from ddpdiag.text import count, fold_hosts, label, quantity, seconds

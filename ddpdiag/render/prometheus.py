@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from ddpdiag import __version__
 from ddpdiag.codec import readable
 from ddpdiag.model import Report, Scalar, Verdict
+from ddpdiag.render import Sample, Sections
 from ddpdiag.render.page import one_line
-from ddpdiag.render.sections import Sample, Sections
 
 _WHO = ("rank", "local_rank", "node", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})

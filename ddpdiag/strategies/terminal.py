@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
-from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.page import Column, Page, draw, one_line, pieces
 from ddpdiag.render.terminal.findings import write_findings
 from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
-from ddpdiag.render.terminal.tables import Column, draw, pieces
 from ddpdiag.text import ABSENT, byte_count, count, figure
 
 _STYLES = {

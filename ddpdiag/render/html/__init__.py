@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Report
+from ddpdiag.render import Sections
 from ddpdiag.render.plots.drawing import drawing, page_style
-from ddpdiag.render.sections import Sections
 
 if TYPE_CHECKING:
     from jinja2 import Environment

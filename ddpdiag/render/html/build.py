@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Report
+from ddpdiag.render import Sections
 from ddpdiag.render.html.course import checks_section, timeline_section
 from ddpdiag.render.html.findings import boxes
 from ddpdiag.render.html.page import Fact, Page, words
 from ddpdiag.render.html.pairs import pairs_section
 from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.world import environment_section, topology_section
-from ddpdiag.render.sections import Sections
 from ddpdiag.render.shell import exclude_lines, shell_line
 from ddpdiag.text import bytes_per_s, count, fold_hosts, per_second, seconds
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Protocol, TextIO, cast
 
 from ddpdiag.model.news import Joined, News, StageEnded
+from ddpdiag.render.files import Display, can_show, display_of, put, takes
 from ddpdiag.render.page import one_line
 from ddpdiag.render.terminal.progress import Lines, RunState, pending_words
-from ddpdiag.render.terminal.streams import Display, can_show, display_of, put, takes
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,8 +26,8 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
+from ddpdiag.render.files import Display, columns, put
 from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.streams import Display, columns, put
 from ddpdiag.text import count, fold_hosts, fold_ranks
 
 # Who finds rank 0, or is found, sooner than this need not be talked about.

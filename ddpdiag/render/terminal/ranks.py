@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeGuard
 from rich.table import Table
 
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shortened
+from ddpdiag.render.page import ALL_SHOWN, Column, Short, fitted, one_line, shortened
 from ddpdiag.stats import quantile
 from ddpdiag.text import ABSENT, Unit, cell, column_unit, count, figure, fold_ranks, label
 

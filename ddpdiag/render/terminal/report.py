@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import Report, Scalar, Severity, Verdict, WorldLine
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.page import Page, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_line
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SEVERITIES, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
 from ddpdiag.render.terminal.ranks import Ranks, blamed
 from ddpdiag.render.terminal.stages import write_skipped, write_stages, write_timings
-from ddpdiag.render.terminal.tables import write_hosts_rule
 from ddpdiag.text import count, fold_hosts, label, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}

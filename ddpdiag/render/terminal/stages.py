@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
-from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.page import Column, Page, fitted, one_line
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, listed
-from ddpdiag.render.terminal.tables import Column, fitted
 from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, seconds
 
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}

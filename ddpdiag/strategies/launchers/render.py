@@ -6,8 +6,7 @@ import msgspec
 
 from ddpdiag.codec import encode
 from ddpdiag.model.train import Ended
-from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.tables import Column, draw, pieces
+from ddpdiag.render.page import Column, Page, draw, one_line, pieces
 from ddpdiag.strategies.launchers.model import LauncherRow, LaunchersReport, Way
 from ddpdiag.text import count, seconds
 
