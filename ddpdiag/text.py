@@ -200,7 +200,7 @@ def _float(value: int | float) -> float:
 
 def is_number(value: Scalar) -> TypeGuard[int | float]:
     """Is it a finite number?"""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_float(value))
 
 
 def column_unit(name: str, values: Iterable[Scalar]) -> Unit:
@@ -287,6 +287,12 @@ def _width(item: str) -> int:
     """How many numbers "4-7" or "4" holds."""
     match = _RANGE.fullmatch(item)
     return int(match[2]) - int(match[1]) + 1 if match else 1
+
+
+def ranks_text(ranks: Iterable[int], *, limit: int | None = None) -> str:
+    """Such as "rank 3" or "ranks 3,7-9"."""
+    kept = list(ranks)
+    return f"rank{'' if len(kept) == 1 else 's'} {fold_ranks(kept, limit=limit)}"
 
 
 def _join(pieces: Sequence[_Piece], limit: int | None) -> str:

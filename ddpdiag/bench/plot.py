@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpdiag.bench.rows import traits
 from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
-from ddpdiag.render.plots.drawing import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
+from ddpdiag.render.plots import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
 from ddpdiag.text import byte_count, bytes_per_s, count, seconds
 
 if TYPE_CHECKING:

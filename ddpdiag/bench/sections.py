@@ -8,8 +8,8 @@ from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
 from ddpdiag.render import Sample
-from ddpdiag.render.html.bars import Figures, bar_figure
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
+from ddpdiag.render.html.ranks import Figures, bar_figure
 from ddpdiag.render.markup import Piece, folded, listed, name, said, spaced, tabled
 from ddpdiag.render.terminal.ranks import Row
 from ddpdiag.text import (

@@ -19,8 +19,7 @@ from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
-from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
-from ddpdiag.render.terminal.stages import write_timings
+from ddpdiag.render.terminal.report import write_head, write_notes, write_timings, write_verdict
 from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, percent, seconds
 
 _AVERAGES = {

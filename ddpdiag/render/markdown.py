@@ -11,7 +11,7 @@ from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Sections
 from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
 from ddpdiag.render.shell import shell_line
-from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
+from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
 from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
@@ -115,7 +115,7 @@ def serious(findings: Sequence[Finding]) -> Iterator[Piece]:
     """Errors and warnings, a few of each code: the first ones in full, the others folded away."""
     pieces: list[tuple[int, list[str]]] = []
     for group in _groups(findings, SEVERITIES[:2]):
-        most = shown_of(group, SAME_SHOWN)
+        most = most_of(group, SAME_SHOWN)
         pieces += [(1, finding_lines(finding)) for finding in group[:most]]
         pieces += [(len(group) - most, [_more(group[most:]), ""])] if group[most:] else []
     yield from (Piece("a finding", lines) for _, lines in pieces[:_SHOWN])
@@ -140,7 +140,7 @@ def infos(findings: Sequence[Finding]) -> list[str]:
     """What is good to know, a line each."""
     lines: list[str] = []
     for group in _groups(findings, SEVERITIES[2:]):
-        most = shown_of(group, SAME_SHOWN)
+        most = most_of(group, SAME_SHOWN)
         lines += [_brief(finding) for finding in group[:most]]
         lines += [_more(group[most:])] if group[most:] else []
     return listed(lines[:_INFOS], "line", total=len(lines), most=_ALL_INFOS)
@@ -185,11 +185,7 @@ def _variables(finding: Finding) -> list[str]:
 
 def blamed(*findings: Finding) -> str:
     """Who is named: "rank `3`, host `n1`", or nothing."""
-    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _listed, _VALUES))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_VALUES]) + (f" +{len(names) - _VALUES} more" if len(names) > _VALUES else "")
+    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _VALUES))
 
 
 def figures(found: Mapping[str, Scalar | list[Scalar]], *, rows: int, most: int) -> list[str]:

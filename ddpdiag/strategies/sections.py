@@ -7,7 +7,7 @@ from ddpdiag.model.train import Curve, ScalingRow, StrategyRow, TrainReport
 from ddpdiag.render import Sample
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
 from ddpdiag.render.markup import Piece, listed, name, said, spaced, tabled
-from ddpdiag.render.plots.charts import Bar, Bars, draw_bars
+from ddpdiag.render.plots import Bar, Bars, draw_bars
 from ddpdiag.strategies.terminal import CURVES, rate_text, render
 from ddpdiag.text import ABSENT, byte_count, count, figure, percent
 

@@ -126,9 +126,4 @@ def _listed(name: str, value: list[Scalar]) -> Listed:
 
 def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
     """Ranks, hosts, GPUs and links of some findings, each kind folded."""
-    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _names, _NAMES_SHOWN))
-
-
-def _names(names: Sequence[str]) -> str:
-    left = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" +{left:,} more" if left > 0 else "")
+    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _NAMES_SHOWN))

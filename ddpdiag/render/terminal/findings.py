@@ -9,12 +9,12 @@ enough, and its first frames: of a hang, all ranks but one stand in the same pla
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.shell import shell_line
-from ddpdiag.text import count, fold_hosts, fold_ranks, label, quantity
+from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -46,7 +46,7 @@ def write_findings(
 ) -> None:
     """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
     groups = grouped(findings)
-    few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    few = SAME_SHOWN if sum(most_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     own = [group for (severity, _), group in groups.items() if severity in severities]
     serious = [group for group in own if group[0].severity is not Severity.NOTE]
     if len(serious) > CODES_SHOWN:
@@ -56,16 +56,11 @@ def write_findings(
         if CODES_SHOWN <= number < len(serious) and not details:
             _brief(page, group)
             continue
-        most = len(group) if details else shown_of(group, few)
+        most = len(group) if details else most_of(group, few)
         for finding in group[:most]:
             _finding(page, finding, () if details else earlier, details=details)
             earlier.append(finding)
         _more(page, group, most)
-
-
-def shown_of(group: Sequence[Finding], few: int) -> int:
-    """How many of one code are shown: "and 1 more" would take the room of the one."""
-    return most_of(group, few)
 
 
 def _lead(finding: Finding) -> str:
@@ -181,8 +176,7 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
     """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
-    named = subjects(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
-    return "; ".join(f"{kind} {one_line(names)}" for kind, names in named)
+    return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit, hosts=hosts))
 
 
 # Names and values of one kind in one line.
@@ -285,29 +279,17 @@ def value_text(name: str, value: Value, limit: int | None = None) -> str:
     return one_line(quantity(name, value))
 
 
-def listed(words: Sequence[str], limit: int | None) -> str:
-    """Words joined by commas; of more than `limit`, how many are left out."""
-    return ", ".join(words[:limit]) + left_out(len(words), limit)
-
-
-def left_out(number: int, limit: int | None) -> str:
-    """How many names of `number` are not shown."""
-    return f" +{number - limit:,} more" if limit is not None and number > limit else ""
-
-
-def subjects(
-    findings: Iterable[Finding], listed: Callable[[Sequence[str]], str], limit: int | None, *, hosts: bool = True
-) -> list[tuple[str, str]]:
-    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links as `listed`."""
+def subjects(findings: Iterable[Finding], limit: int | None, *, hosts: bool = True) -> list[tuple[str, str]]:
+    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links listed."""
     kept = list(findings)
     ranks = {rank for finding in kept for rank in finding.ranks}
-    nodes = tuple(dict.fromkeys(node for finding in kept for node in finding.nodes)) if hosts else ()
+    nodes = _nodes(kept) if hosts else ()
     gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
     links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
     kinds = (
         ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
         ("host", len(nodes), fold_hosts(nodes, limit=limit)),
-        ("GPU", len(gpus), listed(gpus)),
-        ("link", len(links), listed(links)),
+        ("GPU", len(gpus), listed(gpus, limit)),
+        ("link", len(links), listed(links, limit)),
     )
-    return [(noun if number == 1 else noun + "s", text) for noun, number, text in kinds if number]
+    return [(noun if number == 1 else f"{noun}s", text) for noun, number, text in kinds if number]
