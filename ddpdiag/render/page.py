@@ -31,6 +31,11 @@ def one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
+def ascii_line(text: str) -> str:
+    """`text` on one line, with all letters beyond ASCII spelled out."""
+    return one_line(text).encode("ascii", "backslashreplace").decode()
+
+
 class Page:
     """What has been written so far. Styles are rich's ("bold red"); without `color` they leave no trace.
 

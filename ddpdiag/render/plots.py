@@ -18,7 +18,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpdiag.errors import UsageError
-from ddpdiag.render.page import one_line
+from ddpdiag.render.page import ascii_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,12 +152,12 @@ def _of_page(tag: str, name: str) -> str:
 
 def plain(text: str) -> str:
     """`text` as it is: no formula between dollar signs, and no letter that the built-in font lacks."""
-    return one_line(text).encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+    return ascii_line(text).replace("$", r"\$")
 
 
 def word(text: str, most: int = 28) -> str:
     """A label within `page_style`, where dollar signs mean themselves; a long one is cut."""
-    shown = one_line(text).encode("ascii", "backslashreplace").decode()
+    shown = ascii_line(text)
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
@@ -217,7 +217,8 @@ def _bars(axes: "Axes", what: Bars) -> None:
                 textcoords="offset points", va="center", fontsize=SMALL, color=INK if bar.mark == OUTLIER else BAD,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-    _line(axes, what)
+    if what.line is not None:
+        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
     axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
     axes.invert_yaxis()
     # Room for the word behind the longest bar.
@@ -229,14 +230,10 @@ def _bars(axes: "Axes", what: Bars) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _line(axes: "Axes", what: Bars) -> None:
-    if what.line is not None:
-        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
-
-
 def _histogram(axes: "Axes", what: Bars) -> None:
     axes.hist(what.all_values, bins=_BINS, color=SERIES[0])
-    _line(axes, what)
+    if what.line is not None:
+        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
     # One of ten thousand shall be seen, too.
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

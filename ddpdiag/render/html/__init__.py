@@ -26,20 +26,25 @@ from ddpdiag.render.html.run import checks_section, timeline_section
 from ddpdiag.render.html.world import environment_section, pairs_section, topology_section
 from ddpdiag.render.plots import drawing, page_style
 from ddpdiag.render.shell import exclude_lines, shell_line
-from ddpdiag.text import bytes_per_s, count, fold_hosts, per_second, seconds
+from ddpdiag.text import count, fold_hosts, quantity, seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_MISSING = "--html needs {}: pip install 'ddpdiag[html]'"
+_NAMES_SHOWN, _NOTES_SHOWN = 12, 40
+# Below the verdict, where they were measured.
+_KEY_FIGURES = {
+    "training.samples_per_second": "samples a second",
+    "fabric.pair_busbw_bytes_per_s": "busbw of a usual pair",
+}
 
 
 def check_available() -> None:
     """UsageError if Jinja2 or matplotlib is missing; neither is imported."""
     for module, name in (("jinja2", "Jinja2"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
-            raise UsageError(_MISSING.format(name))
+            raise UsageError(f"--html needs {name}: pip install 'ddpdiag[html]'")
 
 
 def render(report: Report, features: Sequence[Sections] = ()) -> str:
@@ -66,14 +71,6 @@ def _environment() -> "Environment":
     )
 
 
-_NAMES_SHOWN, _NOTES_SHOWN = 12, 40
-# Below the verdict, where they were measured.
-_KEY_FIGURES = {
-    "training.samples_per_second": "samples a second",
-    "fabric.pair_busbw_bytes_per_s": "busbw of a usual pair",
-}
-
-
 def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
     """What the page says, that of `features` first; within `page_style`, since it draws."""
     sections = (
@@ -93,7 +90,7 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands="\n".join(_commands(report)),
         findings=boxes(report.findings),
-        sections=tuple(section for section in sections if not section.is_empty),
+        sections=tuple(section for section in sections if section.figures or section.tables),
         notes=_notes(report),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
@@ -118,12 +115,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "backend", world.backend
     yield "launcher", world.launcher
     for name, value in report.measurements.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if name in _KEY_FIGURES:
-                rate = per_second if name.endswith("per_second") else bytes_per_s
-                yield _KEY_FIGURES[name], rate(value)
-            elif name.startswith("all_reduce.") and name.endswith(".busbw_bytes_per_s"):
-                yield f"all-reduce busbw, {name.split('.')[1]}", bytes_per_s(value)
+        is_busbw = name.startswith("all_reduce.") and name.endswith(".busbw_bytes_per_s")
+        if (name in _KEY_FIGURES or is_busbw) and isinstance(value, int | float):
+            yield _KEY_FIGURES.get(name) or f"all-reduce busbw, {name.split('.')[1]}", quantity(name, value)
     yield "took", f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
     if report.created:
         yield "run", report.created

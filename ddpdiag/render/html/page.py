@@ -135,11 +135,6 @@ class Section(Struct, frozen=True, kw_only=True):
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Is there nothing in it?"""
-        return not (self.figures or self.tables)
-
 
 class Page(Struct, frozen=True, kw_only=True):
     """The whole page: verdict and sentence, the facts of the run, findings, sections."""

@@ -8,10 +8,10 @@ can end in a log file.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
+from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
@@ -19,7 +19,7 @@ from ddpdiag.render.shell import exclude_lines, shell_line
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
 from ddpdiag.render.terminal.ranks import Ranks, blamed
-from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, label, listed, seconds
+from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
@@ -40,7 +40,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
     write_skipped(page, report.checks, details=details)
     _ranks(page, report, details=details)
-    _measurements(page, report.measurements if details else {})
+    if details:
+        _measurements(page, report.measurements)
     write_matrices(page, report.matrices, report.findings, details=details)
     if timings:
         write_timings(page, report, details=details)
@@ -61,9 +62,12 @@ def write_head(page: Page, report: Report) -> None:
 def _world(report: Report) -> str:
     """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
     world = report.world
+    hosts = one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))
     if world.launcher == ALONE:
-        return f"host {one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))} alone"
-    return ", ".join(filter(None, (_population(world), one_line(world.launcher), one_line(world.backend))))
+        return f"host {hosts} alone"
+    on_hosts = f" on {count(len(world.nodes), 'host')} ({hosts})" if world.nodes else ", no host known"
+    words = (count(world.size, "rank") + on_hosts, one_line(world.launcher), one_line(world.backend))
+    return ", ".join(filter(None, words))
 
 
 def _run(report: Report) -> str:
@@ -79,14 +83,6 @@ def _begin(created: str) -> str:
         return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
     except (ValueError, OverflowError):
         return one_line(created)
-
-
-def _population(world: WorldLine) -> str:
-    ranks = count(world.size, "rank")
-    if not world.nodes:
-        return f"{ranks}, no host known"
-    hosts = one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))
-    return f"{ranks} on {count(len(world.nodes), 'host')} ({hosts})"
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
@@ -162,7 +158,9 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
     name_width = max((len(one_line(stage.name)) for stage in report.stages), default=0)
     for stage in report.stages:
         checks = [check for check in report.checks if check.stage == stage.name]
-        findings = _of_stage(report.findings, checks)
+        codes = {check.code for check in checks}
+        # A check's code is what stands before the dot.
+        findings = [finding for finding in report.findings if finding.code.partition(".")[0] in codes]
         mark = _mark(stage, findings)
         time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
         lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {time:>8}  "
@@ -172,12 +170,6 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
             page.write(_ran(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
     if report.stages:
         page.blank()
-
-
-def _of_stage(findings: Iterable[Finding], checks: Iterable[CheckLine]) -> list[Finding]:
-    """Findings of some checks: the check's code is what stands before the dot."""
-    codes = {check.code for check in checks}
-    return [finding for finding in findings if finding.code.partition(".")[0] in codes]
 
 
 def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
@@ -194,7 +186,9 @@ def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
 def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
     """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
     words = [_counted(severity, findings) for severity in SEVERITIES]
-    broken = [f"{one_line(check.code)}: {_ran(check)}" for check in checks if _failed(check)]
+    broken = [
+        f"{one_line(check.code)}: {_ran(check)}" for check in checks if check.statuses.keys() - {"done", "skipped"}
+    ]
     if any(words) or broken:
         return "; ".join(filter(None, words)) or "; ".join(broken)
     # The mark says it of all stages but those that were not looked at to the end.
@@ -209,21 +203,15 @@ def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
     ran = len(checks) - skipped - idle
     if mark == "skip" and skipped == len(checks):
         return count(skipped, "check") if checks else "no checks"
-    parts = (
-        count(ran, "check") if ran else "",
-        *(f"{number:,} {what}" for number, what in ((skipped, "skipped"), (idle, "not run")) if number),
-    )
-    return ", ".join(filter(None, parts)) or "no checks"
+    parts = [count(ran, "check")] if ran else []
+    parts += [f"{number:,} {what}" for number, what in ((skipped, "skipped"), (idle, "not run")) if number]
+    return ", ".join(parts) or "no checks"
 
 
 def _counted(severity: Severity, findings: Sequence[Finding]) -> str:
     """ "2 errors: COL002.slow, COL003.wrong"."""
     codes = [one_line(finding.code) for finding in findings if finding.severity is severity]
     return f"{count(len(codes), severity.value)}: {listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
-
-
-def _failed(check: CheckLine) -> bool:
-    return bool(check.statuses.keys() - {"done", "skipped"})
 
 
 def _ran(check: CheckLine) -> str:
@@ -265,7 +253,7 @@ def _in_short(reasons: dict[str, list[str]]) -> str:
     return f"{', '.join(parts)}{'; all with --details' if unnamed else ''}"
 
 
-WAITS_SHOWN = 5
+_WAITS_SHOWN = 5
 # Shorter waits are those of any healthy run.
 _LEAST_SHARE = 0.02
 # Two decimals are shown: what would read 0.00 is none.
@@ -290,37 +278,25 @@ def write_timings(page: Page, report: Report, *, details: bool) -> None:
         return
     whole = seconds(timings.seconds)
     page.write(f"where {whole} went, from the start of rank 0's process to the verdict, in s", style="bold")
-    kinds = _kinds(timings, details=details)
+    every = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
+    sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in every}
+    kinds = [kind for kind, spent in sums.items() if details or spent >= _LEAST_SECONDS]
     rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
-    rows.append(Spent(stage="in all", seconds=timings.seconds, kinds=_sums(timings)))
-    names, figures = _columns(rows, kinds, ABSENT if page.color else "-")
+    rows.append(Spent(stage="in all", seconds=timings.seconds, kinds=sums))
+    absent = ABSENT if page.color else "-"
+    names = [
+        Column("", tuple(one_line(row.stage) for row in rows), right=False),
+        Column("in all", tuple(_cell(row.seconds, absent) for row in rows), right=True),
+    ]
+    figures = [
+        Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
+        for kind in kinds
+    ]
     for table in fitted(names, figures, len(rows), width=page.width):
         page.table(table)
     page.write("; ".join(f"{kind}: {_MEANINGS[kind]}" for kind in kinds if kind in _MEANINGS), style="dim")
     page.blank()
     _waits(page, timings, report.checks, details=details)
-
-
-def _kinds(timings: Timings, *, details: bool) -> list[str]:
-    """Those in which something was spent that can be seen."""
-    return [kind for kind, spent in _sums(timings).items() if details or spent >= _LEAST_SECONDS]
-
-
-def _sums(timings: Timings) -> dict[str, float]:
-    """Seconds of each kind in the whole run."""
-    kinds = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
-    return {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in kinds}
-
-
-def _columns(rows: Sequence[Spent], kinds: Sequence[str], absent: str) -> tuple[list[Column], list[Column]]:
-    names = [
-        Column("", tuple(one_line(row.stage) for row in rows), right=False),
-        Column("in all", tuple(_cell(row.seconds, absent) for row in rows), right=True),
-    ]
-    return names, [
-        Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
-        for kind in kinds
-    ]
 
 
 def _cell(value: float, absent: str) -> str:
@@ -329,7 +305,7 @@ def _cell(value: float, absent: str) -> str:
 
 def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details: bool) -> None:
     least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
-    shown = [wait for wait in timings.waits if wait.seconds >= least][: None if details else WAITS_SHOWN]
+    shown = [wait for wait in timings.waits if wait.seconds >= least][: None if details else _WAITS_SHOWN]
     if not shown:
         return
     names = {check.code: check.name for check in checks}
@@ -342,9 +318,8 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
 def _who(wait: Wait) -> str:
     if not wait.ranks:
         return "many ranks alike"
-    word = "rank" if len(wait.ranks) == 1 else "ranks"
-    hosts = f" on {one_line(fold_hosts(wait.nodes, limit=WAITS_SHOWN))}" if wait.nodes else ""
-    return f"{word} {fold_ranks(wait.ranks, limit=WAITS_SHOWN)}{hosts}"
+    hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
+    return ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts
 
 
 def _where(wait: Wait, names: Mapping[str, str]) -> str:
