@@ -68,11 +68,8 @@ def show(text: str, stream: TextIO | None) -> None:
 
     OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
     """
-    if stream is not None:
-        try:
-            text.encode(stream.encoding or "utf-8")
-        except UnicodeEncodeError:
-            text = text.translate(_PLAIN)
+    if stream is not None and not can_show(stream, text):
+        text = text.translate(_PLAIN)
     _say(text, stream)
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Sections
 from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
-from ddpdiag.render.shell import shell_line
+from ddpdiag.render.shell import shell_lines
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
 from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
@@ -67,7 +67,7 @@ def _workarounds(report: Report) -> list[str]:
 
 
 def _to_copy(variables: Mapping[str, str | None]) -> list[str]:
-    return block("\n".join(shell_line(name, value) for name, value in variables.items()), "sh")
+    return block("\n".join(shell_lines(variables)), "sh")
 
 
 def _ranks(ranks: Sequence[dict[str, Scalar]]) -> list[str]:

@@ -194,13 +194,11 @@ def draw_bars(what: Bars, name: str) -> str:
     from matplotlib.figure import Figure
 
     height = _AROUND_INCHES + _ROW_INCHES * max(2, len(what.bars))
-    if not what.all_values:
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        _bars(figure.subplots(), what)
-        return inline(figure, name)
-    figure = Figure(figsize=(WIDTH, height + _HISTOGRAM_INCHES), layout="constrained")
-    top, bottom = figure.subplots(2, height_ratios=(_HISTOGRAM_INCHES, height))
-    _histogram(top, what)
+    histogram = _HISTOGRAM_INCHES if what.all_values else 0.0
+    figure = Figure(figsize=(WIDTH, height + histogram), layout="constrained")
+    *above, bottom = figure.subplots(2, height_ratios=(histogram, height)) if histogram else [figure.subplots()]
+    for axes in above:
+        _histogram(axes, what)
     _bars(bottom, what)
     return inline(figure, name)
 
@@ -266,8 +264,6 @@ def draw_stacks(unit: str, labels: Sequence[str], parts: Sequence[tuple[str, Seq
     return inline(figure, name)
 
 
-Cells = Sequence[Sequence[float | None]]
-
 # So many numbers in a row can be read.
 NUMBERS_SHOWN = 8
 _ROOMY, _MOST_DIGITS = 4, 5
@@ -295,7 +291,9 @@ def scale_of(rates: Sequence[float], unit: str) -> Scale:
     return Scale(min(min(found, default=0.0), _LEAST_SPAN * high), high, unit)
 
 
-def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: Scale, name: str) -> str:
+def draw_heat(
+    rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[float | None]], scale: Scale, name: str
+) -> str:
     """The SVG element; `cells` are in the scale's unit, 0 is a link that failed. Within `page_style`."""
     from matplotlib.figure import Figure
 
@@ -310,7 +308,7 @@ def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: 
     return inline(figure, name)
 
 
-def _map(axes: "Axes", cells: Cells, low: float, high: float) -> None:
+def _map(axes: "Axes", cells: Sequence[Sequence[float | None]], low: float, high: float) -> None:
     numbers = [[cell if cell else float("nan") for cell in row] for row in cells]
     axes.imshow(numbers, cmap="cividis", vmin=low, vmax=high, interpolation="none", aspect="equal")
     failed = [(x, y) for y, row in enumerate(cells) for x, cell in enumerate(row) if cell == 0]

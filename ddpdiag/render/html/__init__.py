@@ -25,7 +25,7 @@ from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.run import checks_section, timeline_section
 from ddpdiag.render.html.world import environment_section, pairs_section, topology_section
 from ddpdiag.render.plots import drawing, page_style
-from ddpdiag.render.shell import exclude_lines, shell_line
+from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.text import count, fold_hosts, quantity, seconds
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 def _commands(report: Report) -> Iterator[str]:
     """What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm."""
-    for name, value in report.workarounds.items():
-        yield printable(shell_line(name, value))
+    yield from map(printable, shell_lines(report.workarounds))
     for sentence, command in exclude_lines(report):
         yield printable(command if report.world.scheduler else f"# {sentence} {command}")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
-from ddpdiag.render.shell import shell_line
+from ddpdiag.render.shell import shell_lines
 from ddpdiag.render.terminal.findings import grouped, subjects
 from ddpdiag.text import label, quantity
 
@@ -92,7 +92,7 @@ def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> Fi
         lists=tuple(_listed(name, value) for name, value in lists.items()),
         fix=fix,
         referred=len(fix) > 1 and f"See {''.join(text.text for text in fix if text.target)}." == finding.fix,
-        commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
+        commands="\n".join(map(printable, shell_lines(finding.env))),
         rest=rest,
     )
 

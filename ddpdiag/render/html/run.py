@@ -15,6 +15,7 @@ from ddpdiag.render.html.page import Cell, Figure, Section, Table, columns, word
 from ddpdiag.render.plots import BAD, INK, MUTED, PAPER, SERIES, SMALL, WIDTH, inline, word
 from ddpdiag.render.terminal.findings import SEVERITIES
 from ddpdiag.render.terminal.ranks import blamed
+from ddpdiag.render.terminal.report import outcomes_text
 from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, ranks_text, seconds
 
 if TYPE_CHECKING:
@@ -174,13 +175,10 @@ def checks_section(report: Report) -> Section:
 
 
 def _check(check: CheckLine) -> tuple[Cell, ...]:
-    ran = ", ".join(f"{number:,} {status}" for status, number in check.statuses.items())
-    idle = "not run" if check.measures else "judged from what other checks saw"
-    skipped = f"skipped: {check.skipped_because}" if check.skipped_because is not None else ""
     failed = bool(check.statuses.keys() - {"done", "skipped"})
     return (
         *(Cell(words(text), words(text)) for text in (check.code, check.name, check.stage)),
-        Cell(words(skipped or ran or idle), mark="warn" * failed),
+        Cell(words(outcomes_text(check)), mark="warn" * failed),
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.shell import shell_line
+from ddpdiag.render.shell import shell_lines
 from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -149,8 +149,8 @@ def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> No
     if finding.fix:
         text = finding.fix if above is None else f"as for {one_line(above.code)}, above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
-    for name, value in finding.env.items() if above is None else ():
-        page.verbatim(shell_line(name, value), indent=8)
+    for line in shell_lines(finding.env) if above is None else ():
+        page.verbatim(line, indent=8)
 
 
 def _more(page: Page, group: Sequence[Finding], shown: int) -> None:

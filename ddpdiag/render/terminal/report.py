@@ -15,7 +15,7 @@ from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLin
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.timings import KINDS, Spent, Timings, Wait
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
-from ddpdiag.render.shell import exclude_lines, shell_line
+from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
 from ddpdiag.render.terminal.ranks import Ranks, blamed
@@ -142,8 +142,8 @@ def _write_first_fix(page: Page, report: Report) -> None:
     if not alike.issubset(first.nodes) and exclude_lines(report):
         all_out = f"Leave the {count(len(report.hosts.bad), 'bad host')} out (see above). For each, as for the first: "
     page.write(all_out + first.fix, lead="Fix: ", lead_style="bold")
-    for name, value in first.env.items():
-        page.verbatim(shell_line(name, value), indent=4)
+    for line in shell_lines(first.env):
+        page.verbatim(line, indent=4)
 
 
 _MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
@@ -167,7 +167,7 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
         saying = one_line(stage.note) or _saying(stage, mark, checks, findings)
         page.write(saying, lead=lead, lead_style=_MARK_STYLES[mark])
         for check in checks if details else ():
-            page.write(_ran(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
+            page.write(outcomes_text(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
     if report.stages:
         page.blank()
 
@@ -187,7 +187,9 @@ def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: 
     """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
     words = [_counted(severity, findings) for severity in SEVERITIES]
     broken = [
-        f"{one_line(check.code)}: {_ran(check)}" for check in checks if check.statuses.keys() - {"done", "skipped"}
+        f"{one_line(check.code)}: {outcomes_text(check)}"
+        for check in checks
+        if check.statuses.keys() - {"done", "skipped"}
     ]
     if any(words) or broken:
         return "; ".join(filter(None, words)) or "; ".join(broken)
@@ -214,13 +216,12 @@ def _counted(severity: Severity, findings: Sequence[Finding]) -> str:
     return f"{count(len(codes), severity.value)}: {listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
 
 
-def _ran(check: CheckLine) -> str:
+def outcomes_text(check: CheckLine) -> str:
     """How a check's trials ended: "3 done, 1 hung"."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
-    return ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items()) or (
-        "not run" if check.measures else "judged from what other checks saw"
-    )
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items())
+    return ran or ("not run" if check.measures else "judged from what other checks saw")
 
 
 def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
