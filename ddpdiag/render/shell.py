@@ -57,21 +57,21 @@ def _unasked(report: Report) -> str:
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
-    """Sentences, each with a line to paste: without the bad hosts, and without those that only hold the job back.
+    """Sentences, each with a line to paste: without the failing hosts, and without those that only hold the job back.
 
     What to do without other hosts is not said. The line is srun's where Slurm runs the job; elsewhere it is the list.
     """
     bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
     if len(report.world.nodes) < 2 and not _in_slurm(report):
         return ()
-    return (*([_without_bad(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
+    return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
 
 
 def _in_slurm(report: Report) -> bool:
     return report.world.scheduler == "slurm"
 
 
-def _without_bad(report: Report, bad: Sequence[str]) -> tuple[str, str]:
+def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
     who = "bad host" if len(bad) == 1 else "bad hosts"
     listed = fold_hosts(bad)
     if not _in_slurm(report):

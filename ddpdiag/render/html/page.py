@@ -105,7 +105,7 @@ class Text(Struct, frozen=True):
 class FindingBox(Struct, frozen=True, kw_only=True):
     """A finding. `who` is empty where nobody is blamed, of which `nobody` tells, if that is worth telling.
 
-    A remedy that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
+    A fix that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
     box, below the last that has one.
     """
 

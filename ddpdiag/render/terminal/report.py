@@ -1,8 +1,8 @@
-"""The report for people: the verdict; what is wrong, by whom, and the way out; what was looked at, the figures; and
+"""The report for people: the verdict; what is wrong, by whom, and the fix; what was looked at, the figures; and
 the verdict once more, in one sentence.
 
 Errors and warnings come first, because the first screen of a log is what is read of it; tables, which may be long, come
-behind all findings. The sentence comes last, with the way out of the first error once more, because the end of the text
+behind all findings. The sentence comes last, with the fix of the first error once more, because the end of the text
 is what a terminal still shows. Without colour the page's own characters are ASCII and hold no escape codes, so that it
 can end in a log file.
 """
@@ -46,7 +46,10 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     if timings:
         write_timings(page, report, details=details)
     write_notes(page, report.notes)
-    _without_bad(page, report)
+    for sentence, command in exclude_lines(report):
+        page.write(sentence)
+        page.verbatim(command, indent=4)
+        page.blank()
     write_verdict(page, report)
     _write_first_fix(page, report)
     return page.text()
@@ -113,14 +116,6 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
     for note, times in Counter(notes).items():
         page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
     if notes:
-        page.blank()
-
-
-def _without_bad(page: Page, report: Report) -> None:
-    """Lines to paste that leave out the bad hosts, and the slow ones, where that can mean something."""
-    for sentence, command in exclude_lines(report):
-        page.write(sentence)
-        page.verbatim(command, indent=4)
         page.blank()
 
 
