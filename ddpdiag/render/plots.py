@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 # Colours that nobody would choose: each stands for one of the page, which differs by light and dark.
 INK, MUTED, GRID, BAD, WARN, PAPER = (f"#01020{digit}" for digit in "123456")
 SERIES = tuple(f"#01021{digit}" for digit in "12345678")

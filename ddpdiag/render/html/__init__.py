@@ -31,7 +31,6 @@ from ddpdiag.text import count, fold_hosts, quantity, seconds
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 _NAMES_SHOWN, _NOTES_SHOWN = 12, 40
 # Below the verdict, where they were measured.
 _KEY_FIGURES = {

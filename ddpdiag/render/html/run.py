@@ -26,6 +26,15 @@ _WAITS_SHOWN, _NAMES_SHOWN, _ENDS_SAID = 10, 8, 6
 # Two decimals are shown: what would read 0.00 is none.
 _LEAST_SECONDS = 0.005
 _NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
+_ROW_INCHES, _AROUND_INCHES = 0.26, 0.75
+_HEIGHT = 0.7
+# For a screen that is wider than a phone, where the row of a rank has room for words.
+_WIDE = 2.0
+# Letters of a word in a span: so many for an inch.
+_LETTERS_PER_INCH = 13.0
+_HATCH = "xxx"
+# Of the stage's colour below the hatch.
+_PALE = 0.35
 
 
 def timeline_section(report: Report) -> Section:
@@ -180,17 +189,6 @@ def _check(check: CheckLine) -> tuple[Cell, ...]:
         *(Cell(words(text), words(text)) for text in (check.code, check.name, check.stage)),
         Cell(words(outcomes_text(check)), mark="warn" * failed),
     )
-
-
-_ROW_INCHES, _AROUND_INCHES = 0.26, 0.75
-_HEIGHT = 0.7
-# For a screen that is wider than a phone, where the row of a rank has room for words.
-_WIDE = 2.0
-# Letters of a word in a span: so many for an inch.
-_LETTERS_PER_INCH = 13.0
-_HATCH = "xxx"
-# Of the stage's colour below the hatch.
-_PALE = 0.35
 
 
 class _Scene(NamedTuple):
