@@ -1,39 +1,76 @@
-"""Numbers in sentences: three digits, a unit that fits, ASCII.
+"""Numbers and names as text for people: three digits and a unit that fits, many names in few characters.
 
-Rates and times step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024, as in nccl-tests' options and columns.
+Times and bandwidths step by 1000 (GB/s is 1e9 bytes per second), sizes by 1024 (MiB), as in nccl-tests' options and
+columns. Three digits are shown, since no measurement here is better than that. The unit of a figure is the end of its
+name: `busbw_bytes_per_s`, or one of its words between dots: `training.seconds`, `seconds.import`.
+
+Host names come from strangers' recordings, so NodeSet gets only names that mean themselves: never "@group" (its default
+resolver runs shell commands), nor brackets or operators ("n[0-999999999]" would fill the memory).
 """
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple, TypeGuard
 
-_RATES = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s"))
-_SIZES = ((1024.0**4, "TiB"), (1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024.0, "KiB"), (1.0, "B"))
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+from ddpdiag.model import Scalar
 
-
-def rate_text(bytes_per_s: float) -> str:
-    """Such as "1.31 GB/s"."""
-    return _text(bytes_per_s, _RATES)
-
-
-def size_text(size_bytes: float) -> str:
-    """Such as "64 MiB"."""
-    return _text(size_bytes, _SIZES)
+ABSENT = "–"
 
 
-def time_text(seconds: float) -> str:
-    """Such as "120 us"."""
-    return _text(seconds, _TIMES)
+class Unit(NamedTuple):
+    """What a value is divided by before it is shown, and what is written behind it."""
+
+    size: float
+    symbol: str
 
 
-def share_text(share: float) -> str:
-    """Such as "91 %"."""
-    return f"{share:.0%}".replace("%", " %")
+# The symbols are ASCII ("us"), as nccl-tests writes them: the text also ends in log files.
+_SECONDS = (Unit(1.0, "s"), Unit(1e-3, "ms"), Unit(1e-6, "us"), Unit(1e-9, "ns"))
+_BYTES_PER_S = (Unit(1e12, "TB/s"), Unit(1e9, "GB/s"), Unit(1e6, "MB/s"), Unit(1e3, "kB/s"), Unit(1.0, "B/s"))
+_BYTES = tuple(Unit(1024.0**power, symbol) for power, symbol in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))[::-1]
+_PER_SECOND = (Unit(1.0, "/s"),)
+_SHARE = (Unit(0.01, "%"),)
+_PLAIN = Unit(1.0, "")
+
+# Longest first: "_bytes_per_s" also ends in "_per_s".
+_SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
+    ("_bytes_per_s", _BYTES_PER_S),
+    ("_per_second", _PER_SECOND),
+    ("_seconds", _SECONDS),
+    ("_bytes", _BYTES),
+    ("_share", _SHARE),
+    ("_accuracy", _SHARE),
+)
+# Where the whole name is a unit.
+_BARE = {"bytes_per_s": "rate", "per_second": "rate", "seconds": "time", "bytes": "size", "share": "share"}
 
 
-def times_text(ratio: float) -> str:
-    """Such as "2.1x"."""
-    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+def seconds(value: float | None) -> str:
+    """A time: "3.2 ms"."""
+    return _pretty(value, _SECONDS)
+
+
+def bytes_per_s(value: float | None) -> str:
+    """A bandwidth, in powers of 1000: "1.07 GB/s"."""
+    return _pretty(value, _BYTES_PER_S)
+
+
+def byte_count(value: float | None) -> str:
+    """A size, in powers of 1024: "64 MiB"."""
+    return _pretty(value, _BYTES)
+
+
+def per_second(value: float | None) -> str:
+    """A rate of whole things: "312 /s"."""
+    return _pretty(value, _PER_SECOND)
+
+
+def percent(share: float | None) -> str:
+    """A share of one: 0.42 is "42 %"."""
+    return _pretty(share, _SHARE)
 
 
 def begun(sentence: str) -> str:
@@ -41,23 +78,247 @@ def begun(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def count_text(count: int, noun: str) -> str:
-    """Such as "1 host" or "3 hosts"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+def count(number: int, noun: str) -> str:
+    """A number of things: "1 rank", "4 ranks"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _text(value: float, units: Sequence[tuple[float, str]]) -> str:
+def time_text(seconds: float) -> str:
+    """In a sentence: "120 us"."""
+    return _in_sentence(seconds, _SECONDS)
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """In a sentence: "1.31 GB/s"."""
+    return _in_sentence(bytes_per_s, _BYTES_PER_S)
+
+
+def size_text(size_bytes: float) -> str:
+    """In a sentence: "64 MiB"."""
+    return _in_sentence(size_bytes, _BYTES)
+
+
+def share_text(share: float) -> str:
+    """In a sentence: "91 %"."""
+    return f"{share:.0%}".replace("%", " %")
+
+
+def times_text(ratio: float) -> str:
+    """In a sentence: "2.1x"."""
+    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+
+
+def _in_sentence(value: float, units: Sequence[Unit]) -> str:
+    """Without separators of thousands; nothing is so much of the smallest unit."""
+    return _pretty(value, units if value else units[-1:]).replace(",", "")
+
+
+def _pretty(value: float | None, units: Sequence[Unit]) -> str:
+    if value is None:
+        return ABSENT
     if not math.isfinite(value):
-        return str(value)
-    # Rounded as it will be shown, else 999.9 us would read "1000 us".
-    fitting = (unit for unit in units if float(f"{abs(value) / unit[0]:.3g}") >= 1)
-    size, symbol = next(fitting, units[-1])
-    return f"{_digits(value / size)} {symbol}"
+        return figure(value)
+    unit = _fitting(value, units)
+    return f"{_short(value / unit.size)} {unit.symbol}"
 
 
-def _digits(number: float) -> str:
-    """Three digits without zeros at the end; all digits in front of the point, since 1023 KiB has four."""
-    if abs(number) >= 100:
-        return f"{number:.0f}"
-    text = f"{number:.3g}"
+def _fitting(value: float, units: Sequence[Unit]) -> Unit:
+    """The largest unit of which `value` is at least one; for 0 the base unit, for less than the smallest that one."""
+    if value == 0 or not math.isfinite(value):
+        return next(unit for unit in units if unit.size == 1.0 or len(units) == 1)
+    # Rounded as it will be shown, else 999.9 us would read "1,000 us".
+    return next((unit for unit in units if float(f"{abs(value) / unit.size:.3g}") >= 1), units[-1])
+
+
+def figure(value: float) -> str:
+    """Three digits, "nan" or "inf"; no unit."""
+    size = abs(value)
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    if size < 1e-3 or size >= 1e7:
+        return f"{value:.3g}"
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    decimals = 2 - math.floor(math.log10(float(f"{size:.3g}")))
+    return f"{value:.{decimals}f}"
+
+
+def _short(value: float) -> str:
+    """`figure` without zeros at the end: "3.2", not "3.20"."""
+    text = figure(value)
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def _family(name: str) -> tuple[str, tuple[Unit, ...]]:
+    """The suffix of `name` and its units; an empty suffix and no units if it has none."""
+    plain = f"_{name.replace('.', '_')}"
+    found = next(((suffix, units) for suffix, units in _SUFFIXES if plain.endswith(suffix)), None)
+    if found is not None:
+        return found
+    # `seconds.import`: what is counted is each of those that follow.
+    head = f"_{name.partition('.')[0]}" if "." in name else ""
+    return "", dict(_SUFFIXES).get(head, ())
+
+
+def label(name: str) -> str:
+    """The name of a figure without its unit: `busbw_bytes_per_s` is "busbw", `training.seconds` "training.time"."""
+    if name in _BARE:
+        return _BARE[name]
+    head, dot, last = name.rpartition(".")
+    if dot and last in _BARE:
+        return f"{_spaced(head)}.{_BARE[last]}"
+    first, dot, rest = name.partition(".")
+    if dot and first in _BARE:
+        return f"{_BARE[first]}.{_spaced(rest)}"
+    suffix, _ = _family(name)
+    return _spaced(name.removesuffix(suffix if suffix != "_accuracy" else "")) or name
+
+
+def _spaced(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def quantity(name: str, value: Scalar | list[Scalar]) -> str:
+    """The value of the figure `name`, with the unit that its name ends in; text stays as it is."""
+    match value:
+        case None:
+            return ABSENT
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return value
+        case list():
+            return ", ".join(quantity(name, item) for item in value) or "none"
+    _, units = _family(name)
+    if units:
+        return _pretty(_float(value), units)
+    # Counts, ports and ranks without a unit are exact.
+    return str(value) if isinstance(value, int) and abs(value) < 10**18 else _short(_float(value))
+
+
+def _float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return math.inf if value > 0 else -math.inf
+
+
+def is_number(value: Scalar) -> TypeGuard[int | float]:
+    """Is it a finite number?"""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_float(value))
+
+
+def column_unit(name: str, values: Iterable[Scalar]) -> Unit:
+    """One unit for a whole column, so that its numbers can be compared: the one that fits the median of them."""
+    numbers = sorted(filter(is_number, values))
+    _, units = _family(name)
+    if not units or not numbers:
+        return _fitting(0, units) if units else _PLAIN
+    return _fitting(numbers[len(numbers) // 2], units)
+
+
+def cell(value: Scalar, unit: Unit) -> str:
+    """A value in a column of `unit`, without the symbol."""
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and unit is not _PLAIN):
+        return figure(_float(value) / unit.size)
+    return quantity("", value)
+
+
+def listed(words: Sequence[str], limit: int | None) -> str:
+    """Words joined by commas; of more than `limit`, how many are left out: "n0, n1 +3 more"."""
+    return ", ".join(words[:limit]) + left_out(len(words), limit)
+
+
+def left_out(number: int, limit: int | None) -> str:
+    """How many of `number` are beyond the limit: " +3 more", or nothing."""
+    return f" +{number - limit:,} more" if limit is not None and number > limit else ""
+
+
+_MEANS_ITSELF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_BRACKETED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
+
+
+class _Piece(NamedTuple):
+    """A part of the folded text that can be left out: `inner` is a name or a range within `before` and `after`."""
+
+    before: str
+    inner: str
+    after: str
+    names: int
+
+
+def fold_hosts(names: Iterable[str], *, limit: int | None = None) -> str:
+    """Host names folded; at most `limit` names or ranges, and how many hosts are left out: "n[0-3,7] +12 more".
+
+    Names that NodeSet would not take literally are joined by commas behind the others.
+    """
+    return _fold_hosts(tuple(dict.fromkeys(names)), limit)
+
+
+# Findings of one run blame the same hosts again and again, and folding 16,384 names takes 0.2 s.
+@lru_cache(maxsize=64)
+def _fold_hosts(names: tuple[str, ...], limit: int | None) -> str:
+    literal = [name for name in names if _MEANS_ITSELF.fullmatch(name)]
+    other = [name for name in names if not _MEANS_ITSELF.fullmatch(name)]
+    # The parts between commas outside of brackets.
+    parts = re.findall(r"(?:[^,\[]|\[[^\]]*\])+", _fold(literal))
+    return _join([*(piece for part in parts for piece in _pieces(part)), *(_Piece("", n, "", 1) for n in other)], limit)
+
+
+def _fold(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    try:
+        return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
+    except NodeSetException:
+        return ",".join(names)
+
+
+def _pieces(part: str) -> list[_Piece]:
+    if "[" not in part:
+        return [_Piece("", part, "", 1)]
+    if (match := _BRACKETED.fullmatch(part)) is None:
+        # Two dimensions ("n[0-1]-ib[0-3]"): stays whole.
+        sizes = [sum(map(_width, inner.split(","))) for inner in re.findall(r"\[([^\]]*)\]", part)]
+        return [_Piece("", part, "", math.prod(sizes))]
+    before, inner, after = match.groups()
+    return [_Piece(before, item, after, _width(item)) for item in inner.split(",")]
+
+
+def _width(item: str) -> int:
+    """How many numbers "4-7" or "4" holds."""
+    match = _RANGE.fullmatch(item)
+    return int(match[2]) - int(match[1]) + 1 if match else 1
+
+
+def ranks_text(ranks: Iterable[int], *, limit: int | None = None) -> str:
+    """Such as "rank 3" or "ranks 3,7-9"."""
+    kept = list(ranks)
+    return f"rank{'' if len(kept) == 1 else 's'} {fold_ranks(kept, limit=limit)}"
+
+
+def _join(pieces: Sequence[_Piece], limit: int | None) -> str:
+    shown = pieces[:limit]
+    texts: list[str] = []
+    # Neighbours with the same frame share one pair of brackets.
+    for (before, after), group in groupby(shown, key=lambda piece: (piece.before, piece.after)):
+        body = ",".join(piece.inner for piece in group)
+        framed = (before or after) and ("," in body or "-" in body)
+        texts.append(f"{before}[{body}]{after}" if framed else f"{before}{body}{after}")
+    left = sum(piece.names for piece in pieces[len(shown) :])
+    return ",".join(texts) + (f" +{left:,} more" if left else "")
+
+
+def fold_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
+    """Ranks folded: "0-3,7"; at most `limit` numbers or ranges, and how many ranks are left out."""
+    runs: list[tuple[int, int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1] = (runs[-1][0], rank)
+        else:
+            runs.append((rank, rank))
+    pieces = [_Piece("", str(a) if a == b else f"{a}-{b}", "", b - a + 1) for a, b in runs]
+    return _join(pieces, limit)

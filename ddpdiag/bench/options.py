@@ -105,7 +105,7 @@ class BenchOutputs(Outputs):
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError for files that cannot be written, and for a plot of unknown kind, or without matplotlib."""
         if self.plot is not None:
-            from ddpdiag.render.plots.drawing import check_available
+            from ddpdiag.render.plots import check_available
 
             check_available()
             _plot_kind(self.plot)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpdiag.bench.rows import traits
 from ddpdiag.model.bench import BenchReport, BenchRow, Measured, Series
-from ddpdiag.render.plots.drawing import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
-from ddpdiag.render.units import byte_count, bytes_per_s, count, seconds
+from ddpdiag.render.plots import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
+from ddpdiag.text import byte_count, bytes_per_s, count, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,9 +15,8 @@ from rich.text import Text
 
 from ddpdiag.model import Report
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.tables import Column
-from ddpdiag.render.units import bytes_per_s
+from ddpdiag.render.page import Column, one_line
+from ddpdiag.text import bytes_per_s
 
 _NOTHING = BenchReport(
     asked=Bench(),

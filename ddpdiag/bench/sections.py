@@ -7,13 +7,12 @@ from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
 from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.render.html.bars import Figures, bar_figure
+from ddpdiag.render import Sample
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
-from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
-from ddpdiag.render.markup import folded
-from ddpdiag.render.sections import Sample
+from ddpdiag.render.html.ranks import Figures, bar_figure
+from ddpdiag.render.markup import Piece, folded, listed, name, said, spaced, tabled
 from ddpdiag.render.terminal.ranks import Row
-from ddpdiag.render.units import (
+from ddpdiag.text import (
     ABSENT,
     byte_count,
     bytes_per_s,

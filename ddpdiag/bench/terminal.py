@@ -16,14 +16,11 @@ from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, Verdict, WorldLine
 from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
-from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
-from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
-from ddpdiag.render.terminal.stages import write_timings
-from ddpdiag.render.terminal.tables import ALL_SHOWN, write_hosts_rule
-from ddpdiag.render.units import ABSENT, byte_count, bytes_per_s, count, figure, percent, seconds
+from ddpdiag.render.terminal.report import write_head, write_notes, write_timings, write_verdict
+from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, percent, seconds
 
 _AVERAGES = {
     Average.RANK_0: "rank 0",

@@ -33,8 +33,8 @@ from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
 from ddpdiag.probes.host.environment import expanded
 from ddpdiag.probes.host.kernel import proc_root
+from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.terminal.live import Silent, listener
-from ddpdiag.render.terminal.streams import Display, display_of
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, within

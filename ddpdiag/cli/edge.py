@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
 from ddpdiag.foreign import printable
-from ddpdiag.render.terminal.streams import columns
+from ddpdiag.render.files import columns
 
 NAGIOS = "--nagios"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

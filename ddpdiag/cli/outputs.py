@@ -16,7 +16,7 @@ from ddpdiag.errors import Unwritten, UsageError
 if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
-    from ddpdiag.render.sections import Sections
+    from ddpdiag.render import Sections
     from ddpdiag.render.terminal.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
@@ -203,8 +203,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 @contextmanager
 def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
     """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
+    from ddpdiag.render.files import Display, display_of
     from ddpdiag.render.terminal.progress import Counter
-    from ddpdiag.render.terminal.streams import Display, display_of
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
     progress = Counter(sys.stderr, display, patience_seconds)

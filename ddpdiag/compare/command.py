@@ -12,8 +12,7 @@ from ddpdiag.comparison.figures import Direction
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement.saved_report import read_report
 from ddpdiag.render.files import check_writable, write
-from ddpdiag.render.markdown_size import listed, name, said
-from ddpdiag.render.markup import folded
+from ddpdiag.render.markup import folded, listed, name, said
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from ddpdiag.explain.matcher import Explanation, Role, Sighting
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import LEAST_WIDTH, one_line
+from ddpdiag.text import fold_hosts, fold_ranks
 
 _COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
 _SHOWN_NAMES = 8

@@ -1,14 +1,17 @@
-"""Where a text goes: to a file, whole or not at all, or to a terminal or pipe.
+"""Where a text goes: to a file, whole or not at all, or to a terminal or pipe, and what that can take.
 
 A file is written under another name in the same folder and then moved, so that who reads it never sees half of it, and
 a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
 """
 
 import errno
+import io
 import os
-import secrets
+import select
 import stat
 import sys
+from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import TextIO
 
@@ -65,11 +68,8 @@ def show(text: str, stream: TextIO | None) -> None:
 
     OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
     """
-    if stream is not None:
-        try:
-            text.encode(stream.encoding or "utf-8")
-        except UnicodeEncodeError:
-            text = text.translate(_PLAIN)
+    if stream is not None and not can_show(stream, text):
+        text = text.translate(_PLAIN)
     _say(text, stream)
 
 
@@ -148,7 +148,7 @@ def _check_replaceable(target: Path) -> None:
 
 def _open_beside(target: Path) -> tuple[Path, int]:
     """A new file in the folder of `target`; not by tempfile, whose files nobody else may read."""
-    temporary = target.parent / f".ddpdiag-{secrets.token_hex(8)}"
+    temporary = target.parent / f".ddpdiag-{os.urandom(8).hex()}"
     return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
@@ -160,3 +160,70 @@ def _replace(target: Path, data: bytes) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class Display(Enum):
+    """How a run may be shown on a stream."""
+
+    LIVE = "live"
+    LINES = "lines"
+    NONE = "none"
+
+
+def display_of(stream: TextIO | None, environ: Mapping[str, str]) -> Display:
+    """Live on a terminal; lines in a log, and where a terminal is a log all the same.
+
+    CI services (they set CI) keep all that was drawn over, and `TERM=dumb` cannot draw over anything.
+    """
+    try:
+        if stream is None or stream.closed:
+            return Display.NONE
+        tty = stream.isatty()
+    except ValueError:  # closed meanwhile
+        return Display.NONE
+    logged = environ.get("CI", "").lower() not in ("", "0", "false") or environ.get("TERM") == "dumb"
+    return Display.LIVE if tty and not logged else Display.LINES
+
+
+def can_show(stream: TextIO, text: str) -> bool:
+    """Has the stream's encoding these letters?"""
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def put(stream: TextIO, text: str) -> bool:
+    """Write `text` at once if that can be done without waiting; False where nobody can read any more.
+
+    A terminal that was stopped (Ctrl-S) and a pipe that nobody empties hold a writer up for ever. Progress is not worth
+    that, so what does not fit is dropped.
+    """
+    try:
+        if takes(stream):
+            stream.write(text)
+            stream.flush()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def takes(stream: TextIO) -> bool:
+    """Can a little be written without waiting?"""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        return True
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    # A pipe is ready if PIPE_BUF bytes fit into it, which no line of ours exceeds.
+    return bool(poll.poll(0))
+
+
+def columns(stream: TextIO) -> int:
+    """Width of the terminal behind the stream; 80 where there is none."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

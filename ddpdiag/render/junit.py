@@ -2,19 +2,19 @@
 
 Continuous integration services and test viewers read it. The elements are those that the schema of Jenkins' xunit
 plug-in knows (junit-10.xsd), which pytest's files follow as well. A check with an error finding has failed, or, where
-the verdict is UNKNOWN, is in error: nothing is known of what it looks at. Warnings and hints are its system-out; a
+the verdict is UNKNOWN, is in error: nothing is known of what it looks at. Warnings and notes are its system-out; a
 skipped check has its reason. The last suite says the verdict, so that an UNKNOWN run is never green.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from ddpdiag import __version__
 from ddpdiag.foreign import printable
-from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.model import CheckLine, Finding, Report, Severity, Verdict
 from ddpdiag.render.page import one_line
+from ddpdiag.text import fold_hosts, fold_ranks
 
 _KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
@@ -24,8 +24,10 @@ def render(report: Report) -> bytes:
     root = Element("testsuites", name="ddpdiag")
     seconds = {stage.name: stage.seconds for stage in report.stages}
     for name in dict.fromkeys(check.stage for check in report.checks):
-        line = StageLine(name=name, status="", seconds=seconds.get(name, 0.0))
-        _stage(root, report, line)
+        suite = _suite(root, report, name, seconds.get(name, 0.0))
+        for check in report.checks:
+            if check.stage == name:
+                _case(suite, report, check)
     _verdict(root, report)
     for suite in root:
         _count(suite, suite.findall("testcase"))
@@ -56,13 +58,6 @@ def _suite(root: Element, report: Report, name: str, seconds: float) -> Element:
     return suite
 
 
-def _stage(root: Element, report: Report, stage: StageLine) -> None:
-    suite = _suite(root, report, stage.name, stage.seconds)
-    for check in report.checks:
-        if check.stage == stage.name:
-            _case(suite, report, check)
-
-
 def _case(suite: Element, report: Report, check: CheckLine) -> None:
     name = one_line(f"{check.code} {check.name}")
     case = SubElement(suite, "testcase", classname=suite.get("name", ""), name=name)
@@ -72,36 +67,32 @@ def _case(suite: Element, report: Report, check: CheckLine) -> None:
         kind = "error" if report.verdict is Verdict.UNKNOWN else "failure"
         more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
         broken = SubElement(case, kind, type=one_line(errors[0].code), message=one_line(errors[0].title) + more)
-        broken.text = printable("\n\n".join(map(_told, errors)))
+        broken.text = _in_words(errors)
     elif check.skipped_because is not None:
         SubElement(case, "skipped", message=one_line(check.skipped_because))
-    if said := [finding for finding in findings if finding not in errors]:
-        SubElement(case, "system-out").text = printable("\n\n".join(map(_told, said)))
+    if others := [finding for finding in findings if finding not in errors]:
+        SubElement(case, "system-out").text = _in_words(others)
 
 
-def _told(finding: Finding) -> str:
-    return "\n".join(_lines(finding))
+def _in_words(findings: Sequence[Finding]) -> str:
+    return printable("\n\n".join("\n".join(_lines(finding)) for finding in findings))
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    """A finding as text: what, who, the numbers, the remedy."""
+    """A finding as text: what, who, the numbers, the fix."""
     yield f"{finding.severity.value}: {finding.code}: {finding.title}"
     yield finding.message
-    if finding.ranks:
-        yield f"ranks: {fold_ranks(finding.ranks)}"
-    for name, words in (("hosts", fold_hosts(finding.nodes)), ("gpus", ", ".join(finding.gpus))):
-        if words:
-            yield f"{name}: {words}"
-    if finding.links:
-        yield f"links: {', '.join(finding.links)}"
+    subjects = {
+        "ranks": fold_ranks(finding.ranks),
+        "hosts": fold_hosts(finding.nodes),
+        "gpus": ", ".join(finding.gpus),
+        "links": ", ".join(finding.links),
+    }
+    yield from (f"{name}: {words}" for name, words in subjects.items() if words)
     yield from (f"{name}: {value}" for name, value in finding.evidence.items() if value is not None)
     if finding.fix:
         yield f"fix: {finding.fix}"
-    yield from _variables(finding.env)
-
-
-def _variables(env: Mapping[str, str | None]) -> Iterator[str]:
-    for name, value in env.items():
+    for name, value in finding.env.items():
         yield f"fix: unset {name}" if value is None else f"fix: {name}={value}"
 
 

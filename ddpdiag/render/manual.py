@@ -2,7 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from inspect import cleandoc
 from typing import NamedTuple
 
@@ -29,23 +29,20 @@ def explain(
     head = f"{check.code} {check.name} (stage: {check.stage})"
     if settings:
         rest += f"\n\nSettings (--set {check.code}.NAME=VALUE): {', '.join(f'{k}={v:g}' for k, v in settings.items())}."
-    body = "\n".join(_filled(rest, max(width, _LEAST_WIDTH)))
+    width = max(width, _LEAST_WIDTH)
+    body = "\n\n".join(_filled(paragraph, width) for paragraph in _paragraphs(rest))
     lines = [_bold(head, color=color), "", _bold(first, color=color)]
     if asked:
-        lines += ["", _fill(asked, max(width, _LEAST_WIDTH))]
+        lines += ["", _fill(asked, width)]
     return "\n".join([*lines, "", body] if body else lines) + "\n"
 
 
-def _filled(text: str, width: int) -> Iterator[str]:
-    """Paragraphs filled to `width`, with an empty line between them."""
-    paragraphs = [part.strip("\n") for part in text.split("\n\n") if part.strip()]
-    for number, paragraph in enumerate(paragraphs):
-        if number:
-            yield ""
-        if _is_block(paragraph):
-            yield paragraph
-        else:
-            yield from (_fill(part, width) for part in _parts(paragraph))
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip("\n") for part in text.split("\n\n") if part.strip()]
+
+
+def _filled(paragraph: str, width: int) -> str:
+    return paragraph if _is_block(paragraph) else "\n".join(_fill(part, width) for part in _parts(paragraph))
 
 
 def _parts(paragraph: str) -> list[str]:
@@ -128,29 +125,20 @@ def as_markdown(pages: Iterable[ManualPage], version: str) -> str:
     ]
     for page in every:
         title, _, rest = cleandoc(page.manual).partition("\n")
-        lines += [
-            "",
-            f'<a id="{page.row.code.lower()}"></a>',
-            f"## {page.row.code} {page.row.name}",
-            "",
-            f"**{title}**",
-        ]
-        lines += ["", *_markdown_parts(rest)]
+        code = page.row.code
+        lines += ["", f'<a id="{code.lower()}"></a>', f"## {code} {page.row.name}", "", f"**{title}**"]
+        lines += ["", "\n\n".join(map(_as_markdown, _paragraphs(rest)))] if rest.strip() else [""]
         if page.settings:
             values = ", ".join(f"`{page.row.code}.{name}={value:g}`" for name, value in page.settings.items())
             lines += ["", f"Settings (`--set`): {values}"]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_parts(text: str) -> Iterator[str]:
-    """Paragraphs as they are; examples and tables of the text as code, items of lists apart from their heading."""
-    for number, part in enumerate(part.strip("\n") for part in text.split("\n\n") if part.strip()):
-        if number:
-            yield ""
-        if _is_block(part):
-            yield f"```text\n{textwrap.dedent(part)}\n```"
-            continue
-        yield from (_escaped(item) for item in _parts(part))
+def _as_markdown(paragraph: str) -> str:
+    """A paragraph as it is; examples and tables of the text as code, items of lists apart from their heading."""
+    if _is_block(paragraph):
+        return f"```text\n{textwrap.dedent(paragraph)}\n```"
+    return "\n".join(_escaped(item) for item in _parts(paragraph))
 
 
 def _escaped(text: str) -> str:

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
-from ddpdiag.render.markup import block, folded, words
-from ddpdiag.render.sections import Sections
-from ddpdiag.render.shell import shell_line
-from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, shown_of, subjects
-from ddpdiag.render.units import count, label, quantity, seconds
+from ddpdiag.render import Sections
+from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
+from ddpdiag.render.shell import shell_lines
+from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
+from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
 _VALUES = 8
@@ -31,11 +29,11 @@ def render(report: Report, features: Sequence[Sections] = ()) -> str:
 def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     head = f"**{report.verdict.value.upper()}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
-    yield from serious(report.findings)
+    yield from _serious(report.findings)
     yield Piece("the variables that the job needs", _workarounds(report))
     for feature in features:
         yield from feature.pieces(report)
-    yield Piece("what is good to know", folded("Good to know", infos(report.findings)))
+    yield Piece("what is good to know", folded("Good to know", _notes(report.findings)))
     yield Piece("ranks", folded("Ranks", _ranks(report.ranks)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
     yield Piece("measurements", folded("Measurements", _measurements(report.measurements)))
@@ -61,20 +59,22 @@ def _workarounds(report: Report) -> list[str]:
     """Lines to be copied: all of them, or none."""
     if not report.workarounds:
         return []
-    lines = block("\n".join(shell_line(variable, own) for variable, own in report.workarounds.items()), "sh")
+    lines = _to_copy(report.workarounds)
     if size(lines) > _WORKAROUNDS:
-        return [
-            f"**The job needs {count(len(report.workarounds), 'variable')}**, in the JSON report (`--env-file`).",
-            "",
-        ]
+        needed = count(len(report.workarounds), "variable")
+        return [f"**The job needs {needed}**, in the JSON report (`--env-file`).", ""]
     return ["**The job needs these variables:**", "", *lines, ""]
+
+
+def _to_copy(variables: Mapping[str, str | None]) -> list[str]:
+    return block("\n".join(shell_lines(variables)), "sh")
 
 
 def _ranks(ranks: Sequence[dict[str, Scalar]]) -> list[str]:
     """A table of all columns that some rank has; the first ones only of very many ranks."""
     columns = list(dict.fromkeys(column for row in ranks for column in row))
     rows = [
-        [value(column, row[column]) if row.get(column) is not None else "-" for column in columns]
+        [_value(column, row[column]) if row.get(column) is not None else "-" for column in columns]
         for row in ranks[:_ROWS]
     ]
     return tabled([words(label(column)) for column in columns], rows, "rank", total=len(ranks), most=_RANKS)
@@ -100,26 +100,25 @@ def _checks(report: Report) -> list[str]:
 
 def _measurements(found: Mapping[str, Scalar]) -> list[str]:
     """Under the names that scripts know, in which the unit stands."""
-    rows = [(name(figure, cell=True), value(figure, own)) for figure, own in islice(found.items(), _FIGURES)]
+    rows = [(name(figure, cell=True), _value(figure, own)) for figure, own in islice(found.items(), _FIGURES)]
     return tabled(("figure", "value"), rows, "figure", total=len(found), most=_SMALL_TABLE)
 
 
 # A ticket that is longer is not read.
-_SHOWN, _FOLDED, _INFOS = 6, 24, 20
+_SHOWN, _FOLDED, _NOTE_LINES = 6, 24, 20
 
 # Bytes of the parts of one finding, and of those that are folded away together.
 _TITLE, _MESSAGE, _FIX, _NAMES, _ENV, _EVIDENCE = 400, 2_000, 1_000, 200, 800, 1_500
-_BRIEF, _BEHIND, _ALL_INFOS = 600, 12_000, 8_000
+_BRIEF, _BEHIND, _NOTE_BYTES = 600, 12_000, 8_000
 _EVIDENCE_SHOWN = 40
 
 
-def serious(findings: Sequence[Finding]) -> Iterator[Piece]:
+def _serious(findings: Sequence[Finding]) -> Iterator[Piece]:
     """Errors and warnings, a few of each code: the first ones in full, the others folded away."""
     pieces: list[tuple[int, list[str]]] = []
-    for group in _groups(findings, SEVERITIES[:2]):
-        most = shown_of(group, SAME_SHOWN)
-        pieces += [(1, finding_lines(finding)) for finding in group[:most]]
-        pieces += [(len(group) - most, [_more(group[most:]), ""])] if group[most:] else []
+    for shown, others in _groups(findings, SEVERITIES[:2]):
+        pieces += [(1, _finding_lines(finding)) for finding in shown]
+        pieces += [(len(others), [_more(others), ""])] if others else []
     yield from (Piece("a finding", lines) for _, lines in pieces[:_SHOWN])
     number = sum(number for number, _ in pieces[_SHOWN:])
     more = count(number, "more finding")
@@ -138,31 +137,35 @@ def _behind(pieces: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
     return lines + ([f"- {count(left, 'more finding')}, in the JSON report"] if left else [])
 
 
-def infos(findings: Sequence[Finding]) -> list[str]:
+def _notes(findings: Sequence[Finding]) -> list[str]:
     """What is good to know, a line each."""
     lines: list[str] = []
-    for group in _groups(findings, SEVERITIES[2:]):
-        most = shown_of(group, SAME_SHOWN)
-        lines += [_brief(finding) for finding in group[:most]]
-        lines += [_more(group[most:])] if group[most:] else []
-    return listed(lines[:_INFOS], "line", total=len(lines), most=_ALL_INFOS)
+    for shown, others in _groups(findings, SEVERITIES[2:]):
+        lines += [*map(_brief, shown), *([_more(others)] if others else [])]
+    return listed(lines[:_NOTE_LINES], "line", total=len(lines), most=_NOTE_BYTES)
 
 
-def _groups(findings: Sequence[Finding], severities: Sequence[Severity]) -> Iterator[list[Finding]]:
-    return (group for (severity, _), group in grouped(findings).items() if severity in severities)
+def _groups(
+    findings: Sequence[Finding], severities: Sequence[Severity]
+) -> Iterator[tuple[list[Finding], list[Finding]]]:
+    """Of each code the findings that are shown, and those like them that are not."""
+    for (severity, _), group in grouped(findings).items():
+        if severity in severities:
+            most = most_of(group, SAME_SHOWN)
+            yield group[:most], group[most:]
 
 
 def _more(findings: Sequence[Finding]) -> str:
     """One line for findings that look like those before them."""
-    blame = blamed(*findings)
+    blame = _blamed(*findings)
     return f"- {name(findings[0].code)} {len(findings):,} more like these{f': {blame}' if blame else ''}"
 
 
-def finding_lines(finding: Finding) -> list[str]:
+def _finding_lines(finding: Finding) -> list[str]:
     """One finding: what, who, numbers, what to do."""
     head = f"### {finding.severity.value} {name(finding.code)}: {said(finding.title, _TITLE)}"
     lines = [head, "", said(finding.message, _MESSAGE)]
-    if blame := blamed(finding):
+    if blame := _blamed(finding):
         lines += ["", f"- **{'About' if finding.severity is Severity.NOTE else 'Blamed'}:** {blame}"]
     elif finding.severity is not Severity.NOTE and not finding.of_the_run:
         lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
@@ -172,43 +175,36 @@ def finding_lines(finding: Finding) -> list[str]:
         lines.append(f"- **Fix:** {said(finding.fix, _FIX)}")
     lines.append("")
     lines += _variables(finding)
-    return lines + folded("Evidence", figures(finding.evidence, rows=_EVIDENCE_SHOWN, most=_EVIDENCE))
+    evidence = islice(finding.evidence.items(), _EVIDENCE_SHOWN)
+    cells = [(name(label(figure), cell=True), _value(figure, own)) for figure, own in evidence]
+    total = len(finding.evidence)
+    return lines + folded("Evidence", tabled(("figure", "value"), cells, "figure", total=total, most=_EVIDENCE))
 
 
 def _variables(finding: Finding) -> list[str]:
     """Lines to be copied: all of them, or none."""
     if not finding.env:
         return []
-    lines = block("\n".join(shell_line(variable, own) for variable, own in finding.env.items()), "sh")
+    lines = _to_copy(finding.env)
     if size(lines) > _ENV:
         lines = [f"{count(len(finding.env), 'variable')} that helped, in the JSON report."]
     return [*lines, ""]
 
 
-def blamed(*findings: Finding) -> str:
+def _blamed(*findings: Finding) -> str:
     """Who is named: "rank `3`, host `n1`", or nothing."""
-    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _listed, _VALUES))
+    return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _VALUES))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_VALUES]) + (f" +{len(names) - _VALUES} more" if len(names) > _VALUES else "")
-
-
-def figures(found: Mapping[str, Scalar | list[Scalar]], *, rows: int, most: int) -> list[str]:
-    """A table of figures with their units."""
-    cells = [(name(label(figure), cell=True), value(figure, own)) for figure, own in islice(found.items(), rows)]
-    return tabled(("figure", "value"), cells, "figure", total=len(found), most=most)
-
-
-def value(figure: str, own: Scalar | list[Scalar]) -> str:
+def _value(figure: str, own: Scalar | list[Scalar]) -> str:
     """A value of a table's cell, with its unit."""
     if isinstance(own, list):
         more = f" and {len(own) - _VALUES} more" if len(own) > _VALUES else ""
-        return (", ".join(value(figure, item) for item in own[:_VALUES]) or "none") + more
+        return (", ".join(_value(figure, item) for item in own[:_VALUES]) or "none") + more
     return "not known" if own is None else said(quantity(figure, own), _BRIEF)
 
 
 def _brief(finding: Finding) -> str:
-    blame = blamed(finding)
+    blame = _blamed(finding)
     title, message = said(finding.title, _TITLE), said(finding.message, _BRIEF)
     return f"- {name(finding.code)} {title}{f' ({blame})' if blame else ''}: {message}"

@@ -7,12 +7,12 @@ Monitoring Plugins Development Guidelines (https://www.monitoring-plugins.org/do
 "|" performance data as 'label'=value[unit];[warn];[crit], where a value has digits, a sign and a point only.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from ddpdiag.model import Report, Scalar, Severity, Verdict
-from ddpdiag.render.page import one_line
+from ddpdiag.model import Report, Severity, Verdict
+from ddpdiag.render.page import ascii_line
+from ddpdiag.text import is_number
 
 # NRPE 2 cuts off what is longer (MAX_PACKETBUFFER_LENGTH 1024); half of it is for the text.
 _MOST_BYTES = 1000
@@ -48,7 +48,7 @@ def render(report: Report) -> str:
 
 def line(state: State, sentence: str) -> str:
     """The line without performance data; what would end or bend it is spelled out. ASCII only."""
-    text = one_line(sentence).encode("ascii", "backslashreplace").decode().replace("|", "/")
+    text = ascii_line(sentence).replace("|", "/")
     text = text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 4]} ..."
     return f"DDPDIAG {state.name} - {text}\n"
 
@@ -65,12 +65,8 @@ def _data(report: Report) -> Iterator[str]:
     yield f"ranks={len(report.ranks)};;;0;{report.world.size}"
     yield f"bad_hosts={len(report.hosts.bad)};;;0"
     for name, value in report.measurements.items():
-        if _is_figure(value):
-            yield f"{_label(name)}={_number(float(value or 0))}{_unit(name)}"
-
-
-def _is_figure(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if is_number(value):
+            yield f"{_label(name)}={_number(float(value))}{_unit(name)}"
 
 
 def _number(value: float) -> str:
@@ -84,7 +80,7 @@ def _unit(name: str) -> str:
 
 
 def _label(name: str) -> str:
-    plain = one_line(name).encode("ascii", "backslashreplace").decode().replace("|", "/").replace("=", "_")
+    plain = ascii_line(name).replace("|", "/").replace("=", "_")
     return plain if plain.replace("_", "").replace(".", "").isalnum() else "'" + plain.replace("'", "''") + "'"
 
 

@@ -1,12 +1,19 @@
-"""A page of text: wrapped, indented, coloured or plain, with nothing cut off.
+"""A page of text: wrapped, indented, coloured or plain, with nothing cut off, and tables that fit its width.
 
 Texts in a report come from other machines. Whatever is in them, they are shown and never obeyed: neither rich's markup
 nor a terminal's escape codes, nor characters that reverse or hide their neighbours.
+
+In a table each character of a name is taken from a figure: "ip-10-0-12-30" stands for
+"ip-10-0-12-30.eu-central-1.compute.internal". What all names share and was left out is said once, beside the table.
 """
 
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
 from textwrap import wrap
+from typing import Literal, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -22,6 +29,11 @@ _LEAST_BODY = 24
 def one_line(text: str) -> str:
     """`text` for a place that has one line only."""
     return " ".join(printable(text).split("\n"))
+
+
+def ascii_line(text: str) -> str:
+    """`text` on one line, with all letters beyond ASCII spelled out."""
+    return one_line(text).encode("ascii", "backslashreplace").decode()
 
 
 class Page:
@@ -67,9 +79,11 @@ class Page:
         if self.width - head.cell_len < _LEAST_BODY and lead:
             self._put(head)
             head = Text(" " * (indent + 4))
-        for line in _wrapped(printable(body), max(self.width - head.cell_len, _LEAST_BODY)):
-            self._put(head + Text(line, style))
-            head = Text(" " * head.cell_len)
+        room = max(self.width - head.cell_len, _LEAST_BODY)
+        for line in printable(body).split("\n"):
+            for part in wrap(line, room, break_long_words=False, break_on_hyphens=False) or [""]:
+                self._put(head + Text(part, style))
+                head = Text(" " * head.cell_len)
 
     def table(self, table: Table) -> None:
         """A table; its cells must be `Text`, or rich would interpret them.
@@ -98,10 +112,125 @@ class Page:
         return self._file.getvalue()
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width`, unless a word is longer; line ends in `text` stay."""
-    return [
-        piece
-        for line in text.split("\n")
-        for piece in wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
-    ]
+ALL_SHOWN = 16
+_LONGEST_TEXT = 28
+
+
+class Column(NamedTuple):
+    """One column, ready to be drawn; long texts fold, unless they are to stay `whole`."""
+
+    header: str
+    cells: tuple[str, ...]
+    right: bool
+    styles: tuple[str, ...] = ()
+    whole: bool = False
+
+    @property
+    def width(self) -> int:
+        """Characters that it takes, at most."""
+        widest = max(map(cell_len, (*self.header.split("\n"), *self.cells)), default=0)
+        return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
+
+
+def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:
+    """The figures, in as many parts as are needed to stay within `width` beside the names."""
+    start = sum(column.width + gap for column in names)
+    piece: list[Column] = []
+    used = start
+    for column in figures:
+        if piece and used + column.width > width:
+            yield tuple(piece)
+            piece, used = [], start
+        piece.append(column)
+        used += column.width + gap
+    yield tuple(piece)
+
+
+def fitted(
+    names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int, gap: int | None = None
+) -> Iterator[Table]:
+    """Tables that fit `width`, each with the names. Two spaces between columns, or one where only then all fit."""
+    if gap is None:
+        between = len(names) + len(figures) - 1
+        room = width - sum(column.width for column in (*names, *figures))
+        gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two
+    for piece in pieces(names, figures, width=width, gap=gap):
+        yield draw((*names, *piece), height, gap)
+
+
+def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
+    """A table of these columns, with `height` rows and `gap` spaces between columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for column in columns:
+        least = column.width if column.whole else None
+        side: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(column.header), justify=side, overflow="fold", min_width=least)
+    for row in range(height):
+        table.add_row(*(Text(c.cells[row], c.styles[row] if c.styles else "") for c in columns))
+    return table
+
+
+# Longer names take the room of two figures.
+LONG = 16
+_ADDRESS = re.compile(r"[\d.]+")
+# Where a name can be cut so that what is left is still a name.
+_CUT = re.compile(r".*[-_.]")
+
+
+class Short(NamedTuple):
+    """What stands for each whole name; `rule` is what "*" is put into to have it back, empty if nothing is left out."""
+
+    names: Mapping[str, str]
+    rule: str = ""
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest one."""
+        return max(map(len, self.names.values()), default=0)
+
+
+def write_hosts_rule(page: Page, rule: str) -> None:
+    """What stands for "*" in a table's names."""
+    if rule:
+        page.write(one_line(rule), lead="hosts: ", style="dim", lead_style="dim")
+
+
+def shortened(names: Iterable[str]) -> Short:
+    """The names as they are where they are short, else without their domain, else without their beginning as well."""
+    every = [*shorter(names)]
+    return next((short for short in every if short.longest <= LONG), every[-1])
+
+
+def shorter(names: Iterable[str]) -> Iterator[Short]:
+    """First whole, then ever shorter, as far as they stay different and nothing is left empty."""
+    whole = [*dict.fromkeys(names)]
+    yield Short({name: name for name in whole})
+    domain = _domain(whole)
+    heads = [name.removesuffix(domain) for name in whole]
+    if domain:
+        yield Short(dict(zip(whole, heads, strict=True)), f"*{domain}")
+    if prefix := _prefix(heads):
+        yield Short({name: head[len(prefix) :] for name, head in zip(whole, heads, strict=True)}, f"{prefix}*{domain}")
+
+
+def _domain(names: Sequence[str]) -> str:
+    """The labels behind the first dot that all names end in, such as ".example.org"."""
+    if not names or any(_ADDRESS.fullmatch(name) for name in names):
+        return ""
+    labels = sorted(name.split(".")[:0:-1] for name in names)
+    domain = "".join(f".{label}" for label in reversed(labels[0][: _shared(labels[0], labels[-1])]))
+    return domain if all(name != domain for name in names) else ""
+
+
+def _prefix(names: Sequence[str]) -> str:
+    """What all of several names begin with, up to its last separator."""
+    if len(names) < 2:
+        return ""
+    match = _CUT.match(min(names)[: _shared(min(names), max(names))])
+    return match[0] if match and all(len(name) > len(match[0]) for name in names) else ""
+
+
+def _shared(first: Sequence[str], last: Sequence[str]) -> int:
+    """How much the first and the last in order begin with; all between them do as well."""
+    differing = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+    return next(differing, len(first))

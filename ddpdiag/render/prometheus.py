@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from ddpdiag import __version__
 from ddpdiag.codec import readable
 from ddpdiag.model import Report, Scalar, Verdict
+from ddpdiag.render import Sample, Sections
 from ddpdiag.render.page import one_line
-from ddpdiag.render.sections import Sample, Sections
 
 _WHO = ("rank", "local_rank", "node", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
@@ -135,8 +135,8 @@ def _measurements(report: Report) -> Iterator[Sample]:
 
 def _spelled(name: str) -> tuple[str, dict[str, str]]:
     """ "all_reduce.gloo.busbw_bytes_per_s" as all_reduce_busbw_bytes_per_second with a label backend="gloo"."""
-    parts = [part for part in name.split(".") if part not in _BACKENDS]
     backends = [part for part in name.split(".") if part in _BACKENDS]
+    parts = [part for part in name.split(".") if part not in _BACKENDS]
     if parts[:1] == ["seconds"]:  # "seconds.import"
         parts = [*parts[1:], "seconds"]
     return _with_unit("_".join(parts)), {"backend": backends[0]} if backends else {}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.model import Report
-from ddpdiag.render.hosts import fold_hosts
+from ddpdiag.text import fold_hosts
 
 # A list of hosts that nobody would paste any more.
 _LONGEST_LIST = 1_000
@@ -17,8 +17,12 @@ _WITHOUT = {
 }
 
 
-def shell_line(name: str, value: str | None) -> str:
-    """A line that sets or unsets a variable; a value with unseen characters is written so that bash reads it back."""
+def shell_lines(variables: Mapping[str, str | None]) -> list[str]:
+    """Lines that set or unset variables; a value with unseen characters is written so that bash reads it back."""
+    return [_line(name, value) for name, value in variables.items()]
+
+
+def _line(name: str, value: str | None) -> str:
     if value is None:
         return f"unset {quote(name)}"
     if value.startswith("=") and quote(value) == value:
@@ -31,13 +35,8 @@ def shell_line(name: str, value: str | None) -> str:
 
 def render(report: Report) -> str:
     """A file to be sourced before the job starts; a comment alone where nothing has to be set."""
-    return "".join(
-        f"{line}\n" for line in (f"# ddpdiag, run {report.run_id}: {_why(report)}", *_lines(report.workarounds))
-    )
-
-
-def _lines(workarounds: Mapping[str, str | None]) -> list[str]:
-    return [shell_line(name, value) for name, value in workarounds.items()]
+    lines = (f"# ddpdiag, run {report.run_id}: {_why(report)}", *shell_lines(report.workarounds))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _why(report: Report) -> str:
@@ -50,29 +49,29 @@ def _why(report: Report) -> str:
 
 def _unasked(report: Report) -> str:
     """Where nothing was found: was anything looked for?"""
-    ladder = next((check for check in report.checks if check.code == "P2P003"), None)
-    if ladder is not None and ladder.statuses:
+    fallback = next((check for check in report.checks if check.code == "P2P003"), None)
+    if fallback is not None and fallback.statuses:
         return "no variable was found to be needed, or to help"
-    why = f" ({' '.join(ladder.skipped_because.split())})" if ladder and ladder.skipped_because else ""
+    why = f" ({' '.join(fallback.skipped_because.split())})" if fallback and fallback.skipped_because else ""
     return f"nothing, since no variable was looked for{why}"
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
-    """Sentences, each with a line to paste: without the bad hosts, and without those that only hold the job back.
+    """Sentences, each with a line to paste: without the failing hosts, and without those that only hold the job back.
 
     What to do without other hosts is not said. The line is srun's where Slurm runs the job; elsewhere it is the list.
     """
     bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
     if len(report.world.nodes) < 2 and not _in_slurm(report):
         return ()
-    return (*([_without_bad(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
+    return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
 
 
 def _in_slurm(report: Report) -> bool:
     return report.world.scheduler == "slurm"
 
 
-def _without_bad(report: Report, bad: Sequence[str]) -> tuple[str, str]:
+def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
     who = "bad host" if len(bad) == 1 else "bad hosts"
     listed = fold_hosts(bad)
     if not _in_slurm(report):
@@ -88,8 +87,8 @@ def _without_bad(report: Report, bad: Sequence[str]) -> tuple[str, str]:
 
 def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     """The bad are left out as well: whoever pastes one line wants the hosts that are left to be good."""
-    shares = [report.hosts.slow[name] for name in slow]
-    how = _from_to(round(100 * min(shares)), round(100 * max(shares)))
+    shares = [round(100 * report.hosts.slow[name]) for name in slow]
+    how = f"{max(shares)} %" if len(set(shares)) == 1 else f"{min(shares)} to {max(shares)} %"
     told = f"{len(slow):,} {'host is' if len(slow) == 1 else 'hosts are'} {how} slower than most"
     bad = report.hosts.bad
     listed = fold_hosts((*bad, *slow) if _in_slurm(report) else slow)
@@ -99,11 +98,6 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     return f"{told}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
         f"srun {_rest(report, (*bad, *slow))}--exclude={quote(listed)} ..."
     )
-
-
-def _from_to(least: int, most: int) -> str:
-    """Such as "21 to 24 %"."""
-    return f"{most} %" if least == most else f"{least} to {most} %"
 
 
 def _rest(report: Report, left_out: Sequence[str]) -> str:

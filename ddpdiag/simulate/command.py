@@ -14,9 +14,9 @@ from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
-from ddpdiag.render.units import count
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
+from ddpdiag.text import count
 
 # What is over sooner is not worth a line in a log.
 _PATIENCE_SECONDS = 3.0

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, StrategyRow, TrainReport
+from ddpdiag.render import Sample
 from ddpdiag.render.html import page as html
 from ddpdiag.render.html.page import Cell, Section, words
-from ddpdiag.render.markdown_size import Piece, listed, name, said, spaced, tabled
-from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.plots.charts import Bar, Bars, draw_bars
-from ddpdiag.render.sections import Sample
+from ddpdiag.render.markup import Piece, listed, name, said, spaced, tabled
+from ddpdiag.render.page import Column, Page, draw, fitted, one_line
+from ddpdiag.render.plots import Bar, Bars, draw_bars
 from ddpdiag.render.terminal.findings import write_findings
 from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
-from ddpdiag.render.terminal.tables import Column, draw, fitted
-from ddpdiag.render.units import ABSENT, byte_count, count, figure, percent
+from ddpdiag.text import ABSENT, byte_count, count, figure, percent
 
 STYLES = {
     Ended.WORKS: "green",

@@ -17,9 +17,8 @@ from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
-from ddpdiag.render.hosts import fold_ranks
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.units import byte_count, percent
+from ddpdiag.text import byte_count, fold_ranks, percent
 from ddpdiag.watch.model import Judged, RankSeen, Stall
 
 _MOST_LINES = 24

@@ -16,7 +16,7 @@ from ddpdiag.comparison.figures import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
-from ddpdiag.render.markdown_size import Piece, fitting, listed, name, said, size, tabled
+from ddpdiag.render.markup import Piece, fitting, listed, name, said, size, tabled
 
 # GitHub: "body is too long (maximum is 65536 characters)".
 GITHUB_TAKES = 65_536

@@ -306,4 +306,4 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
 
 
 def test_an_exact_name_of_an_interface_is_quoted():
-    assert shell.shell_line("NCCL_SOCKET_IFNAME", "=eth0") == "export NCCL_SOCKET_IFNAME='=eth0'"
+    assert shell.shell_lines({"NCCL_SOCKET_IFNAME": "=eth0"}) == ["export NCCL_SOCKET_IFNAME='=eth0'"]

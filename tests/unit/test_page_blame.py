@@ -11,10 +11,9 @@ from reports import finding_of, fit, rank_row, unfit
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.render import html
-from ddpdiag.render.html.build import page_of
+from ddpdiag.render.html import page_of
 from ddpdiag.render.html.page import Page, Table
-from ddpdiag.render.plots.charts import OUTLIER
-from ddpdiag.render.plots.drawing import page_style
+from ddpdiag.render.plots import OUTLIER, page_style
 
 
 def built(report: Report) -> Page:

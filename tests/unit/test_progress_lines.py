@@ -9,8 +9,8 @@ import pytest
 from test_render_progress import RUN, Terminal, ended
 
 from ddpdiag.model.news import Gathered, Happened, Joined, News, Pending, Progressed, Seeking, Started, Waiting
+from ddpdiag.render.files import Display, put
 from ddpdiag.render.terminal.progress import Counter, Lines
-from ddpdiag.render.terminal.streams import Display, put
 
 ONE_LATE = Pending(ranks=4, done=3, awaited=(3,), nodes=("n1",))
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.text import fold_hosts, fold_ranks
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from msgspec import structs
 from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity
+from ddpdiag.render.page import LONG, shortened, shorter
 from ddpdiag.render.terminal.ranks import blamed
 from ddpdiag.render.terminal.report import render
-from ddpdiag.render.terminal.tables import LONG, shortened, shorter
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
 

@@ -17,7 +17,7 @@ from ddpdiag.checks.hosts import Host, answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.gpu.visibility import PciFunction, named_gpus
-from ddpdiag.text import count_text
+from ddpdiag.text import count
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, f
     return seen.finding(
         "hidden",
         "GPUs are there, but not shown to the job",
-        f"{host.name}: {count_text(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there, {said}.",
+        f"{host.name}: {count(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there, {said}.",
         severity=severity,
         ranks=ranks,
         evidence={

@@ -28,7 +28,7 @@ from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
-from ddpdiag.text import count_text
+from ddpdiag.text import count
 
 FINDINGS = {
     "one-core": Explained.warning("several ranks may use one core only."),
@@ -87,7 +87,7 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
     quota = min((row.quota for row in rows.values() if row.quota is not None), default=None)
     if quota is not None and quota < bound:
         return Usable(quota, f"{quota:g} cores (quota of the control group)")
-    return Usable(bound, count_text(bound, "core"))
+    return Usable(bound, count(bound, "core"))
 
 
 def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data], unbound: Sequence[int]) -> Finding:

@@ -34,7 +34,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import job_and_step, slurm_variables
-from ddpdiag.text import count_text
+from ddpdiag.text import count
 
 FINDINGS = {
     "step": Explained.note("what the step is: its tasks, hosts, processors and GPUs: good to know."),
@@ -185,7 +185,7 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     yield seen.finding(
         "torchruns",
         "every task of srun started a torchrun of its own",
-        f"step {step.name} has {step.tasks} tasks on {count_text(step.nodes, 'host')}, but this torchrun met {agents} "
+        f"step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, but this torchrun met {agents} "
         f"of them: each trains alone, {they}; one torchrun on each host is expected, and all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
@@ -222,7 +222,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
         "cpus",
         "srun did not pass --cpus-per-task on",
         f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use "
-        f"{count_text(cpus, 'processor')} (fewer than asked for: {ranks_text(tuple(short))}).",
+        f"{count(cpus, 'processor')} (fewer than asked for: {ranks_text(tuple(short))}).",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
         fix=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
@@ -273,7 +273,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
     words = (
-        f"{count_text(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}",
+        f"{count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}",
         step.order,
         # What tasks may really use, whatever the variables promise.
         f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} a task",
@@ -286,7 +286,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
 def _range_text(counts: Iterable[int], noun: str) -> str:
     """Such as "1 GPU", "2 GPUs" or "2 to 4 GPUs"."""
     own = sorted(counts)
-    return f"{'' if own[0] == own[-1] else f'{own[0]} to '}{count_text(own[-1], noun)}"
+    return f"{'' if own[0] == own[-1] else f'{own[0]} to '}{count(own[-1], noun)}"
 
 
 def _gpu_words(seen: Seen[Data], step: SlurmStep) -> Iterator[str]:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.html.page import Cell, Column, Fact, FindingBox, Listed, Table, Text, paragraphs, words
-from ddpdiag.render.shell import shell_line
+from ddpdiag.render.html.page import Cell, Fact, FindingBox, Listed, Table, Text, columns, paragraphs, words
+from ddpdiag.render.shell import shell_lines
 from ddpdiag.render.terminal.findings import grouped, subjects
-from ddpdiag.render.units import label, quantity
+from ddpdiag.text import label, quantity
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.
 SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
@@ -41,11 +41,11 @@ def boxes(findings: Sequence[Finding]) -> tuple[FindingBox, ...]:
 def _rest(findings: Sequence[Finding], number: int) -> Table:
     """One line for each finding that looks like those above it."""
     first, left = findings[0], len(findings) - ROWS_SHOWN
-    names = "; ".join(f"{fact.name} {fact.value}" for fact in _who(findings)) or "nobody can be blamed"
+    names = _in_words(_who(findings)) or "nobody can be blamed"
     return Table(
         name=f"more-{number}",
         caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
-        columns=(Column("who"), Column("what"), Column("more")),
+        columns=columns("who", "what", "more"),
         rows=tuple(map(_row, findings[:ROWS_SHOWN])),
         note=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
         sortable=True,
@@ -53,13 +53,17 @@ def _rest(findings: Sequence[Finding], number: int) -> Table:
     )
 
 
+def _in_words(facts: Iterable[Fact]) -> str:
+    return "; ".join(f"{fact.name} {fact.value}" for fact in facts)
+
+
 def _row(finding: Finding) -> tuple[Cell, ...]:
-    who = words("; ".join(f"{fact.name} {fact.value}" for fact in _who((finding,)))) or "nobody"
+    who = words(_in_words(_who((finding,)))) or "nobody"
     return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
 
 
 def _fix(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
-    """The remedy, in which the codes of other findings lead to their boxes."""
+    """The fix, in which the codes of other findings lead to their boxes."""
     text, end = paragraphs(finding.fix), 0
     for match in _CODE.finditer(text):
         if match[0] != finding.code and match[0] in anchors:
@@ -71,9 +75,9 @@ def _fix(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
 
 
 def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> FindingBox:
-    info = finding.severity is Severity.NOTE
+    is_note = finding.severity is Severity.NOTE
     who = _who((finding,))
-    silent = bool(who) or info or finding.of_the_run
+    is_silent = bool(who) or is_note or finding.of_the_run
     lists = {
         name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
     }
@@ -85,14 +89,14 @@ def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> Fi
         title=words(finding.title),
         message=paragraphs(finding.message),
         who=who,
-        about="About" if info else "Blamed",
-        nobody="" if silent else "nobody: the evidence points at no single rank, host, GPU or link",
+        about="About" if is_note else "Blamed",
+        nobody="" if is_silent else "nobody: the evidence points at no single rank, host, GPU or link",
         expected=_facts(plain, yardstick=True),
         facts=_facts(plain, yardstick=False),
         lists=tuple(_listed(name, value) for name, value in lists.items()),
         fix=fix,
         referred=len(fix) > 1 and f"See {''.join(text.text for text in fix if text.target)}." == finding.fix,
-        commands="\n".join(printable(shell_line(name, value)) for name, value in finding.env.items()),
+        commands="\n".join(map(printable, shell_lines(finding.env))),
         rest=rest,
     )
 
@@ -126,9 +130,4 @@ def _listed(name: str, value: list[Scalar]) -> Listed:
 
 def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
     """Ranks, hosts, GPUs and links of some findings, each kind folded."""
-    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _names, _NAMES_SHOWN))
-
-
-def _names(names: Sequence[str]) -> str:
-    left = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" +{left:,} more" if left > 0 else "")
+    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _NAMES_SHOWN))

@@ -3,6 +3,8 @@
 Every text here comes from a report, so from other machines; `words` makes it printable, and the templates escape it.
 """
 
+from collections.abc import Container
+
 from msgspec import Struct
 
 from ddpdiag.foreign import printable
@@ -28,6 +30,11 @@ def _cut(text: str) -> str:
     return f"{text[:MOST_LETTERS]} [{len(text) - MOST_LETTERS:,} more letters are in the JSON report]"
 
 
+def more(left: int) -> str:
+    """A sentence on those that are not shown; nothing if none is left."""
+    return f"{left:,} more are in the JSON report." if left > 0 else ""
+
+
 class Cell(Struct, frozen=True):
     """A cell of a table. `sort` is what it sorts by; `mark` is "bad", "warn" or nothing, and never says it alone."""
 
@@ -41,6 +48,11 @@ class Column(Struct, frozen=True):
 
     title: str
     right: bool = False
+
+
+def columns(*titles: str, right: Container[int] = ()) -> tuple[Column, ...]:
+    """The columns of a table; those with numbers, `right`, are counted from 0."""
+    return tuple(Column(title, right=number in right) for number, title in enumerate(titles))
 
 
 class Table(Struct, frozen=True, kw_only=True):
@@ -93,7 +105,7 @@ class Text(Struct, frozen=True):
 class FindingBox(Struct, frozen=True, kw_only=True):
     """A finding. `who` is empty where nobody is blamed, of which `nobody` tells, if that is worth telling.
 
-    A remedy that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
+    A fix that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
     box, below the last that has one.
     """
 
@@ -122,11 +134,6 @@ class Section(Struct, frozen=True, kw_only=True):
     items: Listed | None = None
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Is there nothing in it?"""
-        return not (self.figures or self.tables)
 
 
 class Page(Struct, frozen=True, kw_only=True):

@@ -1,20 +1,26 @@
-"""Ranks: bars with outliers, the parts of a step, and a table to sort."""
+"""Ranks: bars with outliers, the parts of a step, and a table to sort.
 
-from collections.abc import Mapping, Sequence
-from heapq import nlargest
+A figure of ranks or hosts as bars says who lies far from the others, who is blamed, and who never came.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from heapq import nlargest, nsmallest
 from itertools import islice
 from math import isclose
+from typing import NamedTuple
 
 from ddpdiag.model import Report, Scalar, Severity
-from ddpdiag.render.html.bars import BARS_SHOWN, Figures, bar_figure, number_of, who_of
-from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, words
-from ddpdiag.render.plots.charts import draw_stacks
+from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, words
+from ddpdiag.render.plots import OUTLIER, Bar, Bars, draw_bars, draw_stacks
 from ddpdiag.render.terminal.ranks import Ranks, Row, blamed
-from ddpdiag.render.units import Unit, byte_count, cell, column_unit, count, figure, label
-from ddpdiag.stats import quantile
+from ddpdiag.stats import outliers, quantile
+from ddpdiag.text import Unit, byte_count, cell, column_unit, count, figure, is_number, label, ranks_text
 
-ROWS_SHOWN = 128
 _ARRIVAL = "arrival_seconds"
+_BARS_SHOWN = 24
+# Ranks that come within a second come together, however little the others scatter: judgement/timeline.py.
+_LEAST_AWAY = {_ARRIVAL: 1.0}
+_ROWS_SHOWN = 128
 # In this order; others follow, as far as there is room.
 _FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "latency_seconds", _ARRIVAL)
 _MOST_FIGURES = 6
@@ -22,7 +28,6 @@ _MOST_FIGURES = 6
 _OPEN_ROWS = 16
 _TRAINING = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
 _STEP = ("work_seconds", "wait_seconds")
-_IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _TITLES = {
     _ARRIVAL: "Arrival after rank 0 began to wait",
     "samples_per_second": "Training, samples per second",
@@ -31,24 +36,129 @@ _TITLES = {
 _WORDS = {Severity.ERROR: ("error", "bad"), Severity.WARNING: ("warning", "warn")}
 
 
+class Figures(NamedTuple):
+    """A column of the report: the finite values, each with its row."""
+
+    name: str
+    unit: Unit
+    rows: Sequence[Row]
+    values: Sequence[float]
+
+    @property
+    def noun(self) -> str:
+        """What each value is of."""
+        return "host" if self.name.startswith("host_") else "rank"
+
+    def who(self, place: int) -> str:
+        """Such as "3  n1", or a host alone."""
+        return str(self.rows[place].get("node")) if self.noun == "host" else _who(self.rows[place])
+
+    @property
+    def symbol(self) -> str:
+        """The unit behind its numbers."""
+        return "samples/s" if self.name == "samples_per_second" else self.unit.symbol
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Rates; of times less is better."""
+        return self.name.endswith(("_per_s", "_per_second"))
+
+
+def _number(value: Scalar) -> float | None:
+    """A number that can be drawn, or None: what no device can mean would only stretch the axes."""
+    return float(value) if is_number(value) and abs(value) < 1e30 else None
+
+
+def bar_figure(
+    column: Figures,
+    title: str,
+    blamed: Collection[int],
+    name: str,
+    *,
+    missing: Sequence[tuple[int, str]] = (),
+    word: str = "blamed",
+    judged: bool = False,
+) -> Figure | None:
+    """The figure of at least one value; for ranks that are `blamed`, and those, with hosts, that are `missing`.
+
+    `judged`: who is slow is known, so that nobody else is called an outlier.
+    """
+    values, size = column.values, column.unit.size
+    if max(values) <= 0:
+        return None
+    median = quantile(sorted(values), 0.5)
+    slow = _outliers(column, median)
+    if judged:
+        slow = {n for n in slow if column.rows[n].get("rank") in blamed}
+    many = len(values) > _BARS_SHOWN
+    pick = nsmallest if column.higher_is_better else nlargest
+    shown = pick(_BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
+    told = _told_apart(column, blamed)
+    bars = [Bar(f"{rank}  {node}".strip(), 0.0, "never came") for rank, node in missing]
+    for n in shown:
+        is_told = column.rows[n].get("rank") in (blamed if n in slow else told)
+        bars.append(Bar(column.who(n), values[n] / size, word if is_told else OUTLIER if n in slow else "", n in slow))
+    all_values = [value / size for value in values] if many else ()
+    absent = f" {ranks_text(rank for rank, _ in missing).capitalize()} never came." if missing else ""
+    return Figure(
+        title=words(title),
+        svg=draw_bars(Bars(column.symbol, bars, median / size, all_values, f"{column.noun}s"), name),
+        alt=words(_in_words(column, title, median, slow, judged=judged)) + absent,
+        sentence=f"All {len(values):,} {column.noun}s as a histogram; below, the {len(shown)} worst." if many else "",
+    )
+
+
+def _outliers(column: Figures, median: float) -> set[int]:
+    """The places of outliers on the slow side: worse than the others is a matter, better is none."""
+    values, least = column.values, _LEAST_AWAY.get(column.name, 0.0)
+    return {
+        n
+        for n in outliers(values)
+        if (values[n] < median) is column.higher_is_better and abs(values[n] - median) >= least
+    }
+
+
+def _told_apart(column: Figures, blamed: Collection[int]) -> frozenset[int]:
+    """The blamed ranks; none where more than half are: what most bars say tells nobody apart."""
+    found = [rank for row in column.rows if isinstance(rank := row.get("rank"), int) and rank in blamed]
+    return frozenset(found) if 2 * len(found) <= len(column.rows) else frozenset()
+
+
+def _in_words(column: Figures, title: str, median: float, slow: set[int], *, judged: bool) -> str:
+    """What the bars show: "busbw: 4 ranks, 0.21 to 1.07 GB/s, median 1.07 GB/s; far from it: rank 3"."""
+    size, unit = column.unit.size, column.symbol
+    low, high = figure(min(column.values) / size), figure(max(column.values) / size)
+    named = ", ".join(column.who(n) for n in sorted(slow)[:8]) + (" and others" if len(slow) > 8 else "")
+    rest = f"; far from it: {named}" if slow else "" if judged else "; none is far from it"
+    whole = f"{low} to {high} {unit}".rstrip()
+    middle = f"{figure(median / size)} {unit}".rstrip()
+    return f"{title}: {count(len(column.values), column.noun)}, {whole}, median {middle}{rest}."
+
+
+def _who(row: Row) -> str:
+    """Such as "3  n1"."""
+    return f"{row.get('rank')}  {row.get('node')}"
+
+
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
     marks = blamed(report.findings, report.ranks)
-    ranks = Ranks(report.ranks, marks, all_shown=ROWS_SHOWN, worst_shown=ROWS_SHOWN)
+    ranks = Ranks(report.ranks, marks, all_shown=_ROWS_SHOWN, worst_shown=_ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
     found = (_bars(_column(name, report.ranks), report, marks, number) for number, name in enumerate(names))
     drawn = tuple(figure for figure in found if figure is not None)
+    sentence = (
+        "Hatched bars lie far from the median, for what the others scatter, on the slow side. Ranks that a finding "
+        "blames say so wherever they lie."
+    )
     return Section(
         name="ranks",
         title="Ranks",
-        sentence=""
-        if not drawn
-        else "Hatched bars lie far from the median, for what the others scatter, on the slow side. Ranks that a "
-        "finding blames say so wherever they lie.",
+        sentence=sentence if drawn else "",
         figures=drawn,
-        tables=_table(ranks),
+        tables=(_table(ranks),) if ranks.shown and ranks.names else (),
     )
 
 
@@ -65,7 +175,7 @@ def steps_section(report: Report) -> Section:
 
 
 def _column(name: str, rows: Sequence[Row]) -> Figures:
-    pairs = [(row, number) for row in rows if (number := number_of(row.get(name))) is not None]
+    pairs = [(row, number) for row in rows if (number := _number(row.get(name))) is not None]
     if name.startswith("host_"):
         # The same for all ranks of a host.
         pairs = list({row.get("node"): (row, number) for row, number in reversed(pairs)}.values())[::-1]
@@ -77,20 +187,22 @@ def _bars(column: Figures, report: Report, marks: Mapping[int, Severity], number
     missing = _missing(report) if column.name == _ARRIVAL else ()
     if not column.values or len(column.values) + len(missing) < 2:
         return None
-    title = title_of(column.name, report, column.values)
+    title = _title(column.name, report, column.values)
     return bar_figure(column, title, frozenset(marks), f"bars-{number}", missing=missing)
 
 
 def _missing(report: Report) -> tuple[tuple[int, str], ...]:
     """Ranks that never came, the first of them, with their hosts as far as those are known."""
+    if report.timeline is None:
+        return ()
     came = {row.get("rank") for row in report.ranks}
-    node_of = {lane.rank: lane.node for lane in report.timeline.lanes} if report.timeline is not None else {}
+    host_of = {lane.rank: lane.node.strip("?") for lane in report.timeline.lanes}
     # A header may claim more ranks than there is time to count.
-    never = islice((rank for rank in range(report.world.size) if rank not in came), BARS_SHOWN)
-    return tuple((rank, node_of.get(rank, "").strip("?")) for rank in never) if report.timeline is not None else ()
+    never = islice((rank for rank in range(report.world.size) if rank not in came), _BARS_SHOWN)
+    return tuple((rank, host_of.get(rank, "")) for rank in never)
 
 
-def title_of(name: str, report: Report, values: Sequence[float]) -> str:
+def _title(name: str, report: Report, values: Sequence[float]) -> str:
     """What a figure of ranks is of: "All-reduce busbw over gloo, 4 MiB"."""
     if name not in ("busbw_bytes_per_s", "latency_seconds"):
         return _TITLES.get(name, label(name))
@@ -114,51 +226,49 @@ def _backend(name: str, report: Report, values: Sequence[float]) -> str:
 
 
 def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -> Figure | None:
-    whole = [(row, values) for row in rows if None not in (values := [number_of(row.get(part)) for part in parts])]
+    whole = [
+        (row, values)
+        for row in rows
+        if len(values := [number for part in parts if (number := _number(row.get(part))) is not None]) == len(parts)
+    ]
     if not whole:
         return None
-    sums = [sum(filter(None, values)) for _, values in whole]
-    own = [(values[0] or 0.0) for _, values in whole] if name == "step" else sums
-    many = len(whole) > BARS_SHOWN
-    shown = nlargest(BARS_SHOWN, range(len(whole)), key=own.__getitem__) if many else range(len(whole))
+    sums = [sum(values) for _, values in whole]
+    own = [values[0] for _, values in whole] if name == "step" else sums
+    many = len(whole) > _BARS_SHOWN
+    shown = nlargest(_BARS_SHOWN, range(len(whole)), key=own.__getitem__) if many else range(len(whole))
     unit = column_unit(parts[0], [max(sums)])
-    stacks = [
-        (label(part), [(whole[n][1][place] or 0.0) / unit.size for n in shown]) for place, part in enumerate(parts)
-    ]
+    stacks = [(label(part), [whole[n][1][place] / unit.size for n in shown]) for place, part in enumerate(parts)]
     medians = ", ".join(
-        f"{label(part)} {figure(quantile(sorted((values[place] or 0.0) / unit.size for _, values in whole), 0.5))}"
+        f"{label(part)} {figure(quantile(sorted(values[place] / unit.size for _, values in whole), 0.5))}"
         for place, part in enumerate(parts)
     )
     return Figure(
         title=title,
-        svg=draw_stacks(unit.symbol, [who_of(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
+        svg=draw_stacks(unit.symbol, [_who(whole[n][0]) for n in shown], stacks, f"stacks-{name}"),
         alt=f"{title}; {count(len(whole), 'rank')}, medians in {unit.symbol}: {medians}.",
         sentence=f"The {len(shown)} longest of {len(whole):,} ranks." if many else "",
     )
 
 
-def _table(ranks: Ranks) -> tuple[Table, ...]:
-    if not ranks.shown or not ranks.names:
-        return ()
+def _table(ranks: Ranks) -> Table:
     units = {name: column_unit(name, ranks.numbers[name]) for name in ranks.names}
     has_gpus = any(row.get("gpu_uuid") is not None for row in ranks.rows)
-    heads = [Column("rank", right=True), Column("state"), Column("host"), *([Column("GPU")] if has_gpus else [])]
+    heads = [*columns("rank", "state", "host", *["GPU"] * has_gpus, right=(0,))]
     for name in ranks.names:
         texts = any(isinstance(row.get(name), str) for row in ranks.shown)
         symbol = units[name].symbol
         heads.append(
             Column(words(f"{label(name)}{symbol if symbol[:1] == '/' else f' {symbol}'}".strip()), right=not texts)
         )
-    return (
-        Table(
-            name="rank-table",
-            caption=count(len(ranks.shown), "rank") + (f" of {len(ranks.rows):,}" if ranks.note else ""),
-            columns=tuple(heads),
-            rows=tuple(_row(row, ranks, units, has_gpus=has_gpus) for row in ranks.shown),
-            note=words(ranks.note),
-            sortable=True,
-            folded=len(ranks.shown) > _OPEN_ROWS,
-        ),
+    return Table(
+        name="rank-table",
+        caption=count(len(ranks.shown), "rank") + (f" of {len(ranks.rows):,}" if ranks.note else ""),
+        columns=tuple(heads),
+        rows=tuple(_row(row, ranks, units, has_gpus=has_gpus) for row in ranks.shown),
+        note=words(ranks.note),
+        sortable=True,
+        folded=len(ranks.shown) > _OPEN_ROWS,
     )
 
 
@@ -180,5 +290,5 @@ def _text(value: Scalar) -> Cell:
 
 
 def _sort(value: Scalar) -> float | str:
-    number = number_of(value)
+    number = _number(value)
     return number if number is not None else words(str(value))

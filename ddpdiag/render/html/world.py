@@ -1,68 +1,108 @@
-"""Hosts and what hangs together (topology), and what ranks run with (environment)."""
+"""The world of a run: hosts and what hangs together, the rates of pairs, and what ranks run with."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
-from ddpdiag.model import Report, Scalar, Severity
+from ddpdiag.model import Matrix, Report, Scalar, Severity
 from ddpdiag.model.report import Setting, Value
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
-from ddpdiag.render.html.page import Cell, Column, Section, Table, words
-from ddpdiag.render.html.pairs import way_tables
+from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, more, words
+from ddpdiag.render.plots import draw_heat, scale_of
+from ddpdiag.render.terminal.matrices import Alike, alike
 from ddpdiag.render.terminal.ranks import Row
-from ddpdiag.render.units import ABSENT, bytes_per_s, count, label, quantity
+from ddpdiag.stats import quantile
+from ddpdiag.text import (
+    ABSENT,
+    Unit,
+    bytes_per_s,
+    column_unit,
+    count,
+    figure,
+    fold_hosts,
+    fold_ranks,
+    is_number,
+    label,
+    quantity,
+)
 
-HOSTS_SHOWN, LEAVES_SHOWN, SETTINGS_SHOWN, FIGURES_SHOWN = 64, 64, 200, 200
+_HOSTS_SHOWN, _LEAVES_SHOWN, _SETTINGS_SHOWN, _MEASUREMENTS_SHOWN = 64, 64, 200, 200
 _NAMES_SHOWN, _OPEN_ROWS = 16, 16
+# Different pictures, and different tables: of a thousand hosts most are alike, and alike is shown once.
+_FIGURES_SHOWN, _TABLES_SHOWN = 12, 12
+# Cells of a row that a table has room for; a heat map has more.
+_MOST_COLUMNS, _MOST_CELLS = 16, 64
+_HOSTS_NAMED = 12
+# The legend of `nvidia-smi topo -m`, in the words of P2P001.
+_LINK_NAMES = {
+    "X": "the GPU itself",
+    "NV#": "so many NVLinks",
+    "PSB": "on one board",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the host bridge of a processor",
+    "NODE": "several host bridges of one NUMA node",
+    "SYS": "another socket",
+}
+_NVLINKS = re.compile(r"^NV\d+$")
 # Figures named by hosts, whose own names may hold dots and underscores.
 _BY_HOST = ("coordinator", "interface")
+_NOT_BLAMED = ("not blamed", "", 2)
 
 
 def topology_section(report: Report) -> Section:
-    """Hosts with their ranks, leaf switches, and the ways between GPUs."""
+    """Hosts with their ranks, leaf switches, and how the GPUs of each host are connected."""
+    found = [own for own in alike(report.matrices) if not own.matrix.unit]
+    links = (
+        _table(own, f"ways-{number}", _title(own), _word)
+        for number, own in enumerate(found[:_TABLES_SHOWN])
+        if len(own.matrix.columns) <= _MOST_CELLS
+    )
     return Section(
         name="topology",
         title="Topology",
-        tables=(*_hosts(report), *_leaves(report), *way_tables(report)),
+        tables=tuple(own for own in (_hosts(report), _leaves(report.world.leaves), *links) if own.rows),
     )
 
 
-def _hosts(report: Report) -> tuple[Table, ...]:
+def _hosts(report: Report) -> Table:
     rows: dict[str, list[Row]] = {}
     for row in report.ranks:
         rows.setdefault(str(row.get("node")), []).append(row)
     marks = _marks(report)
     leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
-    order = sorted(rows, key=lambda host: marks.get(host, ("", "", 2))[2])
-    shown = order[:HOSTS_SHOWN] if len(order) > HOSTS_SHOWN else list(rows)
-    if not shown:
-        return ()
+    order = sorted(rows, key=lambda host: marks.get(host, _NOT_BLAMED)[2])
+    shown = order[:_HOSTS_SHOWN] if len(order) > _HOSTS_SHOWN else list(rows)
     has_leaves, has_rates = bool(leaf_of), any("host_busbw_bytes_per_s" in row for row in report.ranks)
-    heads = [Column("host"), Column("state"), Column("ranks"), Column("GPUs", right=True)]
-    heads += [Column("leaf")] * has_leaves + [Column("best pair", right=True)] * has_rates
     left = len(order) - len(shown)
-    return (
-        Table(
-            name="hosts",
-            caption=count(len(shown), "host") + (f" of {len(order):,}" if left else ""),
-            columns=tuple(heads),
-            rows=tuple(
-                (
-                    *_host(host, rows[host], marks),
-                    *([Cell(words(leaf_of.get(host, ABSENT)))] * has_leaves),
-                    *([_best(rows[host])] * has_rates),
-                )
-                for host in shown
-            ),
-            note=f"Blamed hosts come first; {left:,} more are in the JSON report." if left else "",
-            sortable=True,
-            folded=len(shown) > _OPEN_ROWS,
+    return Table(
+        name="hosts",
+        caption=count(len(shown), "host") + (f" of {len(order):,}" if left else ""),
+        columns=columns(
+            "host",
+            "state",
+            "ranks",
+            "GPUs",
+            *["leaf"] * has_leaves,
+            *["best pair"] * has_rates,
+            right=(3, 4 + has_leaves),
         ),
+        rows=tuple(
+            (
+                *_host(host, rows[host], marks),
+                *([Cell(words(leaf_of.get(host, ABSENT)))] * has_leaves),
+                *([_best(rows[host])] * has_rates),
+            )
+            for host in shown
+        ),
+        note=f"Blamed hosts come first; {more(left)}" if left else "",
+        sortable=True,
+        folded=len(shown) > _OPEN_ROWS,
     )
 
 
 def _host(host: str, rows: Sequence[Row], marks: Mapping[str, tuple[str, str, int]]) -> tuple[Cell, ...]:
     ranks = [rank for row in rows if isinstance(rank := row.get("rank"), int)]
     gpus = {uuid for row in rows if (uuid := row.get("gpu_uuid")) is not None}
-    word, mark, _ = marks.get(host, ("not blamed", "", 2))
+    word, mark, _ = marks.get(host, _NOT_BLAMED)
     return (
         Cell(words(host), words(host)),
         Cell(word, word, mark),
@@ -86,24 +126,147 @@ def _marks(report: Report) -> dict[str, tuple[str, str, int]]:
     return found
 
 
-def _leaves(report: Report) -> tuple[Table, ...]:
-    leaves = report.world.leaves
-    if not leaves:
-        return ()
-    left = len(leaves) - LEAVES_SHOWN
-    return (
-        Table(
-            name="leaves",
-            caption=count(len(leaves), "leaf switch").replace("switchs", "switches"),
-            columns=(Column("leaf"), Column("hosts", right=True), Column("names")),
-            rows=tuple(
-                (Cell(words(leaf)), Cell(str(len(hosts))), Cell(words(fold_hosts(hosts, limit=_NAMES_SHOWN))))
-                for leaf, hosts in list(leaves.items())[:LEAVES_SHOWN]
-            ),
-            note=f"{left:,} more are in the JSON report." if left > 0 else "",
-            folded=True,
+def _leaves(leaves: Mapping[str, Sequence[str]]) -> Table:
+    return Table(
+        name="leaves",
+        caption=count(len(leaves), "leaf switch").replace("switchs", "switches"),
+        columns=columns("leaf", "hosts", "names", right=(1,)),
+        rows=tuple(
+            (Cell(words(leaf)), Cell(str(len(hosts))), Cell(words(fold_hosts(hosts, limit=_NAMES_SHOWN))))
+            for leaf, hosts in list(leaves.items())[:_LEAVES_SHOWN]
+        ),
+        note=more(len(leaves) - _LEAVES_SHOWN),
+        folded=True,
+    )
+
+
+def pairs_section(report: Report) -> Section:
+    """Heat maps of what pairs reached, and their numbers."""
+    found = [own for own in alike(report.matrices) if own.matrix.unit]
+    blamed = {node for finding in report.findings for node in finding.nodes}
+    drawable = sorted(
+        (own for own in found if _is_drawable(own.matrix)),
+        key=lambda own: bool(own.hosts) and blamed.isdisjoint(own.hosts),
+    )
+    shown = drawable[:_FIGURES_SHOWN]
+    hidden = len(found) - len(shown)
+    return Section(
+        name="pairs",
+        title="Bandwidth of pairs",
+        sentence="From the row to the column. A cross is a way that failed; an empty cell was not measured."
+        + (f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""),
+        figures=tuple(_heat(own, number, shown) for number, own in enumerate(shown)),
+        tables=tuple(
+            _numbers(own, number, shown) for number, own in enumerate(shown) if len(own.matrix.columns) <= _MOST_COLUMNS
         ),
     )
+
+
+def _is_drawable(matrix: Matrix) -> bool:
+    sizes = len(matrix.rows), len(matrix.columns)
+    return min(sizes) > 0 and max(sizes) <= _MOST_CELLS and any(_rates(matrix))
+
+
+def _rates(matrix: Matrix) -> list[float]:
+    return [rate for row in matrix.cells for cell in row if (rate := _number(cell)) is not None]
+
+
+def _number(value: Scalar) -> float | None:
+    """A rate that can be; what is no number is not known."""
+    return float(value) if is_number(value) and 0 <= value < 1e18 else None
+
+
+def _title(own: Alike) -> str:
+    hosts = f" on {fold_hosts(own.hosts, limit=_HOSTS_NAMED)}" if own.hosts else ""
+    # Beside those through the host's memory, which are titled "(P2P off)".
+    path = " (P2P where CUDA allows it)" if own.what == "p2p.copy" else ""
+    text = f"{own.matrix.title}{path}{hosts}"
+    return words(text[:1].upper() + text[1:])
+
+
+def _heat(own: Alike, number: int, shown: Sequence[Alike]) -> Figure:
+    matrix, title = own.matrix, _title(own)
+    beside, unit = _beside(own, shown), _unit(own, shown)
+    scale = scale_of([rate / unit.size for rate in beside], unit.symbol)
+    cells = [[None if (rate := _number(cell)) is None else rate / unit.size for cell in row] for row in matrix.cells]
+    return Figure(
+        title=title,
+        svg=draw_heat(matrix.rows, matrix.columns, cells, scale, f"heat-{number}"),
+        alt=words(_in_words(title, matrix)),
+    )
+
+
+def _beside(own: Alike, shown: Sequence[Alike]) -> list[float]:
+    """Direct copies and those through the host share their colours and unit: what P2P brings is seen at once."""
+    return [rate for other in shown if _subject(other) == _subject(own) for rate in _rates(other.matrix)]
+
+
+def _unit(own: Alike, shown: Sequence[Alike]) -> Unit:
+    return column_unit(own.matrix.unit, [max(_beside(own, shown))])
+
+
+def _subject(own: Alike) -> object:
+    return own.hosts if own.what in ("p2p.copy", "p2p.staged") else own
+
+
+def _in_words(title: str, matrix: Matrix) -> str:
+    """Where the slowest link is, the median of those that did not fail, and how many failed."""
+    links = [
+        (rate, f"{source} to {target}")
+        for source, row in zip(matrix.rows, matrix.cells, strict=True)
+        for target, cell in zip(matrix.columns, row, strict=True)
+        if (rate := _number(cell)) is not None
+    ]
+    working = [own for own in links if own[0]]
+    failed = len(links) - len(working)
+    head, rest = f"{title}: {count(len(links), 'way')}", f"; {count(failed, 'way')} failed" if failed else ""
+    if not working:
+        return f"{head}{rest}."
+    slowest, link = min(working)
+    # As the figures of the run have it.
+    median = bytes_per_s(quantile(sorted(rate for rate, _ in working), 0.5))
+    return f"{head}, median {median}, slowest {link} at {bytes_per_s(slowest)}{rest}."
+
+
+def _numbers(own: Alike, number: int, shown: Sequence[Alike]) -> Table:
+    """The numbers of a heat map, in its unit."""
+    unit = _unit(own, shown)
+    caption = f"{_title(own)}, in {unit.symbol}" if unit.symbol else _title(own)
+    return _table(own, f"rates-{number}", caption, lambda value: _rate(value, unit))
+
+
+def _table(own: Alike, name: str, caption: str, cell: Callable[[Scalar], Cell]) -> Table:
+    matrix = own.matrix
+    return Table(
+        name=name,
+        caption=caption,
+        columns=(Column("from"), *(Column(words(column), right=bool(matrix.unit)) for column in matrix.columns)),
+        rows=tuple(
+            (Cell(words(source)), *map(cell, row)) for source, row in zip(matrix.rows, matrix.cells, strict=True)
+        ),
+        note=_legend(matrix),
+        folded=bool(matrix.unit),
+    )
+
+
+def _rate(value: Scalar, unit: Unit) -> Cell:
+    rate = _number(value)
+    if rate is None:
+        return _word(value)
+    return Cell(figure(rate / unit.size)) if rate else Cell("failed", mark="bad")
+
+
+def _word(value: Scalar) -> Cell:
+    return Cell(ABSENT if value is None else words(str(value)))
+
+
+def _legend(matrix: Matrix) -> str:
+    """What the words in the cells mean, of `nvidia-smi topo -m`; nothing for rates and other words."""
+    if matrix.unit:
+        return ""
+    found = {_NVLINKS.sub("NV", cell) for row in matrix.cells for cell in row if isinstance(cell, str)}
+    told = "; ".join(f"{name}: {meaning}" for name, meaning in _LINK_NAMES.items() if name.removesuffix("#") in found)
+    return f"{told}." if told else ""
 
 
 def environment_section(report: Report) -> Section:
@@ -117,17 +280,13 @@ def environment_section(report: Report) -> Section:
             if differing
             else f"All {len(report.settings):,} recorded versions, variables and lines of files are alike on all ranks."
         )
+    tables = (_differences(differing), _alike(alike), _measurements(report.measurements))
     return Section(
-        name="environment",
-        title="Environment",
-        sentence=sentence,
-        tables=(*_differences(differing), *_alike(alike), *_measurements(report.measurements)),
+        name="environment", title="Environment", sentence=sentence, tables=tuple(own for own in tables if own.rows)
     )
 
 
-def _differences(settings: Sequence[Setting]) -> tuple[Table, ...]:
-    if not settings:
-        return ()
+def _differences(settings: Sequence[Setting]) -> Table:
     rows = [
         (
             Cell(words(setting.kind)),
@@ -135,17 +294,15 @@ def _differences(settings: Sequence[Setting]) -> tuple[Table, ...]:
             Cell("not set" if value.value is None else words(value.value)),
             Cell(_ranks(value)),
         )
-        for setting in settings[:SETTINGS_SHOWN]
+        for setting in settings[:_SETTINGS_SHOWN]
         for value in setting.values
     ]
-    return (
-        Table(
-            name="differences",
-            caption="What differs between ranks",
-            columns=(Column("kind"), Column("name"), Column("value"), Column("ranks")),
-            rows=tuple(rows),
-            note=_rest(settings),
-        ),
+    return Table(
+        name="differences",
+        caption="What differs between ranks",
+        columns=columns("kind", "name", "value", "ranks"),
+        rows=tuple(rows),
+        note=more(len(settings) - _SETTINGS_SHOWN),
     )
 
 
@@ -154,41 +311,28 @@ def _ranks(value: Value) -> str:
     return f"{fold_ranks(value.ranks)}{f' +{left:,} more' if left else ''}"
 
 
-def _alike(settings: Sequence[Setting]) -> tuple[Table, ...]:
-    if not settings:
-        return ()
-    return (
-        Table(
-            name="alike",
-            caption="Alike on all ranks",
-            columns=(Column("kind"), Column("name"), Column("value")),
-            rows=tuple(
-                tuple(Cell(words(text)) for text in (own.kind, own.name, own.values[0].value or ""))
-                for own in settings[:SETTINGS_SHOWN]
-            ),
-            note=_rest(settings),
-            folded=True,
+def _alike(settings: Sequence[Setting]) -> Table:
+    return Table(
+        name="alike",
+        caption="Alike on all ranks",
+        columns=columns("kind", "name", "value"),
+        rows=tuple(
+            tuple(Cell(words(text)) for text in (own.kind, own.name, own.values[0].value or ""))
+            for own in settings[:_SETTINGS_SHOWN]
         ),
+        note=more(len(settings) - _SETTINGS_SHOWN),
+        folded=True,
     )
 
 
-def _rest(settings: Sequence[Setting]) -> str:
-    left = len(settings) - SETTINGS_SHOWN
-    return f"{left:,} more are in the JSON report." if left > 0 else ""
-
-
-def _measurements(measurements: Mapping[str, Scalar]) -> tuple[Table, ...]:
-    if not measurements:
-        return ()
-    shown: Iterable[tuple[str, Scalar]] = list(measurements.items())[:FIGURES_SHOWN]
-    return (
-        Table(
-            name="measurements",
-            caption="Figures of the run",
-            columns=(Column("name"), Column("value", right=True)),
-            rows=tuple((Cell(words(named(name))), Cell(words(quantity(name, value)))) for name, value in shown),
-            folded=True,
-        ),
+def _measurements(measurements: Mapping[str, Scalar]) -> Table:
+    shown = list(measurements.items())[:_MEASUREMENTS_SHOWN]
+    return Table(
+        name="measurements",
+        caption="Figures of the run",
+        columns=columns("name", "value", right=(1,)),
+        rows=tuple((Cell(words(named(name))), Cell(words(quantity(name, value)))) for name, value in shown),
+        folded=True,
     )
 
 

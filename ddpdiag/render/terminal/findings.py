@@ -1,21 +1,20 @@
 """Findings for people: what is wrong, with whom, what to do, and then the figures.
 
-Who reads at night wants the way out before the evidence, so that of the first finding all of it, but for the figures,
+Who reads at night wants the fix before the evidence, so that of the first finding all of it, but for the figures,
 stands on the first screen. Many different findings begin with an index; of those that follow the first three there is
-a title, who is to blame, and the way out, because a run cannot always be had again with --details.
+a title, who is to blame, and the fix, because a run cannot always be had again with --details.
 
 The figures are what the message does not say already, and with `details` all of them. Without `details` one stack is
 enough, and its first frames: of a hang, all ranks but one stand in the same place.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.shell import shell_line
-from ddpdiag.render.units import count, label, quantity
+from ddpdiag.render.shell import shell_lines
+from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
@@ -28,6 +27,16 @@ FINDINGS_SHOWN = 5
 CODES_SHOWN = 3
 # The hosts of findings that are all alike are a list to paste, up to so many letters.
 _LONGEST_LIST = 1_000
+
+# Names and values of one kind in one line.
+LIST_SHOWN = 8
+# Frames of a stack, the innermost first: where it stands, and who called that.
+FRAMES_SHOWN = 3
+_STACK = "stack"
+# For who knows the kernel, or reads the recording beside the report.
+_DETAILS = frozenset({"trial", "pid", "state", "wchan"})
+_BARE_NUMBER = re.compile(r"[\d.,+-]*")
+Value = Scalar | list[Scalar]
 
 # What may stand between a title and the rest of a message that begins with it.
 _BETWEEN = re.compile(r"[:;,.]\s+|[:;,.]?\s*$")
@@ -47,7 +56,7 @@ def write_findings(
 ) -> None:
     """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
     groups = grouped(findings)
-    few = SAME_SHOWN if sum(shown_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
+    few = SAME_SHOWN if sum(most_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     own = [group for (severity, _), group in groups.items() if severity in severities]
     serious = [group for group in own if group[0].severity is not Severity.NOTE]
     if len(serious) > CODES_SHOWN:
@@ -57,20 +66,17 @@ def write_findings(
         if CODES_SHOWN <= number < len(serious) and not details:
             _brief(page, group)
             continue
-        most = len(group) if details else shown_of(group, few)
+        most = len(group) if details else most_of(group, few)
         for finding in group[:most]:
             _finding(page, finding, () if details else earlier, details=details)
             earlier.append(finding)
         _more(page, group, most)
 
 
-def shown_of(group: Sequence[Finding], few: int) -> int:
-    """How many of one code are shown: "and 1 more" would take the room of the one."""
-    return most_of(group, few)
-
-
-def _lead(finding: Finding) -> str:
-    return f"{finding.severity.value} {one_line(finding.code)}: "
+def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "", indent: int = 0) -> None:
+    """A paragraph behind the severity and code of a finding."""
+    lead = f"{finding.severity.value} {one_line(finding.code)}: "
+    page.write(text, style=style, lead=lead, lead_style=_STYLES[finding.severity], indent=indent)
 
 
 def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
@@ -83,7 +89,7 @@ def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) ->
     ]
     page.write(f"{' and '.join(counts)}{rest}:", style="bold")
     for group in groups:
-        page.write(_headline(group), lead=_lead(group[0]), lead_style=_STYLES[group[0].severity], indent=2)
+        _write_headed(page, group[0], _headline(group), indent=2)
     page.blank()
 
 
@@ -92,20 +98,20 @@ def _headline(group: Sequence[Finding]) -> str:
 
 
 def _brief(page: Page, group: Sequence[Finding]) -> None:
-    """What a line of the index cannot say: who, and the way out."""
-    first = group[0]
-    page.write(_headline(group), style="bold", lead=_lead(first), lead_style=_STYLES[first.severity])
+    """What a line of the index cannot say: who, and the fix."""
+    _write_headed(page, group[0], _headline(group), style="bold")
     _write_subjects(page, group, LIST_SHOWN)
-    _write_fix(page, first)
+    _write_fix(page, group[0])
     page.blank()
 
 
 def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, details: bool) -> None:
-    page.write(one_line(finding.title), style="bold", lead=_lead(finding), lead_style=_STYLES[finding.severity])
+    _write_headed(page, finding, one_line(finding.title), style="bold")
     if message := finding.message if details else beyond(finding.title, finding.message):
         page.write(message, indent=4)
     _write_subjects(page, (finding,), None if details else LIST_SHOWN)
-    above = _same_fix(finding, earlier)
+    same = (other for other in earlier if (other.fix, other.env) == (finding.fix, finding.env))
+    above = next(same, None) if finding.fix else None
     _write_fix(page, finding, above)
     # What follows from another finding is short below it.
     if above is None or above.code == finding.code:
@@ -129,34 +135,27 @@ def beyond(title: str, message: str) -> str:
 
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
-    first = findings[0]
     if blame := _blame(findings, limit):
         # Good to know is no blame.
-        word = "about: " if first.severity is Severity.NOTE else "blamed: "
+        word = "about: " if findings[0].severity is Severity.NOTE else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
     elif nobody := _nobody(findings):
         page.write(f"{nobody}: the evidence points at no single rank, host, GPU or link", indent=4)
 
 
 def _nobody(findings: Sequence[Finding]) -> str:
-    """That nobody is to blame, where somebody should be."""
+    """That no rank, host, GPU or link is to blame, where one should be."""
     of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
     return "" if of_all else "nobody can be blamed"
 
 
-def _same_fix(finding: Finding, earlier: Iterable[Finding]) -> Finding | None:
-    """The first of the `earlier` findings that has the same remedy."""
-    same = (other for other in earlier if (other.fix, other.env) == (finding.fix, finding.env))
-    return next(same, None) if finding.fix else None
-
-
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
-    """The remedy, and variables that help; if they stand `above` already, where."""
+    """The fix, and variables that help; if they stand `above` already, where."""
     if finding.fix:
         text = finding.fix if above is None else f"as for {one_line(above.code)}, above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
-    for name, value in finding.env.items() if above is None else ():
-        page.verbatim(shell_line(name, value), indent=8)
+    for line in shell_lines(finding.env) if above is None else ():
+        page.verbatim(line, indent=8)
 
 
 def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
@@ -169,7 +168,7 @@ def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
     own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
     blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
     text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
-    page.write(text, lead=_lead(group[0]), lead_style=_STYLES[group[0].severity])
+    _write_headed(page, group[0], text)
     if own_line:
         page.write(f"all {count(len(every), 'host')}:", indent=4)
         page.verbatim(paste, indent=4)
@@ -181,21 +180,8 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
-    """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; empty if nobody is."""
-    named = subjects(findings, lambda names: listed(tuple(map(one_line, names)), limit), limit, hosts=hosts)
-    return "; ".join(f"{kind} {one_line(names)}" for kind, names in named)
-
-
-# Names and values of one kind in one line.
-LIST_SHOWN = 8
-# Frames of a stack, the innermost first: where it stands, and who called that.
-FRAMES_SHOWN = 3
-_STACK = "stack"
-# For who knows the kernel, or reads the recording beside the report.
-_DETAILS = frozenset({"trial", "pid", "state", "wchan"})
-_BARE_NUMBER = re.compile(r"[\d.,+-]*")
-
-Value = Scalar | list[Scalar]
+    """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; or nothing."""
+    return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit, hosts=hosts))
 
 
 def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iterable[Finding] = ()) -> None:
@@ -214,11 +200,8 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
     if text := "; ".join(figures):
         page.write(text, style="dim", indent=4)
     for name, rows in tables.items():
-        _table(page, label(name), rows, None if details else most_of(rows, _limit(name)))
-
-
-def _limit(name: str) -> int:
-    return FRAMES_SHOWN if name.startswith(_STACK) else LIST_SHOWN
+        few = FRAMES_SHOWN if name.startswith(_STACK) else LIST_SHOWN
+        _table(page, label(name), rows, None if details else most_of(rows, few))
 
 
 def most_of(things: Sequence[object], few: int) -> int:
@@ -286,29 +269,17 @@ def value_text(name: str, value: Value, limit: int | None = None) -> str:
     return one_line(quantity(name, value))
 
 
-def listed(words: Sequence[str], limit: int | None) -> str:
-    """Words joined by commas; of more than `limit`, how many are left out."""
-    return ", ".join(words[:limit]) + left_out(len(words), limit)
-
-
-def left_out(number: int, limit: int | None) -> str:
-    """How many names of `number` are not shown."""
-    return f" +{number - limit:,} more" if limit is not None and number > limit else ""
-
-
-def subjects(
-    findings: Iterable[Finding], listed: Callable[[Sequence[str]], str], limit: int | None, *, hosts: bool = True
-) -> list[tuple[str, str]]:
-    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links as `listed`."""
+def subjects(findings: Iterable[Finding], limit: int | None, *, hosts: bool = True) -> list[tuple[str, str]]:
+    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links listed."""
     kept = list(findings)
     ranks = {rank for finding in kept for rank in finding.ranks}
-    nodes = tuple(dict.fromkeys(node for finding in kept for node in finding.nodes)) if hosts else ()
+    nodes = _nodes(kept) if hosts else ()
     gpus = tuple(dict.fromkeys(gpu for finding in kept for gpu in finding.gpus))
     links = tuple(dict.fromkeys(link for finding in kept for link in finding.links))
     kinds = (
         ("rank", len(ranks), fold_ranks(ranks, limit=limit)),
         ("host", len(nodes), fold_hosts(nodes, limit=limit)),
-        ("GPU", len(gpus), listed(gpus)),
-        ("link", len(links), listed(links)),
+        ("GPU", len(gpus), listed(gpus, limit)),
+        ("link", len(links), listed(links, limit)),
     )
-    return [(noun if number == 1 else noun + "s", text) for noun, number, text in kinds if number]
+    return [(noun if number == 1 else f"{noun}s", text) for noun, number, text in kinds if number]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
 from ddpdiag.model.news import Joined, Listener, News, StageEnded
+from ddpdiag.render.files import Display, can_show, display_of, put, takes
 from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.progress import Lines, RunState, pending_words
-from ddpdiag.render.terminal.streams import Display, can_show, display_of, put, takes
+from ddpdiag.render.terminal.progress import Lines, RunState, clipped, pending_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +123,7 @@ class Progress:
         letters = min(width - 1, _WIDEST)
         rows = _rows(state, self._clock(), self._spinner)
         # What runs stands below: where there is too little room, what is over gives way.
-        shown = [Text(_cut(text, letters), style) for text, style in rows[-max(1, height - 1) :]]
+        shown = [Text(clipped(text, letters), style) for text, style in rows[-max(1, height - 1) :]]
         return Text("\n").join(shown)
 
 
@@ -139,7 +139,7 @@ def _rows(state: RunState, now: float, spinner: str) -> list[Styled]:
     rows += [(f"{'  ' if number else turning + ' '}{text}", "") for number, text in enumerate(wait)]
     if doing := state.doing:
         rows.append((f"{turning} {doing.title}  {doing.clock(now)}", ""))
-        rows += [(f"  {text}", "dim") for text in (doing.far,) if text]
+        rows += [(f"  {text}", "dim") for text in (doing.progress,) if text]
         rows += [(f"  {pending_words(pending)}", "") for pending in (doing.pending,) if pending]
     return rows
 
@@ -149,10 +149,6 @@ def _stage_row(stage: StageEnded) -> Styled:
     status = "begun" if stage.more and stage.status in ("done", "skipped") else stage.status
     codes = f"  {', '.join(dict.fromkeys(stage.failed))}" if stage.failed else ""
     return f"  {one_line(stage.name):<11} {status:<9} {stage.seconds:6.1f} s{codes}", _STYLES.get(status, "")
-
-
-def _cut(text: str, letters: int) -> str:
-    return text if len(text) <= letters else text[: max(0, letters - 3)] + "..."
 
 
 def _console(file: _Leaky, *, color: bool) -> "Console":

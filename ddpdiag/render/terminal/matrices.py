@@ -10,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
-from ddpdiag.render.hosts import fold_hosts
-from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shorter, write_hosts_rule
-from ddpdiag.render.units import ABSENT, count, figure
+from ddpdiag.render.page import ALL_SHOWN, Column, Page, Short, fitted, one_line, shorter, write_hosts_rule
+from ddpdiag.text import ABSENT, count, figure, fold_hosts
 
 # So many different tables are always shown; more of them bury the findings.
 FEW = 2

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TextIO
 
+from msgspec import structs
+
 from ddpdiag.model.news import (
     CheckBegan,
     Gathered,
@@ -26,10 +28,9 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.hosts import fold_hosts, fold_ranks
+from ddpdiag.render.files import Display, columns, put
 from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.streams import Display, columns, put
-from ddpdiag.render.units import count
+from ddpdiag.text import count, fold_hosts, ranks_text
 
 # Who finds rank 0, or is found, sooner than this need not be talked about.
 PATIENCE_SECONDS = 3.0
@@ -45,7 +46,7 @@ class Doing:
     title: str
     since: float
     ends: float | None = None
-    far: str = ""
+    progress: str = ""
     pending: Pending | None = None
 
     def clock(self, now: float) -> str:
@@ -99,7 +100,7 @@ class RunState:
             news, told = self.waiting
             yield f"waiting for ranks, {_left(news.left_seconds, told, now)}"
             came = f"{news.came:,} of {news.came + len(news.missing):,} came"
-            yield f"{came}, {len(news.missing):,} missing ({ranks_words(news.missing)})"
+            yield f"{came}, {len(news.missing):,} missing ({ranks_text(news.missing, limit=_RANKS_SHOWN)})"
         if self.seeking is not None:
             seek, told = self.seeking
             yield f"rank {seek.rank} looks for rank 0 at {one_line(seek.host)}, {_left(seek.left_seconds, told, now)}"
@@ -110,14 +111,9 @@ def _together(stages: Mapping[str, StageEnded], news: StageEnded) -> StageEnded:
     before = stages.get(news.name)
     if before is None:
         return news
-    order = ("skipped", "done", "cut short", "failed")
-    return StageEnded(
-        name=news.name,
-        status=max(before.status, news.status, key=order.index),
-        seconds=before.seconds + news.seconds,
-        failed=(*before.failed, *news.failed),
-        more=news.more,
-    )
+    status = max(before.status, news.status, key=("skipped", "done", "cut short", "failed").index)
+    failed = (*before.failed, *news.failed)
+    return structs.replace(news, status=status, seconds=before.seconds + news.seconds, failed=failed)
 
 
 def _done_now(doing: Doing | None, news: News, now: float) -> Doing | None:
@@ -127,18 +123,13 @@ def _done_now(doing: Doing | None, news: News, now: float) -> Doing | None:
         case CheckBegan(code=code, name=name):
             return Doing(one_line(f"{code} {name}"), now)
         case TrialBegan(deadline_seconds=seconds, importing=importing) if doing is not None:
-            return replace(doing, ends=now + seconds, far=_IMPORT if importing else "", pending=None)
+            return replace(doing, ends=now + seconds, progress=_IMPORT if importing else "", pending=None)
         case Pending() if doing is not None:
             return replace(doing, pending=news)
         case Progressed(text=text) if doing is not None:
-            return replace(doing, far=one_line(text))
+            return replace(doing, progress=one_line(text))
         case _:
             return doing
-
-
-def ranks_words(ranks: tuple[int, ...]) -> str:
-    """ "rank 3", "ranks 3,7-9", "ranks 1,3,5,7 +40 more"."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks, limit=_RANKS_SHOWN)}"
 
 
 def pending_words(pending: Pending) -> str:
@@ -147,19 +138,7 @@ def pending_words(pending: Pending) -> str:
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text
     hosts = f" on {one_line(fold_hosts(pending.nodes, limit=_HOSTS_SHOWN))}" if pending.nodes else ""
-    return f"{text}, waiting for {ranks_words(pending.awaited)}{hosts}"
-
-
-def gathered_words(news: Gathered) -> str:
-    """ "2 ranks on 1 host"; who never came, too."""
-    text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
-    return f"{text}; {ranks_words(news.missing)} did not come" if news.missing else text
-
-
-def stage_words(news: StageEnded) -> str:
-    """ "collective failed in COL001"."""
-    codes = f" in {', '.join(dict.fromkeys(news.failed))}" if news.failed else ""
-    return f"{news.name} {news.status}{codes}"
+    return f"{text}, waiting for {ranks_text(pending.awaited, limit=_RANKS_SHOWN)}{hosts}"
 
 
 def _left(seconds: float, told: float, now: float) -> str:
@@ -192,7 +171,7 @@ class Lines:
             self._state = self._state.after(news, now)
             if text := self._worth(news, now):
                 self._said = now
-                self._open = put(self._stream, f"ddpdiag [{self._state.clock(now)}] {_short(text)}\n")
+                self._open = put(self._stream, f"ddpdiag [{self._state.clock(now)}] {clipped(text)}\n")
 
     def close(self) -> None:
         """Say nothing more."""
@@ -203,11 +182,14 @@ class Lines:
         """What is said of it; nothing, mostly."""
         match news:
             case Gathered():
-                return gathered_words(news)
+                text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
+                missing = ranks_text(news.missing, limit=_RANKS_SHOWN)
+                return f"{text}; {missing} did not come" if news.missing else text
             case StageEnded():
                 whole = self._state.stages[news.name]
-                over = not news.more and whole.status != "skipped"
-                return stage_words(whole) if over or news.status == "failed" else ""
+                is_over = not news.more and whole.status != "skipped"
+                codes = f" in {', '.join(dict.fromkeys(whole.failed))}" if whole.failed else ""
+                return f"{whole.name} {whole.status}{codes}" if is_over or news.status == "failed" else ""
             case Happened(text=text):
                 return text
             case Waiting() | Seeking() if self._is_time(now):
@@ -225,7 +207,7 @@ class Lines:
         doing = self._state.doing
         if doing is None:
             return ""
-        return ", ".join(filter(None, (f"{doing.title}: {doing.clock(now)}", doing.far, pending_words(pending))))
+        return ", ".join(filter(None, (f"{doing.title}: {doing.clock(now)}", doing.progress, pending_words(pending))))
 
 
 class Counter:
@@ -254,10 +236,10 @@ class Counter:
             return
         if self._live:
             self._next = now + _DRAWN_AFTER_SECONDS
-            line = _BACK_AND_CLEAR + _short(text, columns(self._stream) - 1)
+            line = _BACK_AND_CLEAR + clipped(text, columns(self._stream) - 1)
         else:
             self._next = now + EVERY_SECONDS
-            line = f"ddpdiag [{now - self._began:.0f} s] {_short(text)}\n"
+            line = f"ddpdiag [{now - self._began:.0f} s] {clipped(text)}\n"
         if not put(self._stream, line):
             self._stream = None
 
@@ -268,6 +250,7 @@ class Counter:
         self._stream = None
 
 
-def _short(text: str, letters: int = _LONGEST) -> str:
+def clipped(text: str, letters: int = _LONGEST) -> str:
+    """One line of at most so many letters."""
     line = one_line(text)
     return line if len(line) <= letters else line[: max(0, letters - 3)] + "..."

@@ -10,20 +10,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from rich.table import Table
 
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.hosts import fold_ranks
-from ddpdiag.render.page import one_line
-from ddpdiag.render.terminal.tables import ALL_SHOWN, Column, Short, fitted, shortened
-from ddpdiag.render.units import ABSENT, Unit, cell, column_unit, count, figure, label
+from ddpdiag.render.page import ALL_SHOWN, Column, Short, fitted, one_line, shortened
 from ddpdiag.stats import quantile
+from ddpdiag.text import ABSENT, Unit, cell, column_unit, count, figure, fold_ranks, is_number, label
 
 Row = Mapping[str, Scalar]
 
-IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
+_IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8
 # CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
@@ -52,13 +50,13 @@ def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severi
     return marks
 
 
-def line_of(row: Row, marks: Mapping[int, Severity]) -> Line:
+def _line_of(row: Row, marks: Mapping[int, Severity]) -> Line:
     """The line of a rank alone; it has no name where the row has no rank."""
     rank = row.get("rank")
     return Line("" if rank is None else one_line(str(rank)), row, marks.get(rank) if isinstance(rank, int) else None)
 
 
-def by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
+def _by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
     """Ranks of one host of which all figures are the same as one line."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
@@ -75,7 +73,7 @@ def _together(lines: Sequence[Line]) -> Line:
     return Line(fold_ranks(ranks), row, first.mark, len(ranks))
 
 
-def worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[str, Sequence[float]]) -> list[Line]:
+def _worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[str, Sequence[float]]) -> list[Line]:
     """Blamed, silent and slowest lines first.
 
     The lines are compared by their figures `names`, of which `numbers` has the finite values in rising order.
@@ -90,7 +88,7 @@ def worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[st
     return sorted(lines, key=worth)
 
 
-def in_turns(lines: Iterable[Line]) -> list[Line]:
+def _in_turns(lines: Iterable[Line]) -> list[Line]:
     """Of those blamed, one of each host before the next of any, or one host alone would fill the table."""
     seen: Counter[tuple[object, ...]] = Counter()
     turns: list[tuple[int, int, Line]] = []
@@ -133,25 +131,25 @@ class Ranks:
     def names(self) -> tuple[str, ...]:
         """Columns beyond a rank's identity that have a value, in the order in which they appear."""
         names = dict.fromkeys(name for row in self.rows for name, value in row.items() if value is not None)
-        return tuple(name for name in names if name not in IDENTITY)
+        return tuple(name for name in names if name not in _IDENTITY)
 
     @cached_property
     def numbers(self) -> dict[str, list[float]]:
         """The finite values of each column, in rising order."""
-        return {name: sorted(filter(_is_number, (row.get(name) for row in self.rows))) for name in self.names}
+        return {name: sorted(filter(is_number, (row.get(name) for row in self.rows))) for name in self.names}
 
     @cached_property
     def lines(self) -> Sequence[Line]:
         """All ranks of a small world; of a large one those to look at, the worst first."""
-        every = [line_of(row, self.marks) for row in self.rows]
+        every = [_line_of(row, self.marks) for row in self.rows]
         if self.details or len(every) <= self.all_shown:
             return every
         if not self.brief:
-            return worst_first(every, self.names, self.numbers)[: self.worst_shown]
+            return _worst_first(every, self.names, self.numbers)[: self.worst_shown]
         if self.healthy:
             return ()
-        hosts = by_host(every, self.names)
-        return in_turns(worst_first(hosts, self.names, self.numbers))[: self.worst_shown]
+        hosts = _by_host(every, self.names)
+        return _in_turns(_worst_first(hosts, self.names, self.numbers))[: self.worst_shown]
 
     @property
     def shown(self) -> Sequence[Row]:
@@ -162,7 +160,7 @@ class Ranks:
     def hosts(self) -> Short:
         """The names of the hosts in the table."""
         names = [one_line(node) for row in self.shown if isinstance(node := row.get("node"), str)]
-        return shortened(names) if self.brief and not self.details else Short({name: name for name in names})
+        return shortened(names) if self.brief and not self.details else Short(dict(zip(names, names, strict=True)))
 
     @property
     def note(self) -> str:
@@ -199,10 +197,6 @@ class Ranks:
         return Column(header, cells, right=not any(isinstance(value, str) for value in values))
 
 
-def _is_number(value: Scalar) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _range(name: str, numbers: Sequence[float], of: int) -> str:
     """From the least to the largest; of how many, if those are fewer than `of`."""
     unit = column_unit(name, numbers)
@@ -234,12 +228,12 @@ def _gpus(ranks: Ranks, absent: str) -> Column | None:
     """The GPUs' UUIDs, with `details` whole; None if nobody has one."""
     if all(row.get("gpu_uuid") is None for row in ranks.shown):
         return None
-    short = {} if ranks.details else short_uuids(ranks.rows)
+    short = {} if ranks.details else _short_uuids(ranks.rows)
     uuids = (_word(row.get("gpu_uuid"), absent) for row in ranks.shown)
     return Column("gpu", tuple(short.get(uuid, uuid) for uuid in uuids), right=False, whole=ranks.brief)
 
 
-def short_uuids(rows: Sequence[Row]) -> dict[str, str]:
+def _short_uuids(rows: Sequence[Row]) -> dict[str, str]:
     """The beginning of each GPU's UUID, as far as those are all different; else nothing."""
     uuids = {one_line(uuid) for row in rows if isinstance(uuid := row.get("gpu_uuid"), str)}
     short = {uuid: uuid[:_SHORT_UUID] for uuid in uuids}

@@ -18,9 +18,7 @@ from ddpdiag.codec import encode, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.render import files
-from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.tables import Column
-from ddpdiag.render.units import count, seconds
+from ddpdiag.render.page import Column, Page, one_line
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.command import MOST_IMAGES, MOST_STEPS, number_within, refuse_nccl_without_gpus
@@ -29,6 +27,7 @@ from ddpdiag.strategies.launchers.methods import Compare, LauncherRow, Launchers
 from ddpdiag.strategies.launchers.turns import Rounds
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.strategies.sections import STYLES, shown, write_table
+from ddpdiag.text import count, seconds
 
 # The options of `train` that mean the same here.
 _OPTIONS = (

@@ -1,26 +1,163 @@
-"""Bars of many ranks, and rates of pairs as a heat map.
+"""Pictures: SVG whose colours and fonts are those of the page around it, and files.
+
+matplotlib is loaded only when a picture is asked for, and used without pyplot, whose state is global. The same report
+gives the same bytes, whatever a matplotlibrc says.
 
 Bars: one for each rank, or of many ranks the worst as bars and all as a histogram. Those far from the others are
 hatched; those of outliers, of blamed ranks and of ranks that never came say so. A dashed line is the median of all.
 
 Heat map: from the row to the column. Colours are cividis, which is even for all eyes and in grey. Few cells also show
-their numbers; a cross is a way that failed, an empty cell one that was not measured.
+their numbers; a cross is a link that failed, an empty cell one that was not measured.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from io import BytesIO
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddpdiag.render.plots.drawing import BAD, HATCHES, INK, PAPER, SERIES, SMALL, WARN, WIDTH, inline, word
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-from typing import TYPE_CHECKING
-
-from ddpdiag.render.plots.drawing import MUTED
+from ddpdiag.errors import UsageError
+from ddpdiag.render.page import ascii_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that nobody would choose: each stands for one of the page, which differs by light and dark.
+INK, MUTED, GRID, BAD, WARN, PAPER = (f"#01020{digit}" for digit in "123456")
+SERIES = tuple(f"#01021{digit}" for digit in "12345678")
+_OF_PAGE = {
+    INK: "currentColor",
+    MUTED: "var(--muted)",
+    GRID: "var(--line)",
+    BAD: "var(--bad)",
+    WARN: "var(--warn)",
+    PAPER: "var(--paper)",
+} | {color: f"var(--s{number})" for number, color in enumerate(SERIES, 1)}
+_COLOR = re.compile("|".join(_OF_PAGE))
+# So that parts are told apart without colour, too.
+HATCHES = ("", "//", "\\\\", "xx", "--", "||", "++", "/")
+# Inches. The box of a figure has 302 CSS pixels (3.1 inches) on a phone of 360: there letters of SMALL points, the
+# smallest in use, are still 10 pixels high; elsewhere several figures stand side by side.
+WIDTH = 3.4
+SMALL = 8.5
+
+# Only within tags: a label says what it says.
+_TAG = re.compile(r"<[^>]*>")
+# One property, or several, as matplotlib's version has it.
+_FONT = re.compile(r"font: (?:(\d+) )?([\d.]+)px [^;\"]*")
+_FAMILY = re.compile(r"font-family: [^;\"]*")
+_ID = re.compile(r'( id="|url\(#|href="#)')
+_NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
+_SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
+
+
+def check_available(option: str = "--plot", extra: str = "plot") -> None:
+    """UsageError if there is no matplotlib; it is not imported, which takes a second."""
+    if find_spec("matplotlib") is None:
+        raise UsageError(_missing(option, extra))
+
+
+def _missing(option: str, extra: str) -> str:
+    return f"{option} needs matplotlib: pip install 'ddpdiag[{extra}]'"
+
+
+@contextmanager
+def drawing(option: str, extra: str = "plot") -> Iterator[None]:
+    """What matplotlib throws is one sentence: UsageError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(_missing(option, extra)) from error
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"{option}: matplotlib cannot draw here: {error}") from error
+
+
+@contextmanager
+def file_style() -> Iterator[None]:
+    """Figures that are made and saved within look as they do by default."""
+    from matplotlib import rc_context
+    from matplotlib.style import context
+
+    with context("default"), rc_context({"svg.hashsalt": "ddpdiag", "grid.color": "#dddddd"}):
+        yield
+
+
+def saved(figure: "Figure", kind: Literal["svg", "png"]) -> bytes:
+    """The file of a figure that was made within `file_style`."""
+    target = BytesIO()
+    # A date, a version or a random id in the file would make each one different.
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    figure.savefig(target, format=kind, metadata=metadata, dpi=144)
+    return target.getvalue()
+
+
+@contextmanager
+def page_style() -> Iterator[None]:
+    """Figures that are made and saved within look like the page."""
+    from matplotlib import rc_context
+    from matplotlib.style import context
+
+    with (
+        context("default"),
+        rc_context(
+            {
+                "svg.hashsalt": "ddpdiag",
+                "svg.fonttype": "none",
+                "text.parse_math": False,
+                "font.size": 10.0,
+                "text.color": INK,
+                "axes.edgecolor": MUTED,
+                "axes.labelcolor": INK,
+                "axes.facecolor": "none",
+                "axes.titlesize": 10.0,
+                "axes.titlelocation": "left",
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.axisbelow": True,
+                "figure.facecolor": "none",
+                "savefig.facecolor": "none",
+                "grid.color": GRID,
+                "grid.linewidth": 0.6,
+                "xtick.color": MUTED,
+                "ytick.color": MUTED,
+                "xtick.labelcolor": INK,
+                "ytick.labelcolor": INK,
+                "legend.frameon": False,
+                "legend.fontsize": SMALL,
+                "hatch.linewidth": 0.8,
+            }
+        ),
+    ):
+        yield
+
+
+def inline(figure: "Figure", name: str) -> str:
+    """The SVG element of a figure that was made within `page_style`; `name` keeps its ids apart from other figures'."""
+    target = BytesIO()
+    figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
+    text = _NOT_OURS.sub("", target.getvalue().decode())
+    return _TAG.sub(lambda tag: _of_page(tag[0], name), text).strip()
+
+
+def _of_page(tag: str, name: str) -> str:
+    tag = _COLOR.sub(lambda match: _OF_PAGE[match[0]], tag)
+    tag = _FONT.sub(lambda match: f"font: {match[1] or 400} {match[2]}px var(--font)", tag)
+    tag = _FAMILY.sub("font-family: var(--font)", tag)
+    tag = _SIZE.sub(lambda match: match[1] or match[2], tag)
+    return _ID.sub(lambda match: f"{match[1]}{name}-", tag)
+
+
+def plain(text: str) -> str:
+    """`text` as it is: no formula between dollar signs, and no letter that the built-in font lacks."""
+    return ascii_line(text).replace("$", r"\$")
+
+
+def word(text: str, most: int = 28) -> str:
+    """A label within `page_style`, where dollar signs mean themselves; a long one is cut."""
+    shown = ascii_line(text)
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 _ROW_INCHES, _AROUND_INCHES, _HISTOGRAM_INCHES = 0.2, 0.75, 1.6
@@ -31,13 +168,12 @@ OUTLIER = "outlier"
 
 
 class Bar(NamedTuple):
-    """A rank's value, in the unit of the figure. `mark` says why it stands out ("blamed", OUTLIER), or nothing; `far`:
-    its value lies far from the others'."""
+    """A rank's value, in the unit of the figure. `mark` says why it stands out ("blamed", OUTLIER), or nothing."""
 
     label: str
     value: float
     mark: str = ""
-    far: bool = False
+    is_outlier: bool = False
 
 
 class Bars(NamedTuple):
@@ -47,7 +183,7 @@ class Bars(NamedTuple):
     unit: str
     bars: Sequence[Bar]
     line: float | None
-    everybody: Sequence[float] = ()
+    all_values: Sequence[float] = ()
     noun: str = "ranks"
     line_name: str = "the median"
 
@@ -57,13 +193,11 @@ def draw_bars(what: Bars, name: str) -> str:
     from matplotlib.figure import Figure
 
     height = _AROUND_INCHES + _ROW_INCHES * max(2, len(what.bars))
-    if not what.everybody:
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        _bars(figure.subplots(), what)
-        return inline(figure, name)
-    figure = Figure(figsize=(WIDTH, height + _HISTOGRAM_INCHES), layout="constrained")
-    top, bottom = figure.subplots(2, height_ratios=(_HISTOGRAM_INCHES, height))
-    _histogram(top, what)
+    histogram = _HISTOGRAM_INCHES if what.all_values else 0.0
+    figure = Figure(figsize=(WIDTH, height + histogram), layout="constrained")
+    *above, bottom = figure.subplots(2, height_ratios=(histogram, height)) if histogram else [figure.subplots()]
+    for axes in above:
+        _histogram(axes, what)
     _bars(bottom, what)
     return inline(figure, name)
 
@@ -72,7 +206,7 @@ def _bars(axes: "Axes", what: Bars) -> None:
     rows = range(len(what.bars))
     drawn = axes.barh(rows, [bar.value for bar in what.bars], height=0.7, color=SERIES[0])
     for patch, bar in zip(drawn, what.bars, strict=True):
-        if bar.far:
+        if bar.is_outlier:
             patch.set(facecolor="none", edgecolor=WARN if bar.mark == OUTLIER else BAD, hatch="////")
         if bar.mark:
             axes.annotate(
@@ -80,7 +214,8 @@ def _bars(axes: "Axes", what: Bars) -> None:
                 textcoords="offset points", va="center", fontsize=SMALL, color=INK if bar.mark == OUTLIER else BAD,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
-    _line(axes, what)
+    if what.line is not None:
+        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
     axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
     axes.invert_yaxis()
     # Room for the word behind the longest bar.
@@ -92,14 +227,10 @@ def _bars(axes: "Axes", what: Bars) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _line(axes: "Axes", what: Bars) -> None:
+def _histogram(axes: "Axes", what: Bars) -> None:
+    axes.hist(what.all_values, bins=_BINS, color=SERIES[0])
     if what.line is not None:
         axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
-
-
-def _histogram(axes: "Axes", what: Bars) -> None:
-    axes.hist(what.everybody, bins=_BINS, color=SERIES[0])
-    _line(axes, what)
     # One of ten thousand shall be seen, too.
     axes.set_yscale("symlog", linthresh=1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -132,8 +263,6 @@ def draw_stacks(unit: str, labels: Sequence[str], parts: Sequence[tuple[str, Seq
     return inline(figure, name)
 
 
-Cells = Sequence[Sequence[float | None]]
-
 # So many numbers in a row can be read.
 NUMBERS_SHOWN = 8
 _ROOMY, _MOST_DIGITS = 4, 5
@@ -161,8 +290,10 @@ def scale_of(rates: Sequence[float], unit: str) -> Scale:
     return Scale(min(min(found, default=0.0), _LEAST_SPAN * high), high, unit)
 
 
-def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: Scale, name: str) -> str:
-    """The SVG element; `cells` are in the scale's unit, 0 is a way that failed. Within `page_style`."""
+def draw_heat(
+    rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[float | None]], scale: Scale, name: str
+) -> str:
+    """The SVG element; `cells` are in the scale's unit, 0 is a link that failed. Within `page_style`."""
     from matplotlib.figure import Figure
 
     left, above = (_LETTER_INCHES * max(len(word(name, _LONGEST)) for name in names) for names in (rows, columns))
@@ -176,7 +307,7 @@ def draw_heat(rows: Sequence[str], columns: Sequence[str], cells: Cells, scale: 
     return inline(figure, name)
 
 
-def _map(axes: "Axes", cells: Cells, low: float, high: float) -> None:
+def _map(axes: "Axes", cells: Sequence[Sequence[float | None]], low: float, high: float) -> None:
     numbers = [[cell if cell else float("nan") for cell in row] for row in cells]
     axes.imshow(numbers, cmap="cividis", vmin=low, vmax=high, interpolation="none", aspect="equal")
     failed = [(x, y) for y, row in enumerate(cells) for x, cell in enumerate(row) if cell == 0]
