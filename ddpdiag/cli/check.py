@@ -15,7 +15,7 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
-from ddpdiag.cli.edge import complain, guarded, unknown
+from ddpdiag.cli.edge import complain, guarded, too_many_files, unknown
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, read_bytes, readable
@@ -138,9 +138,10 @@ class _Reporter:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
             report = with_signal(report, late_signal())
         except (Unwritten, OSError, ValueError) as error:
-            complain(str(error))  # the verdict stands, and every rank still learns it
+            sentence = too_many_files(error) or str(error)
+            complain(sentence)  # the verdict stands, and every rank still learns it
             # But who waits for the file shall not go on.
-            code = unknown(str(error)) if self._outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
+            code = unknown(sentence) if self._outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
             return Published(structs.replace(report, exit_code=code), complete=False)
         return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 

@@ -63,13 +63,20 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         if isinstance(error, OSError) and error.errno in _FULL:
             complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
             return ExitCode.USAGE
-        if getattr(error, "errno", None) in _NO_FILES:  # of an OSError, or of ZeroMQ
-            most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            complain(f"too many open files: this process may open {most} (ulimit -n), expected {_LEAST_FILES} or more")
+        if (sentence := too_many_files(error)) is not None:
+            complain(sentence)
             return ExitCode.UNKNOWN
         complain("this is a bug in ddpdiag, please report it with what follows:\n" + traceback.format_exc())
         return ExitCode.BUG
     return int(code or 0)
+
+
+def too_many_files(error: Exception) -> str | None:
+    """What to say if an error, of Python or of ZeroMQ, means that no more files can be opened; None for any other."""
+    if getattr(error, "errno", None) not in _NO_FILES:
+        return None
+    most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"too many open files: this process may open {most} (ulimit -n), expected {_LEAST_FILES} or more"
 
 
 def complain(sentence: str) -> None:

@@ -1,6 +1,7 @@
 """What changed between two runs: ranks against their peers, the whole machine, benchmarks, rates of pairs, facts."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain
@@ -203,7 +204,8 @@ def _of_world(figure: Figure, shifted: Shift) -> Change:
 
 
 def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    ranks = int(new.shape.get("ranks", "2").split()[0])
+    number = re.match("[0-9]{1,7}", new.shape.get("ranks", ""))  # "16 ranks"; a report may have been edited
+    ranks = int(number[0]) if number else 2
     for series in new.series:
         held = find(old.series, series) if old.series else None
         what = f"{series.collective} over {series.backend} ({series.dtype})"

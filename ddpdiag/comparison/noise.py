@@ -111,8 +111,8 @@ def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
 def median_without(ordered: Sequence[float], value: float) -> float:
     """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
     place, left = bisect_left(ordered, value), len(ordered) - 1
-    low, high = (ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2))
-    return (low + high) / 2
+    middle = [ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2)]
+    return quantile(middle, 0.5)
 
 
 def quicker_half(values: Sequence[float]) -> float:

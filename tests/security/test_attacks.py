@@ -102,9 +102,12 @@ def test_a_run_without_one_says_what_happened(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.deep
-def test_silent_connections_beyond_the_limit_of_open_files_keep_no_rank_out(tmp_path: Path) -> None:
+def test_silent_connections_that_take_all_files_keep_no_rank_out(tmp_path: Path) -> None:
+    # What is left to do then, the report, may need a file: the sentence says so, and no rank is blamed.
     codes, said, _largest = Attacked(tmp_path, "127.0.0.1", open_files=256).run(ALL["silent connections"])
-    assert codes == [0, 0], said
+    assert "collective done" in said
+    assert codes == [0, 0] or (codes == [3, 3] and "this process may open 256 (ulimit -n)" in said), said
+    assert "Traceback" not in said
 
 
 @pytest.mark.deep

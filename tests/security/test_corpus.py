@@ -89,6 +89,15 @@ def test_a_report_with_such_figures_is_refused(tmp_path: Path) -> None:
         compare.run(str(path), str(HEALTHY))
 
 
+@pytest.mark.parametrize("said", ["", "\x1b[2J", "many ranks", "9" * 5000])
+def test_a_report_whose_number_of_ranks_is_none_is_compared(tmp_path: Path, said: str) -> None:
+    report = json.loads(report_of(HEALTHY))
+    report["snapshot"]["shape"]["ranks"] = said
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    compare.run(str(HEALTHY), str(path))
+
+
 def test_a_rank_that_came_very_often_is_one_finding(golden, tmp_path: Path) -> None:
     def repeat(lines: list[Line]) -> None:
         event = {"type": "event", "kind": "duplicate", "rank": 1, "detail": "n0"}

@@ -53,7 +53,7 @@ def test_what_a_check_follows_runs_before_it(check: Check[object]) -> None:
 
 def sources_of(check: Check[object]) -> list[str]:
     """The text of a check's module, or of all modules of its package."""
-    file = Path(inspect.getfile(check.judge))
+    file = Path(inspect.getfile(inspect.getmodule(check.judge)))
     return [path.read_text() for path in (file.parent.glob("*.py") if file.name == "check.py" else [file])]
 
 
