@@ -95,7 +95,7 @@ def test_a_report_whose_number_of_ranks_is_none_is_compared(tmp_path: Path, said
     report["snapshot"]["shape"]["ranks"] = said
     path = tmp_path / "report.json"
     path.write_text(json.dumps(report))
-    compare.run(str(HEALTHY), str(path))
+    assert compare.run(str(HEALTHY), str(path)) == compare.run(str(HEALTHY), str(HEALTHY))
 
 
 def test_a_rank_that_came_very_often_is_one_finding(golden, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Action(Enum):
     ISOLATE = "isolate"
 
 
-_TODO = {
+_FIXES = {
     Action.NONE: "",
     Action.MONITOR: "Monitor it: look at `nvidia-smi -q -i {index}` on {host} again after the job.",
     Action.RESET: "Reset it: `nvidia-smi --gpu-reset -i {index}` on {host} when nothing uses it (with NVSwitches all "
@@ -201,10 +201,10 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        fix=" ".join(filter(None, [todo(card.host.name, health.index, fault.action), fault.advice])),
+        fix=" ".join(filter(None, [fix_of(card.host.name, health.index, fault.action), fault.advice])),
     )
 
 
-def todo(host: str, index: int | None, action: Action) -> str:
+def fix_of(host: str, index: int | None, action: Action) -> str:
     """What to do with the GPU of that index (None: not known) on `host`, in a sentence."""
-    return _TODO[action].format(host=host, index="INDEX" if index is None else index)
+    return _FIXES[action].format(host=host, index="INDEX" if index is None else index)

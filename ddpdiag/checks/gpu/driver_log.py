@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, todo
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
 from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.model import Finding, Severity, Trial
@@ -270,7 +270,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         severity=severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
-        fix=" ".join(filter(None, [todo(host.name, None, meaning.action), advice])),
+        fix=" ".join(filter(None, [fix_of(host.name, None, meaning.action), advice])),
     )
 
 

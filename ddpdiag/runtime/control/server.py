@@ -19,7 +19,7 @@ from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
 from ddpdiag.runtime.control.wire import Wire
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
-# the ports that we derive for jobs (see runtime.said).
+# the ports that a job gets without --master-port (launchers.launch.derived_port).
 _PORTS_FROM, _PORTS = 30_000, 2_700
 _CANDIDATES = 4
 _RECEIVE_SECONDS = 0.25

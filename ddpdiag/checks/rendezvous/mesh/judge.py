@@ -52,7 +52,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     mesh = mesh_of(seen)
     yield from _failures(seen, mesh)
     yield from _black_holes(seen, mesh)
-    # A cancelled run may end before the repetition, and what a busy host gave once is no rate of the network.
+    # A cancelled run may end before the repetition: a rate that was measured once may only show a busy host.
     if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
         rates = Rates(seen, mesh)
         yield from _slow(seen, mesh, rates)
