@@ -22,7 +22,7 @@ from ddpdiag.codec import assemble, read_bytes, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.saved_report import read_baseline
+from ddpdiag.judgement.judge import read_baseline
 from ddpdiag.judgement.selection import validate
 from ddpdiag.judgement.timings import timings_of, with_judge_seconds
 from ddpdiag.model import Depth, End, Options, Place

@@ -10,7 +10,7 @@ from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, Side, compare
 from ddpdiag.comparison.figures import Direction
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement.saved_report import read_report
+from ddpdiag.judgement.judge import read_report
 from ddpdiag.render.files import check_writable, write
 from ddpdiag.render.markup import folded, listed, name, said
 from ddpdiag.render.page import LEAST_WIDTH, one_line

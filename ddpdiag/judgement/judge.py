@@ -1,15 +1,20 @@
-"""A recording, judged: every check's findings, the verdict, and the one sentence."""
+"""The judgement of a recording: every check's findings, the verdict and its sentence; and reports of earlier runs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from msgspec import structs
+import msgspec
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Seen, Stage
 from ddpdiag.checks.findings import Section, Workarounds
+from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.checks.world import World
+from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, readable
+from ddpdiag.errors import UsageError
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged, by_code, stages_of
@@ -19,6 +24,7 @@ from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.options import Snapshot
+from ddpdiag.model.report import SCHEMA
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -220,3 +226,53 @@ def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
             if kind in outcome.timings:
                 sums.setdefault(kind, defaultdict(float))[outcome.rank] += outcome.timings[kind]
     return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}
+
+
+# Reports of earlier runs ---------------------------------------------------------------------------------------------
+
+
+class _Head(Struct):
+    schema: str = ""
+
+
+def read_report(path: str) -> Report:
+    """The report in a JSON file, or that of a recording; UsageError for anything else."""
+    where = readable(path)
+    try:
+        data = read_bytes(path)
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}") from error
+    try:
+        schema = decode(data, _Head).schema
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _of_recording(path)  # many lines, and so no JSON by itself
+    if schema == SCHEMA:
+        return _of_json(data, where)
+    if schema.startswith("ddpdiag.recording/"):
+        return _of_recording(path)
+    raise UsageError(
+        f"{where} is neither a recording (--record) nor a report (--json) of ddpdiag"
+        + (f": its schema is {readable(schema)!r}" if schema else "")
+    )
+
+
+def _of_json(data: bytes, where: str) -> Report:
+    try:
+        return decode(data, Report, least=SMALLEST_NUMBER)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where} is no report that this ddpdiag reads: {error}") from error
+
+
+def _of_recording(path: str) -> Report:
+    return judge(read_recording([Path(path)]), all_checks())
+
+
+def read_baseline(path: str) -> Snapshot:
+    """What a run can be held against; UsageError, with the option as its subject, where the file has no such thing."""
+    try:
+        snapshot = read_report(path).snapshot
+    except UsageError as error:
+        raise UsageError(f"--baseline: {error}") from error
+    if snapshot is None or not (snapshot.figures or snapshot.series):
+        raise UsageError(f"--baseline {readable(path)}: nothing was measured in that run; give a recording of one")
+    return snapshot

@@ -14,7 +14,7 @@ from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.comparison.benchmarks import dumps, read_baseline
 from ddpdiag.explain import command as explain
-from ddpdiag.judgement.saved_report import read_baseline as read_run
+from ddpdiag.judgement.judge import read_baseline as read_run
 from ddpdiag.lint import command as lint
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState

@@ -25,8 +25,7 @@ from ddpdiag.comparison.figures import Change, Direction, changed_matrices, comp
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.judge import world_of
-from ddpdiag.judgement.saved_report import read_baseline, read_report
+from ddpdiag.judgement.judge import read_baseline, read_report, world_of
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.measurements import Steps, Window

@@ -40,8 +40,7 @@ from ddpdiag.runtime.control.messages import (
     Upward,
 )
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
-from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial
-from ddpdiag.runtime.coordinator.progress import ProgressReporter
+from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, ProgressReporter
 
 Answer = Callable[[int, Downward], list[Upward]]
 N = TypeVar("N", bound=News)

@@ -14,8 +14,14 @@ from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
 from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Shutdown, Stop, Upward
-from ddpdiag.runtime.coordinator.dispatch import BudgetSpent, DispatchedTrial, kept_seconds, too_late, with_number
-from ddpdiag.runtime.coordinator.progress import ProgressReporter
+from ddpdiag.runtime.coordinator.dispatch import (
+    BudgetSpent,
+    DispatchedTrial,
+    ProgressReporter,
+    kept_seconds,
+    too_late,
+    with_number,
+)
 from ddpdiag.runtime.deadlines import DEADLINES
 
 AnyCheck = Check[Any]
