@@ -58,6 +58,10 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
         raise UsageError(
             f"-b {flags.minbytes} is above -e {flags.maxbytes}: expected the smallest size, then the largest"
         )
+    if flags.ngpus != 1:
+        raise UsageError(
+            f"-g {flags.ngpus}: one process drives one GPU; start {flags.ngpus} of them: --nproc-per-node {flags.ngpus}"
+        )
     step = None if flags.stepbytes is None else size("-i", flags.stepbytes)
     if step is not None and flags.stepfactor is not None:
         raise UsageError("-i and -f exclude each other: sizes grow by a step, or by a factor")
@@ -65,6 +69,8 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
     if not (math.isfinite(factor) and factor > 1):
         raise UsageError(f"-f {factor:g}: expected a factor above 1, by which each size is larger than the one before")
     backends = _names("--backend", flags.backend, None)
+    for backend in backends:
+        check.check_backend(backend)
     _check_gpus(backends)
 
     def bench(launch: Launch) -> Bench:

@@ -72,6 +72,7 @@ class BenchOptions:
         ("sum",), "sum, prod, min, max, avg, all (a,b; default: sum).", "-o", metavar="OP", panel=_WHAT
     )
     root: str = option("0", "Root of broadcast and reduce, or all.", "-r", metavar="RANK", panel=_WHAT)
+    ngpus: int = option(1, "GPUs of a process, which is 1.", "-g", metavar="1", panel=_WHAT, advanced=True)
     backend: tuple[str, ...] = option(
         ("auto",),
         "gloo, nccl or any that torch knows; several are measured in one run (a,b; default: the job's own).",

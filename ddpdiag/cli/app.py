@@ -8,17 +8,36 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import OUT, CheckOptions, HostOptions, LaunchOptions, command, examples, option, typed
+from ddpdiag.cli.options import (
+    FILES,
+    OUT,
+    CheckOptions,
+    HostOptions,
+    LaunchOptions,
+    command,
+    examples,
+    normalized,
+    option,
+    typed,
+)
 from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch.options import WatchOptions
 
-# People and launchers write --local_rank, --nproc_per_node and --master_addr as often as with dashes.
-_SETTINGS = {"token_normalize_func": lambda name: name.replace("_", "-"), "help_option_names": ["-h", "--help"]}
+_SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--help"]}
+
+# Options of reports that several commands have.
+_FILES = ("json", "html", "markdown", "record")
+_HOSTS = ("write_failing_hosts", "write_healthy_hosts")
+_SHOWN = ("details", "timings", "quiet", "color")
+
+# What click raises for a mistake on the command line; Typer has its own copy of it, or uses click, by its version.
+Refused: type[Exception] = typer.BadParameter.__mro__[2]
 
 Body = TypeVar("Body", bound=Callable[..., None])
 
@@ -28,11 +47,16 @@ app = typer.Typer(
     "how fast, and if not, which rank, GPU, host or link is to blame.",
     epilog=examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
     no_args_is_help=True,
-    add_completion=False,
     context_settings=_SETTINGS,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddpdiag {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -41,15 +65,12 @@ def ddpdiag(
     local_rank: Annotated[
         int | None, typer.Option("--local-rank", hidden=True, help="Passed by torch.distributed.launch.")
     ] = None,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Options before the command."""
     context.obj = {"local_rank": local_rank}
-    if version:
-        from ddpdiag import __version__
-
-        typer.echo(f"ddpdiag {__version__}")
-        raise typer.Exit
 
 
 def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
@@ -68,14 +89,15 @@ def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
     "ddpdiag check --nproc-per-node 4",
     "ddpdiag check --stage rendezvous,collective",
     "ddpdiag check --json report.json --record run.jsonl",
-    "ddpdiag check --env-file ways.env   (then `. ./ways.env` in the job)",
+    "ddpdiag check --write-workaround nccl.env   (then `. ./nccl.env` in the job)",
     "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
 )
 def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
-    """Test this allocation: started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or
-    hand.
+    """Test this allocation. Started once, it starts the ranks of this host; torchrun, srun and mpirun start one for
+    each rank.
 
-    Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
+    Exit code: 0 FIT, 1 UNFIT, 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag, 130 and 143 after a signal. Options are
+    also read from DDPDIAG_<OPTION>, such as DDPDIAG_BUDGET=30.
     """
     from ddpdiag.cli import check
 
@@ -90,15 +112,14 @@ def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
 )
 def host(
     what: HostOptions,
-    outputs: Annotated[
-        Outputs, "json", "record", "prometheus", "junit", "nagios", "strict", "details", "timings", "color"
-    ],
+    outputs: Annotated[Outputs, "json", "record", "prometheus", "junit", "output", "strict", "nagios", *_SHOWN],
 ) -> None:
     """Look at this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
     It needs no torch, no launcher and no other host, and opens no connection.
 
-    Exit code: 0 FIT, 1 UNFIT (drain the node), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours, 130 and 143 after a signal.
+    Exit code: 0 FIT, 1 UNFIT (drain the host), 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag, 130 and 143 after a
+    signal.
     """
     from ddpdiag.cli import host
 
@@ -116,9 +137,7 @@ def host(
 def allreduce_bench(
     what: BenchOptions,
     outputs: Annotated[
-        BenchOutputs,
-        *("save_baseline", "strict", "json", "markdown", "csv", "plot", "record", "prometheus", "junit", "html"),
-        *("details", "timings", "quiet", "color"),
+        BenchOutputs, *_FILES, "csv", "plot", "prometheus", "junit", "output", "save_baseline", "strict", *_SHOWN
     ],
     launch: LaunchOptions,
 ) -> None:
@@ -127,7 +146,7 @@ def allreduce_bench(
     Started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or hand. K, M and G are
     powers of 1024, GB/s is 1e9 bytes per second. Ctrl-C prints what was measured so far.
 
-    Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug of ours.
+    Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag.
     """
     from ddpdiag.bench import command as bench
 
@@ -144,10 +163,7 @@ def allreduce_bench(
 def train(
     context: typer.Context,
     what: TrainOptions,
-    outputs: Annotated[
-        Outputs,
-        *("json", "markdown", "record", "prometheus", "junit", "strict", "html", "details", "quiet", "color"),
-    ],
+    outputs: Annotated[Outputs, *_FILES, "prometheus", "junit", "output", "strict", "details", "quiet", "color"],
     launch: LaunchOptions,
 ) -> None:
     """Train by several strategies, and say which of them work here and which pay.
@@ -156,7 +172,7 @@ def train(
     process alone. The code of each is a file to copy: ddpdiag/strategies/workloads.
 
     Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
-    none is possible), 4 a bug of ours.
+    none is possible), 4 a bug in ddpdiag.
     """
     from ddpdiag.strategies import command as strategies
     from ddpdiag.strategies.launchers import command as launching
@@ -200,7 +216,9 @@ def watch(
 
 @dataclass(frozen=True, kw_only=True)
 class _Changes(Outputs):
-    json: str | None = option(None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=OUT)
+    json: str | None = option(
+        None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
+    )
 
 
 @_command(
@@ -210,7 +228,7 @@ class _Changes(Outputs):
 def compare(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="Another one, of a later run.")],
-    outputs: Annotated[_Changes, "json", "markdown"],
+    outputs: Annotated[_Changes, "json", "markdown", "output", "quiet", "color"],
 ) -> None:
     """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
 
@@ -234,8 +252,16 @@ def judge(
     ],
     outputs: Annotated[
         _Judged,
-        *("json", "markdown", "record", "exclude_file", "good_hosts", "env_file", "need_nodes", "prometheus", "junit"),
-        *("nagios", "strict", "html", "details", "timings", "color"),
+        *_FILES,
+        *_HOSTS,
+        "write_workaround",
+        "prometheus",
+        "junit",
+        "output",
+        "need_nodes",
+        "strict",
+        "nagios",
+        *_SHOWN,
     ],
 ) -> None:
     """Judge a recording again, on any machine, without torch and without a GPU."""
@@ -254,10 +280,7 @@ def judge(
 )
 def simulate(
     what: SimulateOptions,
-    outputs: Annotated[
-        Outputs,
-        *("json", "markdown", "record", "exclude_file", "good_hosts", "html", "details", "timings", "quiet", "color"),
-    ],
+    outputs: Annotated[Outputs, *_FILES, *_HOSTS, "output", *_SHOWN],
 ) -> None:
     """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
     from ddpdiag.simulate import command
@@ -316,7 +339,9 @@ def explain(
 
 @dataclass(frozen=True, kw_only=True)
 class _Pages:
-    markdown: str = option("-", "Write it as one Markdown document ('-': standard output).", metavar="FILE")
+    markdown: str = option(
+        "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False
+    )
 
 
 @_command("ddpdiag manual --markdown manual.md")

@@ -8,6 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from msgspec import structs
@@ -54,10 +56,9 @@ def run(
     """Take part in a run, or start one on this host; the exit code. `bench` is asked once the launch is known."""
     _utf8("--run-id", launch_options.run_id)
     _utf8("--backend", asked.backend)
-    if not asked.backend.strip():
-        raise UsageError("--backend: expected a name, such as nccl or gloo")
+    check_backend(asked.backend)
     launch = launched(launch_options)
-    for option, seconds in (("--budget", asked.budget), ("--board-wait", launch_options.board_wait)):
+    for option, seconds in (("--budget", asked.budget), ("--join-timeout", launch_options.join_timeout)):
         if seconds is not None and not math.isfinite(seconds):
             raise UsageError(f"{option} {seconds}: expected a number of seconds; every run has an end")
     options = structs.replace(
@@ -75,8 +76,8 @@ def run(
         launch,
         options,
         all_checks(),
-        join_wait=launch_options.board_wait,
-        control_port=launch_options.board_port,
+        join_wait=launch_options.join_timeout,
+        control_port=launch_options.control_port,
         require_auth=launch_options.require_auth,
         publish=reporter.publish,
         listener=reporter.listen,
@@ -90,14 +91,51 @@ def run(
 
 def launched(options: LaunchOptions) -> Launch:
     """How this process was started: what the command line says, then the launcher's variables."""
+    gpus = visible_gpus(os.environ, proc_root(os.environ))
+    asked = {name: getattr(options, name) for name in Asked.__struct_fields__}
     return read_launch(
         os.environ,
-        Asked(**{name: getattr(options, name) for name in Asked.__struct_fields__}),
+        Asked(**{**asked, "nproc_per_node": ranks_here(options.nproc_per_node, gpus)}),
         host=readable(socket.gethostname()),
-        gpus=visible_gpus(os.environ, proc_root(os.environ)),
+        gpus=gpus,
         cores=os.cpu_count() or 1,
         fresh=secrets.token_hex(6),
     )
+
+
+# torch.distributed.Backend.backend_list of torch 2.6 to 2.15, and names that its CUDA builds register.
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2")
+
+
+def check_backend(name: str) -> None:
+    """UsageError for a backend that torch cannot know.
+
+    Others come with packages that torch loads by itself, since they declare an entry point
+    (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
+    """
+    wanted = name.strip().lower()
+    if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
+        return
+    near = "".join(f"; did you mean {each}?" for each in get_close_matches(wanted, _BACKENDS, n=1))
+    raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{near}")
+
+
+def ranks_here(text: str | None, gpus: int) -> int | None:
+    """The ranks that --nproc-per-node names, as torchrun reads it; None where it is not given."""
+    match text:
+        case None:
+            return None
+        case "auto":
+            return gpus or os.cpu_count() or 1
+        case "cpu":
+            return os.cpu_count() or 1
+        case "gpu":
+            if gpus:
+                return gpus
+            raise UsageError("--nproc-per-node gpu: no GPU is visible on this host; give a number, or cpu")
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise UsageError(f"--nproc-per-node {text}: expected a number of ranks, auto, gpu or cpu")
 
 
 class _Reporter:
@@ -170,7 +208,7 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
         strict=outputs.strict,
         port_range=_port_range(port_range),
-        uses_workarounds=outputs.env_file is not None,
+        uses_workarounds=outputs.write_workaround is not None,
         # Rank 0 plans and judges: these files need not be on other hosts.
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
         baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,

@@ -23,7 +23,7 @@ def run(files: Sequence[str], outputs: Outputs) -> int:
     options = structs.replace(
         asked,
         strict=asked.strict or outputs.strict,
-        uses_workarounds=asked.uses_workarounds or outputs.env_file is not None,
+        uses_workarounds=asked.uses_workarounds or outputs.write_workaround is not None,
         need_nodes=asked.need_nodes if outputs.need_nodes is None else outputs.need_nodes,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))

@@ -17,6 +17,21 @@ T = TypeVar("T")
 
 # What is watched may have empty arguments of its own.
 _FREE = "command"
+# Options and commands by the names that they had, or have elsewhere; these work and are not in --help.
+FORMER_NAMES = {
+    "env-file": "write-workaround",
+    "exclude-file": "write-failing-hosts",
+    "good-hosts": "write-healthy-hosts",
+    "board-wait": "join-timeout",
+    "board-port": "control-port",
+    "bench": "allreduce-bench",
+}
+
+
+def normalized(name: str) -> str:
+    """The name of an option or command as it is declared: people and launchers also write --local_rank."""
+    name = name.replace("_", "-")
+    return FORMER_NAMES.get(name, name)
 
 
 def option(
@@ -27,19 +42,39 @@ def option(
     panel: str | None = None,
     min: float | None = None,
     max: float | None = None,
+    advanced: bool = False,
+    variable: bool = True,
     **metadata: object,
 ) -> T:
     """A field that is an option under its own name (`set_`: --set), and under `more_names`.
 
-    A tuple may be given several times; --help does not show its default.
+    A tuple may be given several times; --help does not show its default. An `advanced` option is shown by --help-all
+    only. With `variable` it is also read from DDPDIAG_<OPTION>; the command line wins.
     """
-    shown = {"help": help, "metavar": metavar, "rich_help_panel": panel, "min": min, "max": max}
-    return field(default=default, metadata={"names": more_names, "shown": shown, **metadata})
+    shown = {"help": help, "metavar": metavar, "rich_help_panel": panel, "min": min, "max": max, "hidden": advanced}
+    return field(default=default, metadata={"names": more_names, "shown": shown, "variable": variable, **metadata})
 
 
 def spelled(name: str) -> str:
     """The option of the field `name`."""
     return "--" + name.rstrip("_").replace("_", "-")
+
+
+def variable_of(declared: "Field[Any]") -> str | None:
+    """The variable of the environment that an option is read from, such as DDPDIAG_BUDGET; None if there is none."""
+    return f"DDPDIAG_{declared.name.rstrip('_').upper()}" if declared.metadata["variable"] else None
+
+
+def show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help of a command with its advanced options, and exit."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = typer.Option("--help-all", help="Show all options and exit.", callback=show_all, is_eager=True)
 
 
 def typed(context: typer.Context) -> list[str]:
@@ -57,13 +92,15 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_plain(hint))}
     arguments = {name: hints[name] for name in signature(body).parameters if name not in groups}
+    has_advanced = any(each.metadata["shown"]["hidden"] for group in groups.values() for each in group.fields)
     parameters = [
+        *([_keyword("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
         *(_keyword(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
         *(_parameter(each) for group in groups.values() for each in group.fields),
     ]
 
     @wraps(body)
-    def called(context: typer.Context, **values: object) -> R:
+    def called(context: typer.Context, help_all: bool = False, **values: object) -> R:
         for name, value in values.items():
             if name != _FREE and "" in (value if isinstance(value, list) else (value,)):
                 # An argument goes by the name under which users know it: "FILE".
@@ -89,11 +126,27 @@ class _Group:
 
     def made(self, values: dict[str, object], before: Mapping[str, object]) -> object:
         """The dataclass, from its own `values`, which are taken away."""
-        return self._kind(**{each.name: _value(each, values.pop(each.name), before) for each in self.fields})
+        own = {each.name: values.pop(each.name) for each in self.fields}
+        for each in self.fields:
+            texts = own[each.name] if "formats" in each.metadata else None
+            for text in texts if isinstance(texts, list) else ():
+                name, file = _named_output(text, {k: v for k, v in each.metadata["formats"].items() if v in own})
+                if own[name] is not None:
+                    raise UsageError(f"--output {text}: {spelled(name)} {own[name]} is given as well")
+                own[name] = file
+        return self._kind(**{each.name: _value(each, own[each.name], before) for each in self.fields})
 
 
 def _plain(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of an argument
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _named_output(text: str, formats: Mapping[str, str]) -> tuple[str, str]:
+    """The field and the file of FORMAT=FILE; UsageError for anything else."""
+    name, equals, file = text.partition("=")
+    if name not in formats or not equals or not file:
+        raise UsageError(f"--output {text}: expected FORMAT=FILE, with {', '.join(formats)} as FORMAT")
+    return formats[name], file
 
 
 def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Parameter:
@@ -101,7 +154,14 @@ def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Para
 
 
 def _parameter(declared: "Field[Any]") -> Parameter:
-    shown = typer.Option(..., spelled(declared.name), *declared.metadata["names"], **declared.metadata["shown"])
+    shown = typer.Option(
+        ...,
+        spelled(declared.name),
+        *declared.metadata["names"],
+        **declared.metadata["shown"],
+        envvar=variable_of(declared),
+        show_envvar=False,
+    )
     if get_origin(declared.type) is tuple:
         return _keyword(declared.name, Annotated[list[str] | None, shown], None)
     return _keyword(declared.name, Annotated[declared.type, shown], declared.default)
@@ -114,7 +174,7 @@ def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) 
     return tuple(value) if isinstance(value, list) else value
 
 
-LAUNCH, WHAT, OUT = "Launch", "What is checked", "Output"
+LAUNCH, WHAT, VERDICT, FILES, OUT = "Launch", "What is checked", "Verdict", "Files to write", "Display"
 
 
 class Color(Enum):
@@ -134,28 +194,45 @@ def examples(*lines: str) -> str:
 class LaunchOptions:
     """Who this process is, or how many ranks it starts, and how the ranks find each other."""
 
-    nproc_per_node: int | None = option(
-        None, "Ranks to start on this host (default: its GPUs, else 2).", metavar="N", panel=LAUNCH
+    nproc_per_node: str | None = option(
+        None,
+        "Ranks to start on this host (default: one per GPU, or 2).",
+        metavar="N|auto|gpu|cpu",
+        panel=LAUNCH,
     )
-    nnodes: int | None = option(None, "Hosts, when started once on each by hand.", metavar="N", panel=LAUNCH)
-    node_rank: int | None = option(None, "This host's number, from 0.", metavar="I", panel=LAUNCH)
-    rank: int | None = option(None, "This process's rank, when started by hand.", metavar="R", panel=LAUNCH)
+    nnodes: int | None = option(None, "Hosts, when started by hand on each.", metavar="N", panel=LAUNCH)
+    node_rank: int | None = option(None, "This host's number, from 0.", metavar="I", panel=LAUNCH, variable=False)
+    rank: int | None = option(
+        None, "This process's rank, when started by hand.", metavar="R", panel=LAUNCH, variable=False
+    )
     world_size: int | None = option(None, "Number of ranks in all.", metavar="N", panel=LAUNCH)
-    local_rank: int | None = option(None, "This process's rank on its host.", metavar="R", panel=LAUNCH)
+    local_rank: int | None = option(
+        None, "This process's rank on its host.", metavar="R", panel=LAUNCH, advanced=True, variable=False
+    )
     master_addr: str | None = option(None, "Host name or address of rank 0.", metavar="HOST", panel=LAUNCH)
     master_port: int | None = option(None, "Port that the job would use.", metavar="PORT", panel=LAUNCH)
-    run_id: str | None = option(None, "Name of this run, the same on all ranks.", metavar="NAME", panel=LAUNCH)
-    board_wait: float = option(15.0, "How long ranks wait for each other.", metavar="SECONDS", panel=LAUNCH, min=0.1)
-    board_port: int | None = option(
-        None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535
+    run_id: str | None = option(
+        None, "Name of this run, the same on all ranks.", metavar="NAME", panel=LAUNCH, advanced=True
+    )
+    join_timeout: float = option(
+        15.0, "How long ranks wait for each other.", metavar="SECONDS", panel=LAUNCH, min=0.1, advanced=True
+    )
+    control_port: int | None = option(
+        None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535, advanced=True
     )
     require_auth: bool = option(
-        False, "Do not run unless the ranks share a secret (see docs/security.md).", " /--no-require-auth", panel=LAUNCH
+        False,
+        "Do not run unless the ranks share a secret (see docs/security.md).",
+        " /--no-require-auth",
+        panel=LAUNCH,
+        advanced=True,
     )
-    port_range: str | None = option(None, "Ports that the firewall lets through.", metavar="LOW-HIGH", panel=LAUNCH)
+    port_range: str | None = option(
+        None, "Ports that the firewall lets through.", metavar="LOW-HIGH", panel=LAUNCH, advanced=True
+    )
 
 
-_IGNORE = "Not the checks with these codes or prefixes (a,b)."
+_IGNORE = "Not these codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 
 
@@ -165,42 +242,48 @@ class CheckOptions:
 
     stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT)
     skip_stage: tuple[str, ...] = option((), "Not these stages (a,b).", metavar="NAME", panel=WHAT)
-    select: tuple[str, ...] = option((), "Only checks with these codes or prefixes (a,b).", metavar="CODE", panel=WHAT)
+    select: tuple[str, ...] = option((), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT)
     ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
-    backend: str = option("auto", "auto, nccl, gloo or any that torch knows.", metavar="NAME", panel=WHAT)
-    expect_gpus: int | None = option(None, "GPUs that every host must show.", metavar="N", panel=WHAT, min=0)
+    backend: str = option("auto", "nccl, gloo or another of torch.", metavar="NAME", panel=WHAT)
+    expect_gpus: int | None = option(None, "GPUs that every host must show.", metavar="N", panel=VERDICT, min=0)
     depth: str = option("quick", "How much is measured.", metavar="quick|standard|deep", panel=WHAT)
     budget: float | None = option(
         None,
-        "The run ends within this time (default: 60 on one host, 120 on several, more with GPUs).",
+        "End within this time (default: 60; 120 on several hosts; more with GPUs).",
         metavar="SECONDS",
         panel=WHAT,
         min=5.0,  # 3 s are kept for judgement and shutdown; below this nothing could be measured
     )
     data_dir: str | None = option(
-        None, "MNIST files of your own (IDX, plain or .gz) instead of those shipped.", metavar="DIR", panel=WHAT
+        None,
+        "MNIST files of your own (IDX, plain or .gz) instead of those shipped.",
+        metavar="DIR",
+        panel=WHAT,
+        advanced=True,
     )
     shared_dir: str | None = option(
         None,
-        "A directory that all hosts share: for file://, and so that the run survives the loss of rank 0. "
+        "A directory that all hosts share: tests file://, and lets the run survive the loss of rank 0. "
         "The lowest living rank then reports, and writes the files on its own host.",
         metavar="DIR",
         panel=WHAT,
+        advanced=True,
     )
     topology: str | None = option(
         None,
-        "The leaf switch of each host: HOST LEAF a line, or Slurm's topology.conf (default: what Slurm tells "
-        "its tasks). Read on rank 0's host.",
+        "The leaf switch of each host: HOST LEAF a line, or Slurm's topology.conf (default: from Slurm). "
+        "Read on rank 0's host.",
         metavar="FILE",
         panel=WHAT,
+        advanced=True,
     )
     baseline: str | None = option(
         None,
-        "A recording or JSON report of an earlier run to compare with (CMP001). Read on rank 0's host.",
+        "Compare with the recording or JSON report of an earlier run (CMP001). Read on rank 0's host.",
         metavar="FILE",
-        panel=WHAT,
+        panel=VERDICT,
     )
-    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT)
+    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=VERDICT, advanced=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.options import OUT, Color, option, spelled
+from ddpdiag.cli.options import FILES, OUT, VERDICT, Color, option, spelled
 from ddpdiag.errors import Unwritten, UsageError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def rendered(module: str, *, features: bool = False) -> "Content":
     return content
 
 
-def written(content: "Content", help: str, *names: str, panel: str = OUT) -> str | None:
+def written(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
     """An option that names a file to write, and what makes its content."""
-    return option(None, help, *names, metavar="FILE", panel=panel, content=content)
+    return option(None, help, *names, metavar="FILE", panel=panel, advanced=advanced, variable=False, content=content)
 
 
 def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
@@ -47,50 +47,74 @@ def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
     return b"".join(map(encode_line, lines))
 
 
+# The field of each format that --output names; a command takes those that it has.
+FORMATS = {
+    "json": "json",
+    "html": "html",
+    "markdown": "markdown",
+    "junit": "junit",
+    "prometheus": "prometheus",
+    "csv": "csv",
+    "recording": "record",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
-    json: str | None = written(rendered("ddpdiag.render.json"), "Write the JSON report ('-': standard output).")
+    json: str | None = written(rendered("ddpdiag.render.json"), "The JSON report ('-': standard output).")
     markdown: str | None = written(
-        rendered("ddpdiag.render.markdown", features=True), "Write it as Markdown, for tickets and chat."
+        rendered("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
     )
-    record: str | None = written(recording, "Write the recording, for `ddpdiag judge`.")
-    exclude_file: str | None = written(
+    record: str | None = written(recording, "The recording, for `ddpdiag judge`.")
+    html: str | None = written(
+        rendered("ddpdiag.render.html", features=True), "The report as one HTML page, for tickets."
+    )
+    write_failing_hosts: str | None = written(
         lambda report, _lines, _path: _one_a_line(report.hosts.bad),
-        "Write the hosts that errors blame, one a line (srun -x ./FILE).",
+        "The failing hosts, one a line (srun -x ./FILE).",
     )
-    good_hosts: str | None = written(
+    write_healthy_hosts: str | None = written(
         lambda report, _lines, _path: _one_a_line(report.hosts.good),
-        "Write the hosts that no error concerns, one a line; where pairs of hosts were measured, the fastest first.",
+        "The healthy hosts, one a line, the fastest first where pairs of hosts were measured.",
+        advanced=True,
     )
-    env_file: str | None = written(
+    write_workaround: str | None = written(
         rendered("ddpdiag.render.shell"),
-        "Write the variables that the job needs here, for a shell to source; then errors that they get around "
-        "are warnings.",
-    )
-    need_nodes: int | None = option(
-        None,
-        "Hosts that the job needs: FIT if so many are good, whatever is wrong with the others.",
-        metavar="N",
-        panel=OUT,
-        min=1,
+        "Variables that avoid the faults found, for a shell to source; these faults become warnings.",
     )
     prometheus: str | None = written(
-        rendered("ddpdiag.render.prometheus", features=True), "Write Prometheus metrics (text format)."
+        rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
     )
-    junit: str | None = written(rendered("ddpdiag.render.junit"), "Write JUnit XML, with one test case for each check.")
+    junit: str | None = written(
+        rendered("ddpdiag.render.junit"), "JUnit XML, with one test case for each check.", advanced=True
+    )
+    output: tuple[str, ...] = option(
+        (),
+        "json, html, markdown, junit, prometheus, csv or recording (repeatable).",
+        metavar="FORMAT=FILE",
+        panel=FILES,
+        variable=False,
+        formats=FORMATS,
+    )
+    need_nodes: int | None = option(
+        None, "FIT if N hosts are healthy, whatever is wrong with the others.", metavar="N", panel=VERDICT, min=1
+    )
+    strict: bool = option(False, "Warnings count as errors in the exit code.", panel=VERDICT)
     nagios: bool = option(
-        False, "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", panel=OUT
+        False,
+        "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+        panel=VERDICT,
+        advanced=True,
+        variable=False,
     )
-    strict: bool = option(False, "Warnings count as errors in the exit code.", panel=OUT)
-    html: str | None = written(
-        rendered("ddpdiag.render.html", features=True), "Write the report as one HTML page, to attach to a ticket."
+    details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
+    timings: bool = option(
+        False, "Show where the seconds went, and for which rank the others waited.", panel=OUT, advanced=True
     )
-    details: bool = option(False, "Show every check and shorten nothing.", panel=OUT)
-    timings: bool = option(False, "Show where the seconds went, and for whom the others waited.", panel=OUT)
-    quiet: bool = option(False, "Print the report alone: nothing while the run goes on.", "-q", panel=OUT)
-    color: Color = option(Color.AUTO, "Colours in the report (auto: on a terminal, if NO_COLOR is not set).", panel=OUT)
+    quiet: bool = option(False, "Show no progress.", "-q", panel=OUT)
+    color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -122,7 +146,7 @@ class Outputs:
 
     def page(self, report: "Report", *, tty: bool, color: bool, width: int) -> str:
         """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
-        if self.exclude_file is not None or self.good_hosts is not None:
+        if self.write_failing_hosts is not None or self.write_healthy_hosts is not None:
             from msgspec import structs
 
             new = (note for note in report.hosts.notes if note not in report.notes)

@@ -48,16 +48,16 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
     codes = list(by_code)
     stages = [stage.value for stage in Stage if stage is not Stage.RUN]
     for option, names in (("--stage", options.stages), ("--skip-stage", options.skip_stages)):
-        _known(option, names, stages, "stages")
+        _known(option, names, stages, "stage")
     for option, names in (("--select", options.select), ("--ignore", options.ignore)):
         unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
-        _known(option, unknown, codes, "codes")
+        _known(option, unknown, codes, "code")
     if not any(check.stage is not Stage.RUN and selected(check, options) for check in by_code.values()):
         raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
     for name, value in options.settings.items():
         code, _, threshold = name.partition(".")
-        _known("--set", [code], codes, "codes")
-        _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"names of {code}")
+        _known("--set", [code], codes, "code")
+        _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
         if threshold == "deadline_seconds" and float(value) <= 0:
             raise UsageError(f"--set {name}={value}: a trial needs more than 0 seconds")
 
@@ -65,13 +65,13 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
 def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{option} {name}: no such thing; {_those(name, known, word)}")
+            raise UsageError(f"{option} {name}: unknown {word}; {_those(name, known, word)}")
 
 
 def _those(name: str, known: Sequence[str], word: str) -> str:
     """What there is instead: all of a few, and of many those that look alike."""
     if len(known) <= _FEW:
-        return f"the {word} are {', '.join(known) or 'none'}"
+        return f"expected {', '.join(known)}" if known else "there is none"
     near = get_close_matches(name, known, n=3)
     meant = f"did you mean {', '.join(near)}? " if near else ""
-    return f"{meant}`ddpdiag checks` lists the {word}"
+    return f"{meant}`ddpdiag checks` lists the {word}s"

@@ -92,7 +92,8 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
         return errors[0].title
     for own in judged:
         if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.check, world)):
-            return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}"
+            fix = "; show the job's GPUs to every rank, or test with --backend gloo" if own.skip.grounds else ""
+            return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
         if not own.readable:
             return f"what {own.check.code} recorded cannot be read by this version"
         for finding in own.not_seen():

@@ -62,7 +62,7 @@ def _workarounds(report: Report) -> list[str]:
     lines = _to_copy(report.workarounds)
     if size(lines) > _WORKAROUNDS:
         needed = count(len(report.workarounds), "variable")
-        return [f"**The job needs {needed}**, in the JSON report (`--env-file`).", ""]
+        return [f"**The job needs {needed}**, in the JSON report (`--write-workaround`).", ""]
     return ["**The job needs these variables:**", "", *lines, ""]
 
 

@@ -1,4 +1,4 @@
-"""Variables as a shell reads them: single lines in a finding, and the file of `--env-file`."""
+"""Variables as a shell reads them: single lines in a finding, and the file of `--write-workaround`."""
 
 from collections.abc import Mapping, Sequence
 from shlex import quote
@@ -72,21 +72,23 @@ def _in_slurm(report: Report) -> bool:
 
 
 def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
-    who = "bad host" if len(bad) == 1 else "bad hosts"
+    who = "failing host" if len(bad) == 1 else "failing hosts"
     listed = fold_hosts(bad)
     if not _in_slurm(report):
         long = len(listed) > _LONGEST_LIST
-        return (f"{len(bad):,} bad hosts, one a line:", "--exclude-file bad") if long else (f"The {who}:", listed)
+        return (
+            (f"{len(bad):,} {who}, one a line:", "--write-failing-hosts failing") if long else (f"The {who}:", listed)
+        )
     if len(listed) > _LONGEST_LIST:
         return (
-            f"Without the {who}: run again with --exclude-file bad, then",
-            f"srun {_rest(report, bad)}--exclude=./bad ...",
+            f"Without the {who}: run again with --write-failing-hosts failing, then",
+            f"srun {_rest(report, bad)}--exclude=./failing ...",
         )
     return f"Without the {who}:", f"srun {_rest(report, bad)}--exclude={quote(listed)} ..."
 
 
 def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
-    """The bad are left out as well: whoever pastes one line wants the hosts that are left to be good."""
+    """Failing hosts are left out as well: with one pasted line, all hosts that are left are healthy."""
     shares = [round(100 * report.hosts.slow[name]) for name in slow]
     how = f"{max(shares)} %" if len(set(shares)) == 1 else f"{min(shares)} to {max(shares)} %"
     told = f"{len(slow):,} {'host is' if len(slow) == 1 else 'hosts are'} {how} slower than most"

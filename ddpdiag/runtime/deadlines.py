@@ -49,7 +49,7 @@ class Deadlines:
     own_supervisor: float = 3.0
     # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
     straggler: float = 3.0
-    # Beyond the budget and the wait for ranks (--board-wait): time to judge, to report and to leave.
+    # Beyond the budget and the wait for ranks (--join-timeout): time to judge, to report and to leave.
     beyond_budget: float = 30.0
     # A rank that was told to leave by a signal waits for rank 0's end of the run.
     leave: float = 2.0

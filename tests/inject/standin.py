@@ -1,7 +1,8 @@
 """A stand-in for NCCL on machines without GPUs: the backend `standin`, which wraps gloo and fails as it is told.
 
 sitecustomize imports this module where DDPDIAG_TEST_STANDIN is set; the backend is registered once torch's collectives
-have been loaded. What runs in ddpdiag knows nothing of it: `--backend standin` is one of those that torch knows.
+have been loaded. What runs in ddpdiag knows nothing of it: `--backend standin` is one that a package declares to torch
+(ddpdiag_test_standin.dist-info).
 
 DDPDIAG_TEST_STANDIN is a JSON list of faults, each with
 
@@ -107,6 +108,10 @@ def _make(dist):
             return self.gloo.barrier(opts)
 
     return StandIn
+
+
+def declared():
+    """torch calls what its entry points name, at the end of its import; the backend is registered below."""
 
 
 def register(module):

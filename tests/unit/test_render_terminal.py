@@ -227,12 +227,12 @@ def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str
     nodes = tuple(f"n{host}" for host in range(hosts))
     world = WorldLine(size=hosts, nodes=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
     text = plain(fit(world=world, hosts=HostsLine(bad=bad)))
-    return [line for line in text.splitlines() if "bad host" in line or "srun" in line]
+    return [line for line in text.splitlines() if "failing host" in line or "srun" in line]
 
 
 def test_bad_hosts_are_folded_into_a_line_to_paste():
-    assert without_bad("n7", "n3") == ["Without the bad hosts:", "    srun --exclude='n[3,7]' ..."]
-    assert without_bad("n3") == ["Without the bad host:", "    srun --exclude=n3 ..."]
+    assert without_bad("n7", "n3") == ["Without the failing hosts:", "    srun --exclude='n[3,7]' ..."]
+    assert without_bad("n3") == ["Without the failing host:", "    srun --exclude=n3 ..."]
 
 
 def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
@@ -244,8 +244,8 @@ def test_without_bad_hosts_or_others_there_is_no_line_to_paste():
 def test_a_list_that_nobody_would_paste_is_a_file():
     many = [f"rack{host}-node{host}" for host in range(0, 1000, 3)]
     assert without_bad(*many) == [
-        "Without the bad hosts: run again with --exclude-file bad, then",
-        "    srun --exclude=./bad ...",
+        "Without the failing hosts: run again with --write-failing-hosts failing, then",
+        "    srun --exclude=./failing ...",
     ]
 
 

@@ -67,15 +67,15 @@ def test_what_a_check_declares_can_be_set() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (Options(stages=("gpus",)), "--stage gpus: no such thing; the stages are launch, host"),
-        (Options(skip_stages=("run",)), "--skip-stage run: no such thing"),
-        (Options(select=("XYZ",)), "--select XYZ: no such thing; `ddpdiag checks` lists the codes"),
+        (Options(stages=("gpus",)), "--stage gpus: unknown stage; expected launch, host"),
+        (Options(skip_stages=("run",)), "--skip-stage run: unknown stage"),
+        (Options(select=("XYZ",)), "--select XYZ: unknown code; `ddpdiag checks` lists the codes"),
         (Options(ignore=("COL9",)), "--ignore COL9"),
-        (Options(select=("P2P03",)), "--select P2P03: no such thing; did you mean P2P003"),
-        (Options(select=("",)), "--select : no such thing"),
+        (Options(select=("P2P03",)), "--select P2P03: unknown code; did you mean P2P003"),
+        (Options(select=("",)), "--select : unknown code"),
         (Options(settings={"COL9.x": "1"}), "--set COL9"),
-        (Options(settings={"RDZ001.repeats": "1"}), "names of RDZ001 are RDZ001.repeat, RDZ001.deadline_seconds"),
-        (Options(settings={"RUN002.deadline_seconds": "1"}), "the names of RUN002 are none"),
+        (Options(settings={"RDZ001.repeats": "1"}), "expected RDZ001.repeat, RDZ001.deadline_seconds"),
+        (Options(settings={"RUN002.deadline_seconds": "1"}), "threshold of RUN002; there is none"),
         (Options(settings={"COL001.deadline_seconds": "0"}), "more than 0 seconds"),
     ],
 )

@@ -25,7 +25,7 @@ def refused(*words: str) -> str:
     ("words", "name"),
     [
         ("check --topology ''", "--topology"),
-        ("check --exclude-file ''", "--exclude-file"),
+        ("check --exclude-file ''", "--write-failing-hosts"),
         ("check --set ''", "--set"),
         ("check --master_addr ''", "--master-addr"),
         ("allreduce-bench -b ''", "--minbytes"),

@@ -1,7 +1,7 @@
 """Every rank came.
 
 A rank that never reaches rank 0 leaves all others waiting in `init_process_group` until the time-out, and torch says
-"1/2 clients joined" without saying which. Here rank 0 calls the roll over its own channel and waits `--board-wait`
+"1/2 clients joined" without saying which. Here rank 0 calls the roll over its own channel and waits `--join-timeout`
 seconds. With `--shared-dir`, a rank that cannot reach rank 0 leaves a note there, and the finding quotes it. Where the
 launcher tells which host has which ranks (Slurm), or a note does, the hosts of absent ranks are named.
 

@@ -182,7 +182,7 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
         texts = {said: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for said, own in ports.items()}
         why = "; ".join(said.format(ports=text) for said, text in texts.items())
         if _SENTENCES[Reach.DROPPED] in ports:
-            why += "; open one of these ports, or name an open one with --board-port"
+            why += "; open one of these ports, or name an open one with --control-port"
         if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
             why += f"; {SHARE_A_SECRET}"
     else:

@@ -91,7 +91,7 @@ class ControlServer:
             return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._socket.close()
         held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
-        raise UsageError(f"no port is free for rank 0: {held}; choose another one with --board-port")
+        raise UsageError(f"no port is free for rank 0: {held}; choose another one with --control-port")
 
     def send(self, identity: bytes, message: Downward) -> None:
         """Send to a peer; one that is gone is noticed by its silence."""

@@ -18,10 +18,10 @@ and 5 s at least, did not end.
 Findings:
 
 Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
-the best that a host reached with any other one: `--good-hosts` lists the fastest first.
+the best that a host reached with any other one: `--write-healthy-hosts` lists the fastest first.
 
 Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
-Fix: leave the named hosts out (`--exclude-file`), and look at their links and health.
+Fix: leave the named hosts out (`--write-failing-hosts`), and look at their links and health.
 
 Confirm by hand: Nccl-tests' `all_reduce_perf` on a named host with a good partner, and the same on two good hosts:
 `srun -w BAD,GOOD ...`, `srun -w GOOD1,GOOD2 ...`.

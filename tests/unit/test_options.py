@@ -1,0 +1,134 @@
+"""Options by their former names, as variables of the environment, as FORMAT=FILE; usage errors as one sentence."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ddpdiag.bench.options import BenchOptions, BenchOutputs
+from ddpdiag.cli import check
+from ddpdiag.cli.app import app
+from ddpdiag.cli.options import FORMER_NAMES, CheckOptions, HostOptions, LaunchOptions, variable_of
+from ddpdiag.cli.outputs import Outputs
+from ddpdiag.errors import UsageError
+from ddpdiag.strategies.options import TrainOptions
+from ddpdiag.watch.options import WatchOptions
+
+ROOT = Path(__file__).parents[2]
+KINDS = (LaunchOptions, CheckOptions, HostOptions, Outputs, BenchOptions, BenchOutputs, TrainOptions, WatchOptions)
+VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
+# What the product, the recipes and the tests read besides.
+RESERVED = {
+    name
+    for folder in ("ddpdiag", "recipes", "tests/inject")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".sh", ".yaml", ".sbatch", ".conf") and path.is_file()
+    for name in re.findall(r"\bDDPDIAG_[A-Z_]+\b", path.read_text())
+} - {"DDPDIAG_BUDGET"}
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """What `ddpdiag check` was asked for."""
+    calls = []
+    monkeypatch.setattr(check, "run", lambda launch, what, outputs: calls.append((launch, what, outputs)) or 0)
+    monkeypatch.setattr("ddpdiag.cli.app.leave", lambda code: None)
+
+    def parse(words="", **environment):
+        done = CliRunner().invoke(app, ["check", *shlex.split(words)], env=environment)
+        if done.exception is not None:
+            raise done.exception
+        return calls[-1]
+
+    return parse
+
+
+@pytest.mark.parametrize(("old", "new"), [pair for pair in FORMER_NAMES.items() if pair[0] != "bench"])
+def test_a_former_name_means_what_it_meant(parsed, old, new):
+    value = "7" if old.startswith("board") else "file"
+    assert parsed(f"--{old} {value}") == parsed(f"--{new} {value}") != parsed()
+
+
+def test_a_variable_is_an_option_and_the_command_line_wins(parsed):
+    _, what, _ = parsed(DDPDIAG_BUDGET="30", DDPDIAG_STAGE="launch,host")
+    assert (what.budget, what.stage) == (30.0, ("launch,host",))
+    _, what, _ = parsed("--budget 20", DDPDIAG_BUDGET="30")
+    assert what.budget == 20.0
+
+
+def test_ranks_files_and_secrets_are_no_variables():
+    assert not VARIABLES & {
+        f"DDPDIAG_{name}" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "JSON", "RECORD", "TOKEN")
+    }
+
+
+def test_no_option_takes_the_name_of_another_variable():
+    assert set() == VARIABLES & RESERVED
+
+
+def test_an_output_is_named_by_its_format(parsed):
+    _, _, outputs = parsed("--output json=a --output recording=b")
+    assert (outputs.json, outputs.record) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "words", ["--output json", "--output csv=a", "--output x=a", "--output json=", "--json a --output json=b"]
+)
+def test_another_output_is_refused(parsed, words):
+    with pytest.raises(UsageError, match="--output"):
+        parsed(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "ranks"), [(None, 8, None), ("4", 8, 4), ("gpu", 8, 8), ("auto", 8, 8), ("cpu", 8, os.cpu_count())]
+)
+def test_ranks_of_a_host_are_named_as_by_torchrun(text, gpus, ranks):
+    assert check.ranks_here(text, gpus) == ranks
+
+
+@pytest.mark.parametrize("text", ["gpu", "x", "-1", "1.5", "\u00b2"])
+def test_ranks_that_there_cannot_be_are_refused(text):
+    with pytest.raises(UsageError, match="--nproc-per-node"):
+        check.ranks_here(text, 0)
+
+
+@pytest.mark.parametrize("name", ["NCCL", " gloo ", "cpu:gloo,cuda:nccl", "standin"])
+def test_a_backend_that_torch_or_a_package_declares_is_taken(name):
+    check.check_backend(name)
+
+
+# Each is one line on standard error, and nothing else.
+MISTAKES = (
+    *("chek", "--bogus", "check --bogus", "check --budgt 3", "check --budget", "check --budget x", "check extra"),
+    *("check --stage gpus", "check --select FOO001", "check --backend ncll", "check --nproc-per-node many", "explain"),
+    *("bench -g 8", "bench --datatype float8", "compare one.jsonl", "simulate --hosts 1"),
+)
+
+
+def test_wrong_usage_is_one_sentence(golden):
+    lines = []
+    for words in MISTAKES:
+        command = [sys.executable, "-c", "from ddpdiag.cli import main; main()", *shlex.split(words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, ""), words
+        lines.append(f"$ ddpdiag {words}\n{done.stderr.rstrip()}")
+        assert done.stderr.count("\n") == 1, words
+    golden("\n".join(lines))
+
+
+def test_the_version_is_printed():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output.split()[0]) == (0, "ddpdiag")
+
+
+def test_commands_have_their_short_names():
+    commands = typer.main.get_command(app)
+    assert CliRunner().invoke(app, ["bench", "--help"]).exit_code == 0
+    assert "bench" not in commands.commands
