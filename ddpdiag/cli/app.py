@@ -237,7 +237,7 @@ def compare(
     """
     from ddpdiag.compare import command
 
-    raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown))
+    raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown, color=outputs.color))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,26 +289,45 @@ def simulate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Notes(Outputs):
-    details: bool = option(False, "Show hints, and what was not judged.", panel=OUT)
+class _LintOptions(Outputs):
+    select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE")
+    ignore: tuple[str, ...] = option((), "Not the rules with these codes or prefixes (a,b).", metavar="CODE")
+    output_format: str | None = option(
+        None, "Format on standard output (default: text).", metavar="text|json|github|sarif"
+    )
+    details: bool = option(False, "Show notes, and what was not judged.", panel=OUT)
 
 
-@_command("ddpdiag lint train.py", "ddpdiag lint src/ --details", "ddpdiag lint train.py --json -")
+@_command(
+    "ddpdiag lint train.py",
+    "ddpdiag lint src/ --details",
+    "ddpdiag lint src/ --ignore LNT010 --output-format sarif > lint.sarif",
+)
 def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
     ],
-    outputs: Annotated[_Notes, "json", "details"],
+    how: Annotated[_LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
 ) -> None:
     """Find pitfalls of DistributedDataParallel in the source of a training script, which is not run.
 
-    A comment `# ddpdiag: ignore[LNT010]` on its line keeps a remark quiet. Each file is read by itself.
+    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `[tool.ddpdiag.lint]` in pyproject.toml may hold
+    select, ignore and output-format.
 
-    Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is no Python.
+    Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is not Python.
     """
     from ddpdiag.lint import command
 
-    raise typer.Exit(command.run(files, outputs.json, details=outputs.details))
+    code = command.run(
+        files,
+        how.json,
+        details=how.details,
+        select=how.select,
+        ignore=how.ignore,
+        output_format=how.output_format,
+        color=how.color,
+    )
+    raise typer.Exit(code)
 
 
 @_command(

@@ -5,6 +5,7 @@ import textwrap
 
 import msgspec
 
+from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, Side, compare
@@ -16,7 +17,7 @@ from ddpdiag.render.markup import folded, listed, name, said
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 
-def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None) -> int:
+def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None, color: Color = Color.AUTO) -> int:
     """0 no regression, 1 regression, 3 not known; UsageError (2) for what cannot be read. '-' is standard output."""
     wanted = {"--json": (json, as_json), "--markdown": (markdown, as_markdown)}
     files = {option: (path, content) for option, (path, content) in wanted.items() if path is not None}
@@ -30,8 +31,8 @@ def run(old: str, new: str, *, json: str | None = None, markdown: str | None = N
     for path, content in files.values():
         write(path, content(found))
     stream = sys.stderr if "-" in (json, markdown) else sys.stdout
-    width, color = terminal(stream)
-    show(render(found, width=width, color=color), stream)
+    width, has_color = terminal(stream, color)
+    show(render(found, width=width, color=has_color), stream)
     return found.exit_code
 
 

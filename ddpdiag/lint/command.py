@@ -1,4 +1,4 @@
-"""`ddpdiag lint`: files into findings; these as lines for people, editors and `grep`, and as JSON."""
+"""`ddpdiag lint`: scripts into findings; the rules that are chosen on the command line or in pyproject.toml."""
 
 import ast
 import io
@@ -6,28 +6,30 @@ import os
 import re
 import signal
 import sys
-import textwrap
 import threading
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from ddpdiag.cli.edge import complain
+from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import is_one_file, show, terminal
-from ddpdiag.codec import encode, read_bytes, readable
+from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
 from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 from ddpdiag.render import files
-from ddpdiag.render.page import LEAST_WIDTH, one_line
 
-LINT_SCHEMA = "ddpdiag.lint/1"
 # What nobody wrote by hand, or wrote for this job.
 _SKIPPED = ("__pycache__", "site-packages", "node_modules")
 # The longest scripts that people train with have half of it.
@@ -36,62 +38,102 @@ _MOST_SECONDS = 5.0
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 
 
-class LintFinding(Struct, frozen=True, kw_only=True):
-    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `fix` what to do."""
+class Choice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Codes or prefixes of rules to take (none: all) and to leave out, and the format; `[tool.ddpdiag.lint]`."""
 
-    code: str
-    name: str
-    severity: Severity
-    path: str
-    line: int
-    column: int
-    message: str
-    fix: str = field(name="remedy")
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    output_format: Literal["text", "json", "github", "sarif"] = "text"
 
 
-class ScriptLine(Struct, frozen=True, kw_only=True):
-    """One script: how many findings its comments keep quiet, and why it was not judged (None: it was)."""
-
-    path: str
-    ignored: int = 0
-    not_judged: str | None = None
+class _Tool(Struct, frozen=True):
+    lint: Choice = Choice()
 
 
-class LintReport(Struct, frozen=True, kw_only=True):
-    """The findings by file and line; `errors` are sentences on files that could not be read."""
-
-    scripts: tuple[ScriptLine, ...]
-    findings: tuple[LintFinding, ...] = field(name="remarks")
-    errors: tuple[str, ...]
-    exit_code: int
-    schema: str = LINT_SCHEMA
+class _Tools(Struct, frozen=True):
+    ddpdiag: _Tool = _Tool()
 
 
-def run(paths: Sequence[str], json: str | None, *, details: bool) -> int:
+class _Project(Struct, frozen=True):
+    tool: _Tools = _Tools()
+
+
+def run(
+    paths: Sequence[str],
+    json: str | None,
+    *,
+    details: bool,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    output_format: str | None = None,
+    color: Color = Color.AUTO,
+) -> int:
     """The exit code: 0 clean, 1 something was found (notes do not count), 2 a file could not be read."""
     if json is not None:
         if any(is_one_file(json, path) for path in paths):
             raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
         files.check_writable(json)
-    report = judged(paths)
+    configured = configuration(Path.cwd())
+    rules = chosen(select or configured.select, ignore or configured.ignore)
+    wanted = output_format or configured.output_format
+    if wanted not in FORMATS:
+        raise UsageError(f"--output-format {wanted}: expected one of {', '.join(FORMATS)}")
+    report = judged(paths, rules)
     stream = sys.stderr if json == "-" else sys.stdout
-    width, color = terminal(stream)
+    width, has_color = terminal(stream, color)
     if json is not None:
-        files.write(json, encode(report) + b"\n")
-    show(page(report, details=details, width=width, color=color), stream)
+        files.write(json, FORMATS["json"](report, rules))
+    text = (
+        page(report, details=details, width=width, color=has_color)
+        if wanted == "text"
+        else FORMATS[wanted](report, rules)
+    )
+    show(text, stream)
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code
 
 
-def judged(paths: Sequence[str]) -> LintReport:
+def configuration(folder: Path) -> Choice:
+    """`[tool.ddpdiag.lint]` of the nearest pyproject.toml; UsageError for one that cannot be read."""
+    path = next(
+        (each / "pyproject.toml" for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), None
+    )
+    if path is None:
+        return Choice()
+    try:
+        return msgspec.toml.decode(read_bytes(str(path), _LARGEST_BYTES), type=_Project).tool.ddpdiag.lint
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise UsageError(f"{readable(str(path))}: [tool.ddpdiag.lint]: {error}") from error
+
+
+def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules whose codes begin with one of `select` and with none of `ignore`; UsageError for an unknown code."""
+    codes = [rule.code for rule in all_rules()]
+    wanted, left_out = (
+        tuple(part.strip().upper() for each in texts for part in each.split(",")) for texts in (select, ignore)
+    )
+    for option, names in (("--select", wanted), ("--ignore", left_out)):
+        for name in names:
+            if not name or not any(code.startswith(name) for code in codes):
+                near = "".join(f"; did you mean {code}?" for code in get_close_matches(name, codes, n=1))
+                raise UsageError(f"{option} {name}: no rule of lint has this code{near}")
+    return tuple(
+        rule
+        for rule in all_rules()
+        if (not wanted or rule.code.startswith(wanted)) and not (left_out and rule.code.startswith(left_out))
+    )
+
+
+def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None) -> LintReport:
     """The findings on every script; what cannot be read does not keep the others from being judged."""
+    rules = all_rules() if rules is None else rules
     scripts: list[ScriptLine] = []
     findings: list[LintFinding] = []
     errors: list[str] = []
     for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
-            read = read_findings(_bytes_of(path), readable(path))
+            read = read_findings(_bytes_of(path), readable(path), rules)
         except UsageError as error:
             errors.append(str(error))
         else:
@@ -136,7 +178,7 @@ class Read(NamedTuple):
     findings: tuple[LintFinding, ...]
 
 
-def read_findings(source: bytes, path: str) -> Read:
+def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None) -> Read:
     """The findings on a script, by line; UsageError, with the line, if it is no Python."""
     text = _decoded(source, path)
     reading = Reading(_parsed(text, path))
@@ -145,7 +187,7 @@ def read_findings(source: bytes, path: str) -> Read:
     try:
         with _limited_time(_MOST_SECONDS):
             quiet = dict(_ignored(text))
-            found = [(rule, hit) for rule in all_rules() for hit in rule.look(reading)]
+            found = [(rule, hit) for rule in (all_rules() if rules is None else rules) for hit in rule.look(reading)]
     except TimeoutError as error:
         limit = f"{_MOST_SECONDS:g} s of processor time"
         raise UsageError(f"{path}: not judged within {limit}, the most for a file") from error
@@ -234,54 +276,3 @@ def _is_quiet(rule: Rule, hit: Hit, quiet: dict[int, frozenset[str]]) -> bool:
     first = getattr(hit.node, "lineno", 1)
     last = first if hasattr(hit.node, "body") else getattr(hit.node, "end_lineno", first)
     return any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in range(first, last + 1))
-
-
-# For people ----------------------------------------------------------------------------------------------------------
-
-_COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
-
-
-def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
-    """A paragraph for each finding, then one line that counts; notes with `details` only."""
-    shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
-    paragraphs = [_paragraph(each, max(width, LEAST_WIDTH), color=color) for each in shown]
-    left_out = [script for script in report.scripts if script.not_judged is not None]
-    # Without `details`, only if that is all there is to say.
-    is_told = details or len(left_out) == len(report.scripts) == 1
-    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
-    return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
-
-
-def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
-    """The place, the code and what goes wrong; below it what to do. The first line is not broken before its code."""
-    severity = finding.severity.value
-    if color:
-        severity = f"\x1b[1;{_COLORS[finding.severity]}m{severity}\x1b[0m"
-    place = f"{one_line(finding.path)}:{finding.line}:{finding.column}"
-    body = [
-        *textwrap.wrap(one_line(finding.message), width - 4, break_long_words=False, break_on_hyphens=False),
-        *textwrap.wrap("-> " + one_line(finding.fix), width - 4, break_long_words=False, break_on_hyphens=False),
-    ]
-    return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
-
-
-def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
-    judged = sum(script.not_judged is None for script in report.scripts)
-    counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
-    faults = (Severity.ERROR, Severity.WARNING)
-    said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
-    parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": nothing found" if judged else "")]
-    if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
-        parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
-    if notes := counts[Severity.NOTE]:
-        parts.append(_count(notes, "hint") + ("" if details else " (--details)"))
-    if ignored := sum(script.ignored for script in report.scripts):
-        parts.append(f"{ignored} ignored by comments")
-    yield "; ".join(parts)
-    first = next((each for each in report.findings if each.severity is not Severity.NOTE or details), None)
-    if first is not None:
-        yield f"`ddpdiag explain {first.code}` says more, with sources."
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")

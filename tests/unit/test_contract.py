@@ -16,7 +16,7 @@ from ddpdiag.cli.options import normalized
 from ddpdiag.compare.reports import Comparison
 from ddpdiag.comparison.benchmarks import _File as Baseline
 from ddpdiag.errors import ExitCode
-from ddpdiag.lint.command import LintReport
+from ddpdiag.lint.formats import LintReport
 from ddpdiag.model.report import Report
 from ddpdiag.strategies.launchers.methods import LaunchersReport
 from ddpdiag.watch.model import Stall

@@ -8,7 +8,8 @@ import pytest
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, rule_of
-from ddpdiag.lint.command import LintReport, judged, page, read_findings, run
+from ddpdiag.lint.command import chosen, judged, read_findings, run
+from ddpdiag.lint.formats import LintReport, page
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = SCRIPTS / "torchrun_script.py"
@@ -184,3 +185,49 @@ def test_names_from_strangers_are_shown_and_not_obeyed(tmp_path, faulty):
 def test_loops_in_a_script_end(source):
     head = "import torch\nimport torch.distributed as d\nd.init_process_group()\n"
     read_findings((head + source).encode(), "script.py")
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "found"),
+    [((), (), {"LNT010"}), (("lnt01",), (), {"LNT010"}), (("LNT001,LNT002",), (), set()), ((), ("LNT010",), set())],
+)
+def test_rules_are_chosen_by_code_or_prefix(faulty, select, ignore, found):
+    assert {finding.code for finding in judged([str(faulty)], chosen(select, ignore)).findings} == found
+
+
+@pytest.mark.parametrize("option", ["select", "ignore"])
+def test_an_unknown_code_is_refused_with_the_nearest(faulty, option):
+    with pytest.raises(UsageError, match=f"--{option} LNT01O: no rule"):
+        run([str(faulty)], None, details=False, **{option: ("LNT01O",)})
+
+
+def test_the_project_chooses_and_the_command_line_wins(faulty, tmp_path, monkeypatch, capsys):
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    (tmp_path / "pyproject.toml").write_text('[tool.ddpdiag.lint]\nignore = ["LNT010"]\noutput-format = "github"\n')
+    assert run([str(faulty)], None, details=False) == ExitCode.FIT
+    assert run([str(faulty)], None, details=False, ignore=("LNT001",)) == ExitCode.UNFIT
+    assert capsys.readouterr().out.startswith("::warning file=")
+    (tmp_path / "pyproject.toml").write_text('[tool.ddpdiag.lint]\nselct = ["LNT010"]\n')
+    with pytest.raises(UsageError, match="selct"):
+        run([str(faulty)], None, details=False)
+
+
+def test_an_annotation_is_a_command_of_one_line(faulty, capsys, golden):
+    run([str(faulty)], None, details=False, output_format="github")
+    golden(capsys.readouterr().out.replace(str(faulty), "train.py"))
+
+
+def test_sarif_names_rule_level_and_place(faulty, capsys):
+    run([str(faulty)], None, details=False, output_format="sarif")
+    (sarif,) = json.loads(capsys.readouterr().out)["runs"]
+    (result,) = sarif["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert (result["ruleId"], result["level"]) == ("LNT010", "warning")
+    assert (place["artifactLocation"]["uri"], place["region"]) == (str(faulty), {"startLine": 81, "startColumn": 15})
+    assert {rule["id"] for rule in sarif["tool"]["driver"]["rules"]} == {rule.code for rule in all_rules()}
+
+
+def test_json_on_standard_output_is_the_file_of_json(faulty, tmp_path, capsys):
+    run([str(faulty)], str(tmp_path / "a.json"), details=False, output_format="json")
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a.json").read_text())

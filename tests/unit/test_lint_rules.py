@@ -159,6 +159,45 @@ def test_the_variable_from_before_wrapping_is_trained():
     assert codes(inlined) == {"LNT017"}
 
 
+# How the model of a training loop that calls `model` may be wrapped, in place of two lines.
+WRAPPINGS = [
+    "ddp_model = DDP(model.cuda(local_rank))",
+    "ddp_model = DDP(model.cuda(), device_ids=[local_rank])",
+    "ddp_model = DDP(model.to(device))",
+    "ddp_model = DDP(model.to(device, non_blocking=True).half())",
+    "ddp_model = DDP(model.to(device).bfloat16().train())",
+    "ddp_model = DDP(model.float().to(device))",
+    "ddp_model = DDP(model.double())",
+    "ddp_model = DDP(model.requires_grad_(True))",
+    "ddp_model = DDP(torch.compile(model))",
+    "ddp_model = DDP(torch.compile(model.cuda(), mode='default'))",
+    "ddp_model = torch.compile(DDP(model.cuda()))",
+    "ddp_model = DDP(nn.SyncBatchNorm.convert_sync_batchnorm(model))",
+    "ddp_model = DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).to(device))",
+    "ddp_model = DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model.cuda()).to(device))",
+    "ddp_model = DDP(module=model.cuda(), device_ids=[local_rank])",
+    "moved = model.cuda()\n    ddp_model = DDP(moved)",
+    "moved = torch.compile(model.cuda())\n    ddp_model = DDP(moved, device_ids=[local_rank])",
+    "synced = nn.SyncBatchNorm.convert_sync_batchnorm(model)\n    ddp_model = DDP(synced.to(device))",
+    "ddp_model = nn.parallel.DistributedDataParallel(model.cuda())",
+    "ddp_model = DDP(model.cuda()).train()",
+]
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_a_wrapped_model_is_known_by_the_name_that_it_had_before(wrapping):
+    text = changed(T, "ddp_model = DDP(model, device_ids=[local_rank])", wrapping)
+    loop = "train_one_epoch({}, train_loader, optimizer, device)"
+    bare, wrapped = (
+        text.replace(
+            loop.format("ddp_model"), f"for images, _ in train_loader:\n            {name}(images).sum().backward()"
+        )
+        for name in ("model", "ddp_model")
+    )
+    assert codes(bare) == {"LNT017"}
+    assert codes(wrapped) == set()
+
+
 @pytest.mark.parametrize(("code", "old", "new"), HINTS, ids=lambda value: value[:12])
 def test_a_hint_is_found_and_is_no_fault(code, old, new):
     text = changed(T, old, new)

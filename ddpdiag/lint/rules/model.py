@@ -5,7 +5,17 @@ import re
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule, moved, same
-from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, names_in, text_of, trains, words_in
+from ddpdiag.lint.script import (
+    attribute_path,
+    has_unpacking,
+    is_constant,
+    is_function,
+    keyword,
+    names_in,
+    text_of,
+    trains,
+    words_in,
+)
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -126,6 +136,10 @@ Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (for
 https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
 """
 _NO_GRAD = re.compile("no_grad|inference")
+# Methods of torch.nn.Module that return the module; functions that return it, or one with the same parameters.
+_RETURNS_ITSELF = {"to", "cuda", "cpu", "xpu", "half", "float", "double", "bfloat16", "type", "train", "eval"}
+_RETURNS_ITSELF |= {"requires_grad_", "to_empty", "apply"}
+_RETURNS_MODEL = {"compile", "convert_sync_batchnorm", "convert_syncbn_model", "prepare_model"}
 
 
 def bypassed_ddp(read: Reading) -> Iterator[Hit]:
@@ -167,9 +181,33 @@ def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
         return not is_target and not _computes_elsewhere(read, call)
     scope = read.scope_of(call)
     return named and any(
-        bool(wrapping.args) and same(func, wrapping.args[0]) and read.scope_of(wrapping) is scope
+        read.scope_of(wrapping) is scope and any(same(func, name) for name in _names_of_wrapped(read, wrapping))
         for wrapping in read.wrappings
     )
+
+
+def _names_of_wrapped(read: Reading, wrapping: ast.Call) -> Iterator[ast.expr]:
+    """The names by which the wrapped model is known: `model` of `DDP(model.cuda(0))`, and what that was made of."""
+    node = keyword(wrapping, "module", 0)
+    for _ in range(_DEPTH):
+        while node is not None and (inner := _same_model(node)) is not None:
+            node = inner
+        if node is None or attribute_path(node) is None:
+            return
+        yield node
+        values = [source.expression for source in read.sources(node) if not source.how and source.item is None]
+        made = [value for value in values if value is not None and _same_model(value) is not None]
+        node = made[0] if len(values) == 1 and made else None
+
+
+def _same_model(node: ast.expr) -> ast.expr | None:
+    """The model in a call that returns it, or a module with its parameters; None for any other expression."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=model, attr=name)) if name in _RETURNS_ITSELF:
+            return model
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[model, *_]) if name in _RETURNS_MODEL:
+            return model
+    return None
 
 
 def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:

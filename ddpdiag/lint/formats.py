@@ -1,0 +1,156 @@
+"""What lint reports, and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Struct, field
+
+from ddpdiag import __version__
+from ddpdiag.codec import encode
+from ddpdiag.lint.reading import Rule
+from ddpdiag.model import Severity
+from ddpdiag.render.page import LEAST_WIDTH, one_line
+
+LINT_SCHEMA = "ddpdiag.lint/1"
+
+
+class LintFinding(Struct, frozen=True, kw_only=True):
+    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `fix` what to do."""
+
+    code: str
+    name: str
+    severity: Severity
+    path: str
+    line: int
+    column: int
+    message: str
+    fix: str = field(name="remedy")
+
+
+class ScriptLine(Struct, frozen=True, kw_only=True):
+    """One script: how many findings its comments keep quiet, and why it was not judged (None: it was)."""
+
+    path: str
+    ignored: int = 0
+    not_judged: str | None = None
+
+
+class LintReport(Struct, frozen=True, kw_only=True):
+    """The findings by file and line; `errors` are sentences on files that could not be read."""
+
+    scripts: tuple[ScriptLine, ...]
+    findings: tuple[LintFinding, ...] = field(name="remarks")
+    errors: tuple[str, ...]
+    exit_code: int
+    schema: str = LINT_SCHEMA
+
+
+# For people ----------------------------------------------------------------------------------------------------------
+
+_COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
+
+
+def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
+    """A paragraph for each finding, then one line that counts; notes with `details` only."""
+    shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
+    paragraphs = [_paragraph(each, max(width, LEAST_WIDTH), color=color) for each in shown]
+    left_out = [script for script in report.scripts if script.not_judged is not None]
+    # Without `details`, only if that is all there is to say.
+    is_told = details or len(left_out) == len(report.scripts) == 1
+    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
+    return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
+
+
+def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
+    """The place, the code and what goes wrong; below it what to do. The first line is not broken before its code."""
+    severity = finding.severity.value
+    if color:
+        severity = f"\x1b[1;{_COLORS[finding.severity]}m{severity}\x1b[0m"
+    place = f"{one_line(finding.path)}:{finding.line}:{finding.column}"
+    body = [
+        *textwrap.wrap(one_line(finding.message), width - 4, break_long_words=False, break_on_hyphens=False),
+        *textwrap.wrap("-> " + one_line(finding.fix), width - 4, break_long_words=False, break_on_hyphens=False),
+    ]
+    return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
+
+
+def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
+    judged = sum(script.not_judged is None for script in report.scripts)
+    counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
+    faults = (Severity.ERROR, Severity.WARNING)
+    said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
+    parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": nothing found" if judged else "")]
+    if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
+        parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
+    if notes := counts[Severity.NOTE]:
+        parts.append(_count(notes, "hint") + ("" if details else " (--details)"))
+    if ignored := sum(script.ignored for script in report.scripts):
+        parts.append(f"{ignored} ignored by comments")
+    yield "; ".join(parts)
+    first = next((each for each in report.findings if each.severity is not Severity.NOTE or details), None)
+    if first is not None:
+        yield f"`ddpdiag explain {first.code}` says more, with sources."
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
+
+
+# For programs --------------------------------------------------------------------------------------------------------
+
+# docs.github.com/actions/reference/workflow-commands-for-github-actions, "Setting a warning message"
+_ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def as_json(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
+    """`ddpdiag.lint/1` on one line."""
+    return encode(report).decode() + "\n"
+
+
+def as_github(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
+    """A workflow command for each finding, which GitHub shows at its line."""
+    return "".join(
+        f"::{_ANNOTATIONS[each.severity]} file={_property(each.path)},line={each.line},col={each.column},"
+        f"title={each.code} {each.name}::{_escaped(f'{each.message} {each.fix}')}\n"
+        for each in report.findings
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_sarif(report: LintReport, rules: Sequence[Rule] = ()) -> str:
+    """SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0), which code scanning services read."""
+    driver = {
+        "name": "ddpdiag lint",
+        "version": __version__,
+        "rules": [{"id": rule.code, "name": rule.name, "shortDescription": {"text": rule.title}} for rule in rules],
+    }
+    run = {"tool": {"driver": driver}, "results": [_result(each) for each in report.findings]}
+    document = {"$schema": _SARIF, "version": "2.1.0", "runs": [run]}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def _result(finding: LintFinding) -> dict[str, object]:
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    return {
+        "ruleId": finding.code,
+        "level": "note" if finding.severity is Severity.NOTE else finding.severity.value,
+        "message": {"text": f"{finding.message} {finding.fix}"},
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": finding.path}, "region": region}}],
+    }
+
+
+FORMATS: Mapping[str, Callable[[LintReport, Sequence[Rule]], str]] = {
+    "text": lambda report, _rules: page(report, details=False, width=80, color=False),
+    "json": as_json,
+    "github": as_github,
+    "sarif": as_sarif,
+}
