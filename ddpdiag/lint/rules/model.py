@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, Rule, moved, same
 from ddpdiag.lint.script import (
-    attribute_path,
     has_unpacking,
     is_constant,
     is_function,
@@ -192,7 +191,7 @@ def _names_of_wrapped(read: Reading, wrapping: ast.Call) -> Iterator[ast.expr]:
     for _ in range(_DEPTH):
         while node is not None and (inner := _same_model(node)) is not None:
             node = inner
-        if node is None or attribute_path(node) is None:
+        if not isinstance(node, (ast.Name, ast.Attribute)):
             return
         yield node
         values = [source.expression for source in read.sources(node) if not source.how and source.item is None]
