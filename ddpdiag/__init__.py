@@ -1,3 +1,24 @@
 """ddpdiag: can this allocation train with DistributedDataParallel, how fast, and if not, who is to blame?"""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddpdiag.api import Report, check, explain_text, judge
+    from ddpdiag.errors import UsageError
+    from ddpdiag.model import Finding, Severity, Verdict
+
 __version__ = "0.1.0"
+__all__ = ["Finding", "Report", "Severity", "UsageError", "Verdict", "__version__", "check", "explain_text", "judge"]
+_HOMES = {
+    **dict.fromkeys(("Report", "check", "explain_text", "judge"), "ddpdiag.api"),
+    **dict.fromkeys(("Finding", "Severity", "Verdict"), "ddpdiag.model"),
+    "UsageError": "ddpdiag.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    """The Python API, imported at its first use: every command imports this package, and few need the API."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ddpdiag' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,99 @@
+"""The Python API, for notebooks and launch scripts.
+
+    import ddpdiag
+
+    report = ddpdiag.check(nproc_per_node=2)        # as `ddpdiag check --nproc-per-node 2`
+    report.verdict, report.findings                  # in a notebook, `report` alone shows the page for people
+    ddpdiag.judge("run.jsonl")                       # as `ddpdiag judge`
+    ddpdiag.explain_text("NCCL WARN Duplicate GPU")  # as `ddpdiag explain`
+
+Nothing here imports torch.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+from msgspec import structs
+
+from ddpdiag import model
+from ddpdiag.cli.options import spelled
+from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
+from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.explain.matcher import Explanation, explain_log
+from ddpdiag.judgement.judge import read_report
+from ddpdiag.render.terminal import report as terminal
+
+_COLUMNS = 100
+
+
+class Report(model.Report, frozen=True, kw_only=True):
+    """A report (see docs/json.md), which a notebook shows as the terminal does."""
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(record=True, file=StringIO(), width=_COLUMNS)
+        console.print(Text.from_ansi(terminal.render(self, color=True, width=_COLUMNS)))
+        code = '<pre style="font-family:monospace;line-height:1.3">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=code)
+
+
+def check(*, nproc_per_node: int | str | None = None, **options: str | float | bool | Sequence[str] | None) -> Report:
+    """Test this host, or this rank's part of an allocation, in a process of its own; the report, when it has ended.
+
+    Options are those of `ddpdiag check`: `check(stage=["rendezvous", "collective"], budget=30, strict=True)`.
+    UsageError for options that are wrong. RuntimeError, with what it printed, for a process that ends without a report:
+    of a launcher's ranks only rank 0 has one.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
+        path = Path(folder, "report.json")
+        given = {"nproc_per_node": nproc_per_node, **options}
+        words = [word for name, value in given.items() for word in _words(spelled(name), value)]
+        command = [sys.executable, "-m", "ddpdiag", "check", "--quiet", "--output", f"json={path}", *words]
+        code, printed = _ended(command)
+        if path.exists():
+            return decode(path.read_bytes(), Report, least=SMALLEST_NUMBER)
+    if code == ExitCode.USAGE:
+        raise UsageError(printed.strip().removeprefix("ddpdiag: "))
+    raise RuntimeError(f"ddpdiag check exited with {code} and wrote no report: {readable(printed.strip())}")
+
+
+def _words(option: str, value: object) -> list[str]:
+    match value:
+        case None | False:
+            return []
+        case True:
+            return [option]
+        case list() | tuple():
+            return [f"{option}={each}" for each in value]
+    return [f"{option}={value}"]
+
+
+def _ended(command: Sequence[str]) -> tuple[int, str]:
+    """The exit code of the command, and what it printed on standard error; Ctrl-C reaches it first."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            printed = process.communicate()[1]
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            process.communicate()
+            raise
+        return process.returncode, printed
+
+
+def judge(path: str | Path) -> Report:
+    """The report of a recording (`--record`), judged by this version, or a JSON report; UsageError for another file."""
+    return Report(**structs.asdict(read_report(str(path))))
+
+
+def explain_text(text: str) -> Explanation:
+    """What an error text or a log says: its sightings of known texts, the one that explains the others first."""
+    return explain_log([text.encode("utf-8", "surrogateescape")], "")
