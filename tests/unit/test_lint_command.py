@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from ddpdiag.cli.app import app
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, rule_of
@@ -231,3 +234,12 @@ def test_sarif_names_rule_level_and_place(faulty, capsys):
 def test_json_on_standard_output_is_the_file_of_json(faulty, tmp_path, capsys):
     run([str(faulty)], str(tmp_path / "a.json"), details=False, output_format="json")
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a.json").read_text())
+
+
+def test_the_hook_of_pre_commit_reads_the_files_that_it_is_given(faulty):
+    config = yaml.safe_load((Path(__file__).parents[2] / "recipes/pre-commit-config.yaml").read_text())
+    (hook,) = config["repos"][0]["hooks"]
+    program, *words = hook["entry"].split()
+    assert program == "ddpdiag"
+    done = CliRunner().invoke(app, [*words, str(CLEAN), str(faulty)])
+    assert (done.exit_code, "LNT010" in done.output) == (ExitCode.UNFIT, True)
