@@ -1,0 +1,164 @@
+"""The GPUs that ranks measured for GPU012: what they reached, and with which others each may be compared."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from statistics import median
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu.cards import Card, cards_of
+from ddpdiag.checks.gpu.clocks import HARMFUL
+from ddpdiag.checks.hosts import Host, hosts_of
+from ddpdiag.model.measurements import Compute, GpuLoad
+from ddpdiag.probes.gpu.health import Health
+
+MEMORY = "memory"
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Seen in fewer looks it is a flicker: NVML also shows some for an instant when clocks change.
+_LEAST_LOOKS = 2
+
+
+class Unit(NamedTuple):
+    """One GPU, or the CPU of a rank, and its answers in order; `mine` are the pids of this run's ranks on its host.
+
+    `card` is what GPU003 knows of the GPU; where it knows nothing, what torch says.
+    """
+
+    rank: int
+    card: Card
+    runs: tuple[Compute, ...]
+    mine: frozenset[int]
+    shared: bool
+
+    @property
+    def label(self) -> str:
+        """Such as "GPU 5 on n0 (GPU-3f1c..., PCI 0000:65:00.0)"."""
+        return self.card.label if self.is_gpu else f"CPU of rank {self.rank} on {self.card.host.name}"
+
+    @property
+    def is_gpu(self) -> bool:
+        """Is it no CPU?"""
+        return self.runs[0].index is not None
+
+    @property
+    def is_slice(self) -> bool:
+        """Is it a part of a GPU (MIG)?"""
+        return bool(self.card.health.mig) or " MIG " in self.runs[0].device
+
+    @property
+    def model(self) -> tuple[str, int | None] | None:
+        """What peers have in common; None of what has none: a CPU, whose cores others use as well, a slice of a GPU,
+        a GPU that two ranks used at the same time."""
+        alone = self.is_gpu and not self.is_slice and not self.shared
+        return (self.runs[0].device, self.runs[0].processors) if alone else None
+
+    def rates(self, at: int) -> dict[str, float]:
+        """The best of each kind in that run, "bf16", "fp32" and "memory": what disturbs only makes slower."""
+        return rates_of(self.runs[at]) if at < len(self.runs) else {}
+
+
+def rates_of(run: Compute) -> dict[str, float]:
+    """The best rate of each kind."""
+    return {name: max(values) for name, values in batches_of(run).items()}
+
+
+def batches_of(run: Compute) -> dict[str, tuple[float, ...]]:
+    """The rates of all batches of each kind."""
+    found = {precision(gemm.dtype): gemm.flop_per_s for gemm in run.gemms}
+    return {name: values for name, values in (found | {MEMORY: run.copy_bytes_per_s}).items() if values}
+
+
+def precision(dtype: str) -> str:
+    """Such as "bf16"."""
+    return _PRECISIONS.get(dtype, dtype)
+
+
+def units_of(seen: Seen[Compute]) -> tuple[Unit, ...]:
+    """All GPUs and CPUs that were measured, by rank."""
+    runs: dict[int, list[Compute]] = defaultdict(list)
+    for row in seen.rows:
+        runs[row.place.rank].append(row.data)
+    cards = cards_of(seen.of(memory_errors.CHECK))
+    used = Counter(own[0].uuid for own in runs.values() if own[0].uuid)
+    pids: dict[str, set[int]] = defaultdict(set)
+    for rank, own in runs.items():
+        pids[seen.world.node_of(rank)] |= {run.pid for run in own}
+    hosts = {rank: host for host in hosts_of(seen) for rank in host.ranks}
+    return tuple(
+        Unit(
+            rank,
+            _card(rank, hosts[rank], own[0], cards),
+            tuple(own),
+            frozenset(pids[hosts[rank].name]),
+            used[own[0].uuid or ""] > 1,
+        )
+        for rank, own in sorted(runs.items())
+    )
+
+
+def _card(rank: int, host: Host, run: Compute, cards: Sequence[Card]) -> Card:
+    """A slice of a GPU has a UUID of its own, and its GPU's PCI address."""
+    for card in cards:
+        here = card.host.name == host.name and card.health.pci == run.pci is not None
+        if (card.health.uuid == run.uuid is not None) or here:
+            return card._replace(takers=tuple(sorted({*card.takers, rank})))
+    health = Health(index=run.index or 0, uuid=run.uuid, pci=run.pci, name=run.device)
+    return Card(host, health, run.driver, (rank,))
+
+
+def by_model(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    """GPUs of one model with as many processors, in all hosts: what may be compared."""
+    models: dict[object, list[Unit]] = defaultdict(list)
+    for unit in units:
+        if unit.model is not None:
+            models[unit.model].append(unit)
+    yield from models.values()
+
+
+def others_use(unit: Unit, busy_share: float) -> str:
+    """Who else used the GPU, such as "pid 4711"; empty for no other. Before its first product a free GPU is idle."""
+    first = unit.runs[0]
+    held = {process.pid for process in unit.card.health.processes or ()}
+    # In a container NVML shows other pids, or none: only where this process is among them do they mean something.
+    seen = {pid for run in unit.runs if run.pids and run.pid in run.pids for pid in run.pids}
+    if pids := sorted((held | seen) - unit.mine):
+        return f"pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
+    busy = first.before.busy_share if first.before is not None else None
+    return f"something that kept it busy ({busy:.0%}) before" if busy is not None and busy > busy_share else ""
+
+
+def harmful_events(run: Compute) -> int:
+    """Bits of harmful clock events that several looks during the products show."""
+    return reduce(or_, (bit for bit in HARMFUL if _shown(run.during, bit)), 0)
+
+
+def _shown(looks: Sequence[GpuLoad], bit: int) -> bool:
+    return sum(bool((look.events or 0) & bit) for look in looks) >= min(_LEAST_LOOKS, len(looks)) > 0
+
+
+def usual_load(units: Sequence[Unit], name: str) -> float | None:
+    """The median over the units of a figure of their loads, such as "sm_hz", while they computed."""
+    return _median(own for unit in units if (own := load_of(unit.runs[-1], name)) is not None)
+
+
+def load_of(run: Compute, name: str) -> float | None:
+    """The median of a figure of its loads while it computed."""
+    return _median(value for look in run.during if (value := getattr(look, name)) is not None)
+
+
+def _median(values: Iterator[float]) -> float | None:
+    known = list(values)
+    return median(known) if known else None
+
+
+def usual_rates(unit: Unit, peers: Sequence[Unit], at: int) -> Mapping[str, float]:
+    """The median of each kind over the others of its model, in that run."""
+    rates: dict[str, list[float]] = defaultdict(list)
+    for peer in peers:
+        if peer is not unit:
+            for name, rate in peer.rates(at).items():
+                rates[name].append(rate)
+    return {name: median(values) for name, values in rates.items()}
