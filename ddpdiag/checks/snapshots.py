@@ -131,8 +131,10 @@ def _arithmetic(seen: Seen[Any]) -> Iterator[Figure]:
     """The batches of each rank's GPU, one run after the other; of a fleet these are too many."""
     rates: dict[tuple[int, str], list[float]] = {}
     for row in seen.of(compute.CHECK).rows:
-        for name, values in batches_of(row.data).items():
-            rates.setdefault((row.place.rank, name), []).extend(map(_rounded, values))
+        # A host that was asked alone has several GPUs for one rank, and nothing to be compared with.
+        if len(row.data.devices) == 1:
+            for name, values in batches_of(row.data.devices[0]).items():
+                rates.setdefault((row.place.rank, name), []).extend(map(_rounded, values))
     if len({rank for rank, _ in rates}) > KEPT_RANKS:
         return
     for (rank, name), repeats in sorted(rates.items()):

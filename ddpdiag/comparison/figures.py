@@ -191,8 +191,13 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
             yield _of_world(figure, shifted)
 
 
+def _rate(name: str, value: float) -> str:
+    """With the unit that the name ends in; without one, of whole things."""
+    return quantity(name, value) if name.endswith(("_flop_per_s", "_bytes_per_s")) else f"{value:,.0f} /s"
+
+
 def _of_world(figure: Figure, shifted: Shift) -> Change:
-    show = partial(quantity, figure.name) if figure.is_rate else time_text
+    show = partial(_rate, figure.name) if figure.is_rate else time_text
     spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
     rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
     # Of a single value no noise is known, so that it is reported and not judged.

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -74,7 +75,8 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         pid=os.getpid(),
     )
     ctx.step(CONTEXT_STEP)
-    with watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
+    here = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+    with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
         known = structs.replace(known, driver=gpu.driver, before=gpu.load())
         if reason := unusable(device):
             return structs.replace(known, unmeasured=reason)
@@ -266,11 +268,15 @@ def digest(product: torch.Tensor) -> str:
     A sum of all words modulo 2**64, each multiplied by an odd number of its row and one of its column.
     """
     words = product.view(torch.int16 if product.element_size() == 2 else torch.int32)
-    weights = 2 * torch.arange(words.shape[1], dtype=torch.int64, device=product.device) + 1
-    weights = weights * _SPREAD
+    weights = _weights(0, words.shape[1], _SPREAD, product.device)
     total = 0
     for start in range(0, len(words), _CHUNK):
         part = words[start : start + _CHUNK].to(torch.int64).mul_(weights).sum(dim=1)
-        own = 2 * torch.arange(start, start + len(part), dtype=torch.int64, device=product.device) + 1
-        total += int((part * own * _MIX).sum())
+        total += int((part * _weights(start, len(part), _MIX, product.device)).sum())
     return f"{total % (1 << 64):016x}"
+
+
+def _weights(start: int, count: int, spread: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers of so many places, in no simple order."""
+    words = torch.arange(start + 1, start + 1 + count, dtype=torch.int64, device=device).mul_(spread)
+    return words.bitwise_xor_(words >> 15).bitwise_or_(1)

@@ -8,6 +8,7 @@ from seen import seen_of, together
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.compute.check import CHECK
+from ddpdiag.checks.gpu.compute.data import Data
 from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.snapshots import snapshot_of
@@ -29,6 +30,10 @@ def gemm(dtype="bfloat16", teraflops=700.0, digest="aa", **changes):
     return Gemm(dtype=dtype, size=size, flop_per_s=rates, **(own | changes))
 
 
+def data(device):
+    return Data(devices=(device,))
+
+
 def gpu(rank=0, *, bf16=700.0, fp32=50.0, memory=2.9, half=None, single=None, load=BUSY, **changes):
     """An H100 as it should be."""
     own = {
@@ -48,7 +53,7 @@ def gpu(rank=0, *, bf16=700.0, fp32=50.0, memory=2.9, half=None, single=None, lo
         "pid": 2000 + rank,
         "pids": (2000 + rank,),
     }
-    return Compute(**(own | changes))
+    return data(Compute(**(own | changes)))
 
 
 def node(sick=None, count=8, **changes):
@@ -191,6 +196,13 @@ def test_the_slower_of_two_gpus_is_named():
     one(twice(node({1: {"fp32": 30.0}}, count=2)), "GPU012.slow", rank=1)
 
 
+def test_a_host_that_is_asked_alone_measures_all_gpus_and_compares_them():
+    all_gpus = Data(devices=tuple(own for row in node({5: {"bf16": 412.0}}).values() for own in row.devices))
+    (finding,) = twice({0: all_gpus}, size=1, torch=False, options=Options(alone=True))
+    assert (finding.code, finding.gpus) == ("GPU012.slow", (uuid_of(5),))
+    assert CHECK.columns(run_of({0: all_gpus}, size=1, torch=False))[0]["bf16_flop_per_s"] == 412e12
+
+
 # Healthy ones --------------------------------------------------------------------------------------------------------
 
 
@@ -278,8 +290,10 @@ def test_without_a_second_measurement_it_is_a_warning():
 
 
 def cpu(rank, **changes):
-    own = gpu(rank, device="CPU", index=None, uuid=None, pci=None, processors=None, before=None, during=(), pids=None)
-    return structs.replace(own, driver=None, cublas=None, **changes)
+    (own,) = gpu(
+        rank, device="CPU", index=None, uuid=None, pci=None, processors=None, before=None, during=(), pids=None
+    ).devices
+    return data(structs.replace(own, driver=None, cublas=None, **changes))
 
 
 def test_the_speed_of_cpus_is_not_judged():
@@ -297,7 +311,7 @@ def test_a_cpu_with_wrong_values_is_named(golden):
 
 def test_what_cannot_run_is_not_measured_and_no_fault(golden):
     reason = "cuBLAS does not start (CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`)"
-    rows = {rank: Compute(device=H100, torch="2.15.0", index=rank, unmeasured=reason) for rank in range(2)}
+    rows = {rank: data(Compute(device=H100, torch="2.15.0", index=rank, unmeasured=reason)) for rank in range(2)}
     (finding,) = judged(rows)
     assert (finding.code, finding.severity, finding.ranks) == ("GPU012.unmeasured", Severity.NOTE, (0, 1))
     assert CHECK.plan(run_of(rows)) == ()

@@ -32,12 +32,13 @@ from statistics import median
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.compute.data import MEMORY, by_model, rates_of, units_of
+from ddpdiag.checks.gpu.compute.data import MEMORY, Data, by_model, units_of
 from ddpdiag.checks.gpu.compute.judge import judge, signs, undecided
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Compute
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.gpu.visibility import device_index
 
 FINDINGS = {
     "wrong": Explained(
@@ -69,21 +70,24 @@ FINDINGS = {
 _ON_CPU = "on_cpu"
 
 
-def measure(ctx: Context) -> Compute:
+def measure(ctx: Context) -> Data:
     import torch
 
     from ddpdiag.workloads.compute import compute
-    from ddpdiag.workloads.devices import choose_device
 
     if ctx.trial.params[_ON_CPU]:
-        return compute(ctx, torch.device("cpu"))
-    if not torch.cuda.device_count():
+        return Data(devices=(compute(ctx, torch.device("cpu")),))
+    count = torch.cuda.device_count()
+    if not count:
         # Why there is none is for other checks to find out.
-        return Compute(device="", torch=str(torch.__version__), unmeasured="torch shows no GPU to this rank")
-    return compute(ctx, choose_device("nccl", ctx.place.local_rank))
+        reason = "torch shows no GPU to this rank"
+        return Data(devices=(Compute(device="", torch=str(torch.__version__), unmeasured=reason),))
+    # A host that is asked alone has no other rank for its other GPUs.
+    chosen = range(count) if ctx.options.alone else (device_index(ctx.place.local_rank, count),)
+    return Data(devices=tuple(compute(ctx, torch.device("cuda", index or 0)) for index in chosen))
 
 
-def plan(seen: Seen[Compute]) -> Sequence[Trial]:
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One rank of each GPU; all of them once more where anything speaks against one."""
     on_cpu = not seen.world.gpus
     if not seen.trials:
@@ -95,7 +99,7 @@ def plan(seen: Seen[Compute]) -> Sequence[Trial]:
     return (new_trial(seen, groups=groups, params={_ON_CPU: on_cpu}),) if groups else ()
 
 
-def _takers(seen: Seen[Compute]) -> list[int]:
+def _takers(seen: Seen[Data]) -> list[int]:
     """Ranks that torch shows a GPU to, one for each GPU; all that may use one where torch was not asked (GPU002)."""
     known = seen.of(devices.CHECK).by_rank
     ranks: list[int] = []
@@ -111,7 +115,7 @@ def _takers(seen: Seen[Compute]) -> list[int]:
     return ranks
 
 
-def _is_doubtful(seen: Seen[Compute]) -> bool:
+def _is_doubtful(seen: Seen[Data]) -> bool:
     """Does the first measurement speak against any GPU?"""
     units = units_of(seen)
     return any(signs(seen, units, 0)) or any(undecided(peers, 0) for peers in by_model(units))
@@ -124,28 +128,26 @@ def ground(world: World) -> str | None:
     return "no GPU is visible on any host; CPUs are measured with --depth standard"
 
 
-def columns(seen: Seen[Compute]) -> Mapping[int, Mapping[str, Scalar]]:
-    """What each rank's GPU reached, at best."""
-    rows: dict[int, dict[str, Scalar]] = defaultdict(dict)
-    for row in seen.rows:
-        own = rows[row.place.rank]
-        for name, rate in rates_of(row.data).items():
-            column = f"{name}_{_unit(name)}"
-            before = own.get(column)
-            own[column] = max(rate, before) if isinstance(before, float) else rate
-    return rows
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """What each rank's GPU reached, at best; of several, the slowest."""
+    rows: dict[int, dict[str, float]] = defaultdict(dict)
+    for unit in units_of(seen):
+        for name, rate in unit.best.items():
+            own, column = rows[unit.rank], f"{name}_{_unit(name)}"
+            own[column] = min(rate, own.get(column, rate))
+    return {rank: dict(own) for rank, own in rows.items()}
 
 
-def figures(seen: Seen[Compute]) -> Mapping[str, Scalar]:
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The slowest and the median of all GPUs."""
     rates: dict[str, list[float]] = defaultdict(list)
-    for row in columns(seen).values():
-        for column, rate in row.items():
-            rates[column].append(float(rate or 0.0))
+    for unit in units_of(seen):
+        for name, rate in unit.best.items():
+            rates[name].append(rate)
     found: dict[str, Scalar] = {}
-    for column, values in rates.items():
-        name, _, unit = column.partition("_")
-        found |= {f"compute.{name}.min_{unit}": min(values), f"compute.{name}.median_{unit}": median(values)}
+    for name, values in rates.items():
+        end = _unit(name)
+        found |= {f"compute.{name}.min_{end}": min(values), f"compute.{name}.median_{end}": median(values)}
     return found
 
 
@@ -162,7 +164,7 @@ CHECK = Check(
     findings=FINDINGS,
     measure=measure,
     judge=judge,
-    data=Compute,
+    data=Data,
     plan=plan,
     ground=ground,
     moot=lambda _: "torch shows no GPU to any rank that is there (GPU002)",

@@ -7,6 +7,8 @@ from operator import or_
 from statistics import median
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
@@ -21,12 +23,19 @@ _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _LEAST_LOOKS = 2
 
 
+class Data(Struct, frozen=True, kw_only=True):
+    """What one rank measured: the GPU that it takes (or its CPU); all GPUs where a host is asked alone."""
+
+    devices: tuple[Compute, ...] = ()
+
+
 class Unit(NamedTuple):
     """One GPU, or the CPU of a rank, and its answers in order; `mine` are the pids of this run's ranks on its host.
 
     `card` is what GPU003 knows of the GPU; where it knows nothing, what torch says.
     """
 
+    number: int
     rank: int
     card: Card
     runs: tuple[Compute, ...]
@@ -55,6 +64,14 @@ class Unit(NamedTuple):
         alone = self.is_gpu and not self.is_slice and not self.shared
         return (self.runs[0].device, self.runs[0].processors) if alone else None
 
+    @property
+    def best(self) -> dict[str, float]:
+        """The best of each kind in any run."""
+        found: dict[str, float] = {}
+        for run in self.runs:
+            found |= {name: max(rate, found.get(name, rate)) for name, rate in rates_of(run).items()}
+        return found
+
     def rates(self, at: int) -> dict[str, float]:
         """The best of each kind in that run, "bf16", "fp32" and "memory": what disturbs only makes slower."""
         return rates_of(self.runs[at]) if at < len(self.runs) else {}
@@ -76,27 +93,34 @@ def precision(dtype: str) -> str:
     return _PRECISIONS.get(dtype, dtype)
 
 
-def units_of(seen: Seen[Compute]) -> tuple[Unit, ...]:
+def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
     """All GPUs and CPUs that were measured, by rank."""
-    runs: dict[int, list[Compute]] = defaultdict(list)
+    runs: dict[tuple[int, int | None], list[Compute]] = defaultdict(list)
     for row in seen.rows:
-        runs[row.place.rank].append(row.data)
+        for device in row.data.devices:
+            runs[row.place.rank, device.index].append(device)
     cards = cards_of(seen.of(memory_errors.CHECK))
     used = Counter(own[0].uuid for own in runs.values() if own[0].uuid)
     pids: dict[str, set[int]] = defaultdict(set)
-    for rank, own in runs.items():
+    for (rank, _), own in runs.items():
         pids[seen.world.node_of(rank)] |= {run.pid for run in own}
     hosts = {rank: host for host in hosts_of(seen) for rank in host.ranks}
     return tuple(
         Unit(
+            number,
             rank,
             _card(rank, hosts[rank], own[0], cards),
             tuple(own),
             frozenset(pids[hosts[rank].name]),
             used[own[0].uuid or ""] > 1,
         )
-        for rank, own in sorted(runs.items())
+        for number, ((rank, _), own) in enumerate(sorted(runs.items(), key=_place))
     )
+
+
+def _place(measured: tuple[tuple[int, int | None], list[Compute]]) -> tuple[int, int]:
+    (rank, index), _ = measured
+    return rank, index or 0
 
 
 def _card(rank: int, host: Host, run: Compute, cards: Sequence[Card]) -> Card:

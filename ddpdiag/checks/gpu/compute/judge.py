@@ -13,6 +13,7 @@ from ddpdiag.checks.gpu.cards import Action, Fault, finding_of, usual
 from ddpdiag.checks.gpu.clocks import HARMFUL
 from ddpdiag.checks.gpu.compute.data import (
     MEMORY,
+    Data,
     Unit,
     by_model,
     harmful_events,
@@ -27,7 +28,7 @@ from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.measurements import Compute
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import flops_text, rate_text, share_text
+from ddpdiag.text import count, flops_text, rate_text, share_text
 
 _SLOW = ("slow", "nameplate")
 # Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
@@ -36,9 +37,9 @@ _HEAT, _BRAKE, _POWER_CAP = 0x8 | 0x20 | 0x40, 0x80, 0x4
 
 
 class Sign(NamedTuple):
-    """What speaks against a GPU in one run: `part` ("bf16", "memory") has `value` instead of `expected`."""
+    """What speaks against GPU `number` in one run: `part` ("bf16", "memory") has `value` instead of `expected`."""
 
-    rank: int
+    number: int
     word: str
     part: str = ""
     value: float = 0.0
@@ -48,15 +49,15 @@ class Sign(NamedTuple):
 Signs = Mapping[tuple[int, str], Sequence[Sign]]
 
 
-def signs(seen: Seen[Compute], units: Sequence[Unit], at: int) -> Iterator[Sign]:
+def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
     """All that speaks against GPUs in run number `at`."""
     present = [unit for unit in units if at < len(unit.runs) and unit.runs[at].gemms]
     for unit in present:
         yield from _wrong(unit, unit.runs[at])
         if harmful_events(unit.runs[at]) and not unit.is_slice:
-            yield Sign(unit.rank, "throttled")
+            yield Sign(unit.number, "throttled")
     for peers in by_model(present):
-        yield from (Sign(rank, "bits") for rank in _odd(peers, at))
+        yield from (Sign(number, "bits") for number in _odd(peers, at))
         for unit in peers:
             yield from _slow(seen, unit, peers, at)
 
@@ -64,45 +65,45 @@ def signs(seen: Seen[Compute], units: Sequence[Unit], at: int) -> Iterator[Sign]
 def _wrong(unit: Unit, run: Compute) -> Iterator[Sign]:
     for gemm in run.gemms:
         if gemm.wrong:
-            yield Sign(unit.rank, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
+            yield Sign(unit.number, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
         # cuBLAS gives the same bits in every run; a CPU's libraries may divide the work in another way.
         if unit.is_gpu and gemm.digests[0] != gemm.digests[1]:
-            yield Sign(unit.rank, "bits", precision(gemm.dtype))
+            yield Sign(unit.number, "bits", precision(gemm.dtype))
     if run.wrong_words:
-        yield Sign(unit.rank, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
+        yield Sign(unit.number, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
 
 
 def _odd(peers: Sequence[Unit], at: int) -> set[int]:
-    """Ranks whose products have other bits than those of most GPUs that must have the same ones."""
-    return {rank for products in _comparable(peers, at) if (odd := odd_ones_out(products)) for rank in odd.ranks}
+    """Numbers of GPUs whose products have other bits than those of most GPUs that must have the same ones."""
+    return {number for products in _comparable(peers, at) if (odd := odd_ones_out(products)) for number in odd.ranks}
 
 
 def undecided(peers: Sequence[Unit], at: int) -> tuple[int, ...]:
-    """Ranks whose products differ where no majority says whose are right."""
+    """Numbers of GPUs whose products differ where no majority says whose are right."""
     split = [products for products in _comparable(peers, at) if (odd := odd_ones_out(products)) and not odd.ranks]
-    return tuple(sorted({rank for products in split for rank in products}))
+    return tuple(sorted({number for products in split for number in products}))
 
 
 def _comparable(peers: Sequence[Unit], at: int) -> Iterator[Mapping[int, str]]:
-    """Digests by rank, of GPUs of one model with the same driver, cuBLAS and torch."""
+    """Digests by number, of GPUs of one model with the same driver, cuBLAS and torch."""
     groups: dict[object, dict[int, str]] = defaultdict(dict)
     for unit in peers:
         run = unit.runs[at] if at < len(unit.runs) else None
         if run is not None and run.driver is not None and run.cublas is not None:
             for gemm in run.gemms:
-                groups[run.driver, run.cublas, run.torch, gemm.dtype, gemm.size][unit.rank] = gemm.digests[0]
+                groups[run.driver, run.cublas, run.torch, gemm.dtype, gemm.size][unit.number] = gemm.digests[0]
     yield from groups.values()
 
 
-def _slow(seen: Seen[Compute], unit: Unit, peers: Sequence[Unit], at: int) -> Iterator[Sign]:
+def _slow(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], at: int) -> Iterator[Sign]:
     rates, usual_ones = unit.rates(at), usual_rates(unit, peers, at)
     for part, rate in rates.items():
         if rate < seen.number("peer_ratio") * usual_ones.get(part, 0.0):
-            yield Sign(unit.rank, "slow", part, rate, usual_ones[part])
+            yield Sign(unit.number, "slow", part, rate, usual_ones[part])
         nominal = nominal_of(unit, part)
         least = seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio")
         if nominal is not None and rate < least * nominal:
-            yield Sign(unit.rank, "nameplate", part, rate, nominal)
+            yield Sign(unit.number, "nameplate", part, rate, nominal)
 
 
 def nominal_of(unit: Unit, part: str) -> float | None:
@@ -116,7 +117,7 @@ def nominal_of(unit: Unit, part: str) -> float | None:
 # Findings ------------------------------------------------------------------------------------------------------------
 
 
-def judge(seen: Seen[Compute]) -> Iterator[Finding]:
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
     units = units_of(seen)
     runs = [_by_word(signs(seen, units, at)) for at in range(2)]
     for unit in units:
@@ -133,21 +134,21 @@ def judge(seen: Seen[Compute]) -> Iterator[Finding]:
 def _by_word(found: Iterator[Sign]) -> Signs:
     groups: dict[tuple[int, str], list[Sign]] = defaultdict(list)
     for sign in found:
-        groups[sign.rank, sign.word].append(sign)
+        groups[sign.number, sign.word].append(sign)
     return groups
 
 
 def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
     """Signs that all measurements of this GPU show, as the last one has them."""
-    each = [runs[at].get((unit.rank, word), ()) for at in range(min(len(unit.runs), len(runs)))]
+    each = [runs[at].get((unit.number, word), ()) for at in range(min(len(unit.runs), len(runs)))]
     common = set.intersection(*({sign.part for sign in own} for own in each))
     return [sign for sign in each[-1] if sign.part in common]
 
 
-def _values(seen: Seen[Compute], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
+def _values(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
     """Wrong values; what is not only in one run is an error."""
     for word in ("wrong", "bits"):
-        each = [own for run in runs if (own := run.get((unit.rank, word)))]
+        each = [own for run in runs if (own := run.get((unit.number, word)))]
         if each:
             yield _told(seen, unit, _wrong_fault(unit, word, each[-1], twice=len(each) > 1))
             return  # other bits follow from wrong values
@@ -158,20 +159,20 @@ def _wrong_fault(unit: Unit, word: str, found: Sequence[Sign], *, twice: bool) -
     if word == "wrong":
         title = f"a {what} computes wrong values"
         parts = ", ".join(_wrong_text(sign) for sign in found)
-        said = f"{parts}; 0 expected"
+        said = f"{parts}; none expected"
     else:
         title = "a GPU computes other bits than it should"
         said = (
             "a product has other bits than its repeat on this GPU, or than those of most GPUs of the same model, "
             "driver and cuBLAS; the same bits expected"
         )
-    times = "in both measurements" if twice else f"in one of {len(unit.runs)} measurements"
+    times = "in two measurements" if twice else f"in one of {count(len(unit.runs), 'measurement')}"
     evidence: dict[str, Scalar | list[Scalar]] = {"measurements": 2 if twice else 1}
     evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in found if word == "wrong"}
     return Fault(
         word,
         title,
-        f"{said}; so {times}",
+        f"{times}, {said}",
         Action.ISOLATE if twice else Action.MONITOR,
         f"Run `dcgmi diag -r 3` on {unit.card.host.name}." if unit.is_gpu else "Run a memory test on it.",
         evidence,
@@ -194,7 +195,7 @@ class Cause(NamedTuple):
     advice: str
 
 
-def _slow_fault(seen: Seen[Compute], unit: Unit, peers: Sequence[Unit], found: Sequence[Sign]) -> Fault:
+def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequence[Sign]) -> Fault:
     word = found[0].word
     used = others_use(unit, seen.number("busy_share"))
     parts = {sign.part for sign in found}
@@ -289,7 +290,7 @@ def _throttled(unit: Unit) -> Fault:
     return Fault("throttled", "a GPU lowers its clocks under load", text, Action.MONITOR, advice, evidence)
 
 
-def _told(seen: Seen[Compute], unit: Unit, fault: Fault) -> Finding:
+def _told(seen: Seen[Data], unit: Unit, fault: Fault) -> Finding:
     """A finding about this GPU or CPU alone."""
     if unit.is_gpu:
         return finding_of(seen, unit.card, fault)
@@ -304,13 +305,12 @@ def _told(seen: Seen[Compute], unit: Unit, fault: Fault) -> Finding:
     )
 
 
-def _differing(seen: Seen[Compute], units: Sequence[Unit]) -> Iterator[Finding]:
+def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
     """GPUs that must compute the same bits and do not, of which none can be blamed."""
     for peers in by_model(units):
         again = any(len(unit.runs) > 1 for unit in peers)
-        ranks = tuple(sorted({*undecided(peers, 0)} & {*undecided(peers, 1)})) if again else undecided(peers, 0)
-        if ranks:
-            own = [unit for unit in peers if unit.rank in ranks]
+        found = {*undecided(peers, 0)} & {*undecided(peers, 1 if again else 0)}
+        if own := [unit for unit in peers if unit.number in found]:
             yield seen.finding(
                 "differ",
                 "GPUs of one model compute different bits",
@@ -318,12 +318,12 @@ def _differing(seen: Seen[Compute], units: Sequence[Unit]) -> Iterator[Finding]:
                 "are the same; the same bits expected. No majority says whose are right.",
                 nodes=(),
                 gpus=tuple(unit.card.health.uuid for unit in own if unit.card.health.uuid),
-                evidence={"ranks": list(ranks)},
+                evidence={"ranks": [unit.rank for unit in own]},
                 fix="Run `dcgmi diag -r 3` on each of them.",
             )
 
 
-def _unmeasured(seen: Seen[Compute], units: Sequence[Unit]) -> Iterator[Finding]:
+def _unmeasured(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
     reasons: dict[str, list[int]] = defaultdict(list)
     for unit in units:
         if unit.runs[-1].unmeasured:
