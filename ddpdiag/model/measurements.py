@@ -166,8 +166,9 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one GPU (or the CPU: `index` is None) computed and copied, or why not.
 
     `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
-    `wrong_words` of the copies differ. `before` is the GPU before its first product, `during` while it computed. `pid`
-    is this process, and `pids` are those that NVML shows on the GPU, None where it does not say.
+    `wrong_words` of the copies differ. `before` is the GPU before its first product, `during` while it computed.
+    `variables` are those that choose how cuBLAS computes. `pid` is this process, and `pids` are those that NVML shows
+    on the GPU, None where it does not say.
     """
 
     device: str
@@ -178,6 +179,7 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     processors: int | None = None
     driver: str | None = None
     cublas: str | None = None
+    variables: tuple[str, ...] = ()
     gemms: tuple[Gemm, ...] = ()
     copy_bytes: int = 0
     copy_bytes_per_s: tuple[float, ...] = ()

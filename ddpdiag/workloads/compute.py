@@ -54,6 +54,8 @@ COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 _ROWS = 16
 _CHUNK = 1024
 _WORD_BYTES = 4
+# With another workspace or another precision cuBLAS takes another algorithm, which has other bits.
+_VARIABLES = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32")
 # Signed forms of odd 32-bit constants (Knuth's 2654435761, MurmurHash3's), so that multiplying is one to one.
 _SPREAD, _MIX = 0x9E3779B1 - (1 << 32), 0x85EBCA6B - (1 << 32)
 # Tensor cores add in fp32 and cut off (Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021): twice fp32's rounding.
@@ -64,6 +66,7 @@ _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.
 
 def compute(ctx: Context, device: torch.device) -> Compute:
     """What this device computes and copies; what torch or cuBLAS cannot do here is an answer."""
+    ctx.step(CONTEXT_STEP)
     about = describe(device)
     known = Compute(
         device=about.name,
@@ -73,8 +76,8 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         pci=about.pci,
         processors=_processors(device),
         pid=os.getpid(),
+        variables=tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))),
     )
-    ctx.step(CONTEXT_STEP)
     here = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
     with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
         known = structs.replace(known, driver=gpu.driver, before=gpu.load())

@@ -247,7 +247,13 @@ def test_mixed_models_are_compared_with_their_own():
 
 
 def test_other_drivers_or_libraries_may_have_other_bits():
-    for change in ({"driver": "570.86"}, {"cublas": "12.8.4"}, {"torch": "2.9.1"}, {"driver": None}):
+    for change in (
+        {"driver": "570.86"},
+        {"cublas": "12.8.4"},
+        {"torch": "2.9.1"},
+        {"driver": None},
+        {"variables": ("CUBLAS_WORKSPACE_CONFIG=:16:8",)},
+    ):
         assert judged(node({5: {"half": {"digest": "bb"}, **change}})) == []
 
 
@@ -316,6 +322,11 @@ def test_what_cannot_run_is_not_measured_and_no_fault(golden):
     assert (finding.code, finding.severity, finding.ranks) == ("GPU012.unmeasured", Severity.NOTE, (0, 1))
     assert CHECK.plan(run_of(rows)) == ()
     golden(finding)
+
+
+def test_a_fleet_is_judged_in_a_moment_and_finds_the_one_that_is_slow():
+    run = node({5: {"bf16": 412.0}}, count=4096)
+    assert [finding.code for finding in twice(run, torch=False)] == ["GPU012.slow"]
 
 
 # What is planned, and shown ------------------------------------------------------------------------------------------

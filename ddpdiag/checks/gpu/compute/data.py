@@ -99,7 +99,7 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
     for row in seen.rows:
         for device in row.data.devices:
             runs[row.place.rank, device.index].append(device)
-    cards = cards_of(seen.of(memory_errors.CHECK))
+    known = _by_name(cards_of(seen.of(memory_errors.CHECK)))
     used = Counter(own[0].uuid for own in runs.values() if own[0].uuid)
     pids: dict[str, set[int]] = defaultdict(set)
     for (rank, _), own in runs.items():
@@ -109,7 +109,7 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
         Unit(
             number,
             rank,
-            _card(rank, hosts[rank], own[0], cards),
+            _card(rank, hosts[rank], own[0], known),
             tuple(own),
             frozenset(pids[hosts[rank].name]),
             used[own[0].uuid or ""] > 1,
@@ -123,12 +123,14 @@ def _place(measured: tuple[tuple[int, int | None], list[Compute]]) -> tuple[int,
     return rank, index or 0
 
 
-def _card(rank: int, host: Host, run: Compute, cards: Sequence[Card]) -> Card:
-    """A slice of a GPU has a UUID of its own, and its GPU's PCI address."""
-    for card in cards:
-        here = card.host.name == host.name and card.health.pci == run.pci is not None
-        if (card.health.uuid == run.uuid is not None) or here:
-            return card._replace(takers=tuple(sorted({*card.takers, rank})))
+def _by_name(cards: Sequence[Card]) -> dict[tuple[str, str | None], Card]:
+    """By host and UUID, and by host and PCI address: a slice of a GPU has a UUID of its own, and its GPU's address."""
+    return {(card.host.name, name): card for card in cards for name in (card.health.pci, card.health.uuid) if name}
+
+
+def _card(rank: int, host: Host, run: Compute, known: Mapping[tuple[str, str | None], Card]) -> Card:
+    if card := known.get((host.name, run.uuid)) or known.get((host.name, run.pci)):
+        return card._replace(takers=tuple(sorted({*card.takers, rank})))
     health = Health(index=run.index or 0, uuid=run.uuid, pci=run.pci, name=run.device)
     return Card(host, health, run.driver, (rank,))
 
@@ -178,11 +180,10 @@ def _median(values: Iterator[float]) -> float | None:
     return median(known) if known else None
 
 
-def usual_rates(unit: Unit, peers: Sequence[Unit], at: int) -> Mapping[str, float]:
-    """The median of each kind over the others of its model, in that run."""
+def ordered_rates(peers: Sequence[Unit], at: int) -> Mapping[str, Sequence[float]]:
+    """The rates of each kind of all GPUs of a model in that run, in rising order."""
     rates: dict[str, list[float]] = defaultdict(list)
     for peer in peers:
-        if peer is not unit:
-            for name, rate in peer.rates(at).items():
-                rates[name].append(rate)
-    return {name: median(values) for name, values in rates.items()}
+        for name, rate in peer.rates(at).items():
+            rates[name].append(rate)
+    return {name: sorted(values) for name, values in rates.items()}

@@ -18,13 +18,14 @@ from ddpdiag.checks.gpu.compute.data import (
     by_model,
     harmful_events,
     load_of,
+    ordered_rates,
     others_use,
     precision,
     units_of,
     usual_load,
-    usual_rates,
 )
 from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
+from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.measurements import Compute
 from ddpdiag.stats import odd_ones_out
@@ -58,8 +59,9 @@ def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
             yield Sign(unit.number, "throttled")
     for peers in by_model(present):
         yield from (Sign(number, "bits") for number in _odd(peers, at))
+        ordered = ordered_rates(peers, at)
         for unit in peers:
-            yield from _slow(seen, unit, peers, at)
+            yield from _slow(seen, unit, ordered, at)
 
 
 def _wrong(unit: Unit, run: Compute) -> Iterator[Sign]:
@@ -85,21 +87,22 @@ def undecided(peers: Sequence[Unit], at: int) -> tuple[int, ...]:
 
 
 def _comparable(peers: Sequence[Unit], at: int) -> Iterator[Mapping[int, str]]:
-    """Digests by number, of GPUs of one model with the same driver, cuBLAS and torch."""
+    """Digests by number, of GPUs of one model with the same driver, cuBLAS, variables and torch."""
     groups: dict[object, dict[int, str]] = defaultdict(dict)
     for unit in peers:
         run = unit.runs[at] if at < len(unit.runs) else None
         if run is not None and run.driver is not None and run.cublas is not None:
             for gemm in run.gemms:
-                groups[run.driver, run.cublas, run.torch, gemm.dtype, gemm.size][unit.number] = gemm.digests[0]
+                same = (run.driver, run.cublas, run.variables, run.torch, gemm.dtype, gemm.size)
+                groups[same][unit.number] = gemm.digests[0]
     yield from groups.values()
 
 
-def _slow(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], at: int) -> Iterator[Sign]:
-    rates, usual_ones = unit.rates(at), usual_rates(unit, peers, at)
-    for part, rate in rates.items():
-        if rate < seen.number("peer_ratio") * usual_ones.get(part, 0.0):
-            yield Sign(unit.number, "slow", part, rate, usual_ones[part])
+def _slow(seen: Seen[Data], unit: Unit, ordered: Mapping[str, Sequence[float]], at: int) -> Iterator[Sign]:
+    for part, rate in unit.rates(at).items():
+        others = median_without(ordered[part], rate) if len(ordered[part]) > 1 else 0.0
+        if rate < seen.number("peer_ratio") * others:
+            yield Sign(unit.number, "slow", part, rate, others)
         nominal = nominal_of(unit, part)
         least = seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio")
         if nominal is not None and rate < least * nominal:
@@ -120,11 +123,11 @@ def nominal_of(unit: Unit, part: str) -> float | None:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     units = units_of(seen)
     runs = [_by_word(signs(seen, units, at)) for at in range(2)]
+    peers_of = {unit.number: peers for peers in by_model(units) for unit in peers}
     for unit in units:
         yield from _values(seen, unit, runs)
-        peers = next((own for own in by_model(units) if unit in own), [unit])
         if slow := [sign for word in _SLOW for sign in _confirmed(unit, word, runs)]:
-            yield _told(seen, unit, _slow_fault(seen, unit, peers, slow))
+            yield _told(seen, unit, _slow_fault(seen, unit, peers_of[unit.number], slow))
         elif _confirmed(unit, "throttled", runs):
             yield _told(seen, unit, _throttled(unit))
     yield from _differing(seen, units)
