@@ -38,8 +38,8 @@ class Pace(NamedTuple):
 
 # With the checks of the products, less than half a second of a GPU. Deep is long enough for heat to show.
 PACES = {
-    Depth.QUICK: Pace(0.08, 0.025, 0.015, 0.01),
-    Depth.STANDARD: Pace(0.08, 0.025, 0.015, 0.01),
+    Depth.QUICK: Pace(0.08, 0.025, 0.015, 0.008),
+    Depth.STANDARD: Pace(0.08, 0.025, 0.015, 0.008),
     Depth.DEEP: Pace(0.5, 0.8, 0.4, 0.2),
 }
 # Rows of the largest matrices: large enough for nearly the highest rate, and 1.5 ms of an H100 in bf16, 3 ms in fp32.
@@ -81,9 +81,9 @@ def compute(ctx: Context, device: torch.device) -> Compute:
     here = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
     with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
         known = structs.replace(known, driver=gpu.driver, before=gpu.load())
-        if reason := unusable(device):
-            return structs.replace(known, unmeasured=reason)
         try:
+            if reason := unusable(device):
+                return structs.replace(known, unmeasured=reason)
             found = _Bench(ctx, device, gpu, known).measured()
         except torch.cuda.OutOfMemoryError as error:
             return structs.replace(known, unmeasured=first_line(error))
@@ -101,6 +101,8 @@ def unusable(device: torch.device) -> str:
     try:
         torch.cuda.current_blas_handle()
     except RuntimeError as error:
+        if "CUBLAS_STATUS" not in str(error):
+            raise  # what CUDA itself says of the GPU
         return f"cuBLAS does not start ({first_line(error)})"
     return ""
 
@@ -138,8 +140,8 @@ class _Bench:
         on_cpu, pace, during = self._device.type == "cpu", self._pace, list[GpuLoad]()
         half = torch.bfloat16 if on_cpu or torch.cuda.get_device_capability(self._device) >= (8, 0) else torch.float16
         gemms = (
-            self._gemm(half, MOST_ON_CPU if on_cpu else MOST_HALF, pace.half, during),
-            self._gemm(torch.float32, MOST_ON_CPU if on_cpu else MOST_SINGLE, pace.single, []),
+            self._gemm(half, MOST_ON_CPU if on_cpu else MOST_HALF, pace.half, warm=pace.warm, during=during),
+            self._gemm(torch.float32, MOST_ON_CPU if on_cpu else MOST_SINGLE, pace.single),
         )
         count = (COPY_BYTES_ON_CPU if on_cpu else COPY_BYTES) // _WORD_BYTES
         rates, wrong = self._copies(count)
@@ -152,7 +154,16 @@ class _Bench:
             during=tuple(during),
         )
 
-    def _gemm(self, dtype: torch.dtype, most: int, seconds: float, during: list[GpuLoad]) -> Gemm:
+    def _gemm(
+        self,
+        dtype: torch.dtype,
+        most: int,
+        seconds: float,
+        *,
+        warm: float = 0.0,
+        during: list[GpuLoad] | None = None,
+    ) -> Gemm:
+        """Batches of so many seconds, after `warm` seconds that raise the clocks."""
         name = str(dtype).removeprefix("torch.")
         self._ctx.step(f"{CONTEXT_STEP}: first product in {name}")
         size = self._size(dtype, most)
@@ -161,7 +172,7 @@ class _Bench:
         first = digest(product)
         self._ctx.step(f"products in {name}")
         one = self._seconds(1, lambda: torch.mm(left, right, out=product))
-        self._seconds(_calls(self._pace.warm, one), lambda: torch.mm(left, right, out=product))
+        self._seconds(_calls(warm, one), lambda: torch.mm(left, right, out=product))
         calls = _calls(seconds, one)
         spent = [
             self._seconds(calls, lambda: torch.mm(left, right, out=product), during) for _ in range(self._pace.batches)

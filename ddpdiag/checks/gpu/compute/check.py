@@ -8,9 +8,10 @@ of each product are compared with fp64. All bits must be the same where model, n
 torch are. If anything speaks against a GPU, all are measured once more; a GPU is slow only if both measurements show
 it.
 
-First products are not measured: they load kernels and raise the clocks. A slice of a GPU (MIG), or a GPU that two ranks
-use at once, is compared with no other. CPUs are measured with `--depth standard`: their values are judged, their speed
-is not, since other processes use their cores. The rate of a copy counts what is read and what is written.
+`ddpdiag host --torch` measures the GPUs of the host one after the other. First products are not measured: they load
+kernels and raise the clocks. A slice of a GPU (MIG), or a GPU that two ranks use at once, is compared with no other.
+CPUs are measured with `--depth standard`: their values are judged, their speed is not, since other processes use their
+cores. The rate of a copy counts what is read and what is written.
 
 Findings:
 
@@ -25,6 +26,7 @@ Algorithms, 3.5; Sinha et al., SC22, arXiv 2208.11035 (speed of equal GPUs varie
 ml-engineering, maximum achievable matmul FLOPS; NVIDIA's data sheets, with sparsity left out.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -68,6 +70,8 @@ FINDINGS = {
 }
 
 _ON_CPU = "on_cpu"
+# For one GPU more, with a context that has to be made.
+_RESERVE_SECONDS = 2.0
 
 
 def measure(ctx: Context) -> Data:
@@ -83,8 +87,15 @@ def measure(ctx: Context) -> Data:
         reason = "torch shows no GPU to this rank"
         return Data(devices=(Compute(device="", torch=str(torch.__version__), unmeasured=reason),))
     # A host that is asked alone has no other rank for its other GPUs.
-    chosen = range(count) if ctx.options.alone else (device_index(ctx.place.local_rank, count),)
-    return Data(devices=tuple(compute(ctx, torch.device("cuda", index or 0)) for index in chosen))
+    chosen = range(count) if ctx.options.alone else (device_index(ctx.place.local_rank, count) or 0,)
+    found: list[Compute] = []
+    for index in chosen:
+        if found and time.monotonic() > ctx.end - _RESERVE_SECONDS:
+            reason = f"no time was left for GPU {index}"
+            found.append(Compute(device="", torch=str(torch.__version__), index=index, unmeasured=reason))
+        else:
+            found.append(compute(ctx, torch.device("cuda", index)))
+    return Data(devices=tuple(found))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
