@@ -1,12 +1,15 @@
 """GPU012's workload on the CPU: the same factors everywhere, and products that are held against fp64."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from msgspec import structs
 
-from ddpdiag.model import Options
+from ddpdiag.checks.gpu.compute.check import CHECK
+from ddpdiag.model import Options, Place
+from ddpdiag.model.measurements import Compute
 from ddpdiag.workloads import compute
 from ddpdiag.workloads.compute import deviation, digest, factor
 
@@ -86,6 +89,21 @@ def test_rows_that_change_places_change_the_digest() -> None:
     product = factor(64, 0, torch.float32, CPU)
     assert digest(product) != digest(product.flip(0))
     assert digest(product) != digest(product.flip(1))
+
+
+def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(compute, "compute", lambda ctx, device: Compute(device="GPU", torch="2", index=device.index))
+    place = Place(rank=0, world_size=1, node="n0", launcher="alone", local_rank=0, local_world_size=1, node_rank=0)
+    trial = SimpleNamespace(params={"on_cpu": False})
+    for alone, seconds, indices in ((True, 60.0, [0, 1, 2]), (True, 0.5, [0]), (False, 60.0, [0])):
+        end = time.monotonic() + seconds
+        ctx = SimpleNamespace(place=place, trial=trial, options=Options(alone=alone), end=end)
+        found = CHECK.measure(ctx).devices
+        assert [device.index for device in found if not device.unmeasured] == indices
+        assert [device.index for device in found if device.unmeasured] == [*range(3 if alone else 1)][len(indices) :]
 
 
 def test_without_cublas_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,8 @@ def test_what_was_slow_once_is_silent():
 
 def test_without_a_second_measurement_it_is_a_warning():
     one(judged(node({5: {"bf16": 30.0}})), "GPU012.slow")
+    full = {5: {"gemms": (), "copy_bytes_per_s": (), "unmeasured": "CUDA out of memory"}}
+    one(judged(node({5: {"bf16": 30.0}}), node(full)), "GPU012.slow")
 
 
 def cpu(rank, **changes):

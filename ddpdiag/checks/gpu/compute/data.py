@@ -110,7 +110,7 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
             number,
             rank,
             _card(rank, hosts[rank], own[0], known),
-            tuple(own),
+            tuple(run for run in own if run.gemms) or tuple(own[:1]),
             frozenset(pids[hosts[rank].name]),
             used[own[0].uuid or ""] > 1,
         )
