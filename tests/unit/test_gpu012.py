@@ -257,6 +257,11 @@ def test_other_drivers_or_libraries_may_have_other_bits():
         assert judged(node({5: {"half": {"digest": "bb"}, **change}})) == []
 
 
+def test_without_the_versions_no_bits_are_compared():
+    for unknown in ("driver", "cublas"):
+        assert judged(node({5: {"half": {"digest": "bb"}}}, **{unknown: None})) == []
+
+
 def test_a_model_without_a_nameplate_is_held_against_peers_only():
     assert judged({0: gpu(device="NVIDIA GeForce RTX 9090", bf16=1.0, fp32=1.0, memory=0.01)}) == []
 
