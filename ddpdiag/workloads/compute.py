@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -78,7 +78,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         pid=os.getpid(),
         variables=tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))),
     )
-    here = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+    here: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
     with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
         known = structs.replace(known, driver=gpu.driver, before=gpu.load())
         try:
