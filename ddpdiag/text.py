@@ -30,6 +30,7 @@ class Unit(NamedTuple):
 # The symbols are ASCII ("us"), as nccl-tests writes them: the text also ends in log files.
 _SECONDS = (Unit(1.0, "s"), Unit(1e-3, "ms"), Unit(1e-6, "us"), Unit(1e-9, "ns"))
 _BYTES_PER_S = (Unit(1e12, "TB/s"), Unit(1e9, "GB/s"), Unit(1e6, "MB/s"), Unit(1e3, "kB/s"), Unit(1.0, "B/s"))
+_FLOP_PER_S = (Unit(1e12, "TFLOP/s"), Unit(1e9, "GFLOP/s"), Unit(1e6, "MFLOP/s"), Unit(1.0, "FLOP/s"))
 _BYTES = tuple(Unit(1024.0**power, symbol) for power, symbol in enumerate(("B", "KiB", "MiB", "GiB", "TiB")))[::-1]
 _PER_SECOND = (Unit(1.0, "/s"),)
 _SHARE = (Unit(0.01, "%"),)
@@ -38,6 +39,7 @@ _PLAIN = Unit(1.0, "")
 # Longest first: "_bytes_per_s" also ends in "_per_s".
 _SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
     ("_bytes_per_s", _BYTES_PER_S),
+    ("_flop_per_s", _FLOP_PER_S),
     ("_per_second", _PER_SECOND),
     ("_seconds", _SECONDS),
     ("_bytes", _BYTES),
@@ -91,6 +93,11 @@ def time_text(seconds: float) -> str:
 def rate_text(bytes_per_s: float) -> str:
     """In a sentence: "1.31 GB/s"."""
     return _in_sentence(bytes_per_s, _BYTES_PER_S)
+
+
+def flops_text(flop_per_s: float) -> str:
+    """In a sentence: "712 TFLOP/s"."""
+    return _in_sentence(flop_per_s, _FLOP_PER_S)
 
 
 def size_text(size_bytes: float) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Section
+from ddpdiag.checks.gpu.compute import check as compute
+from ddpdiag.checks.gpu.compute.data import MEMORY, batches_of
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
@@ -40,6 +42,7 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
             *_training(seen),
             *(figure for section in sections for figure in section.figures),
             *_all_reduce(seen),
+            *_arithmetic(seen),
         ),
         series=tuple(series for section in sections for series in section.series),
         busy_share=None if world.gpus else min(shares, default=None),
@@ -122,6 +125,28 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
                 values=(own.min, own.median, own.p95),
                 sampling=Sampling.SUMMARY,
             )
+
+
+def _arithmetic(seen: Seen[Any]) -> Iterator[Figure]:
+    """The batches of each rank's GPU, one run after the other; of a fleet these are too many."""
+    rates: dict[tuple[int, str], list[float]] = {}
+    for row in seen.of(compute.CHECK).rows:
+        # A host that was asked alone has several GPUs for one rank, and nothing to be compared with.
+        if len(row.data.devices) == 1:
+            for name, values in batches_of(row.data.devices[0]).items():
+                rates.setdefault((row.place.rank, name), []).extend(map(_rounded, values))
+    if len({rank for rank, _ in rates}) > KEPT_RANKS:
+        return
+    for (rank, name), repeats in sorted(rates.items()):
+        copies = name == MEMORY
+        yield Figure(
+            name=f"compute.{name}_{'bytes' if copies else 'flop'}_per_s",
+            title=f"{'copies within the memory' if copies else f'products in {name}'} of rank {rank}",
+            rank=rank,
+            values=tuple(repeats),
+            sampling=Sampling.REPEATS,
+            is_rate=True,
+        )
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:

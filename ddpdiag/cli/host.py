@@ -32,7 +32,7 @@ WITHOUT_TORCH = (
     *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU009", "GPU011"),
 )
 # GPU010 and HST006 compare before and after: without torch there is no time in between, and nothing loads a GPU.
-WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010")
+WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")
 # What happened to our own run.
 _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004", "RUN005")
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from itertools import chain
 from statistics import median
 
@@ -25,7 +26,7 @@ from ddpdiag.model import Matrix
 from ddpdiag.model.bench import BaselineSeries
 from ddpdiag.model.options import Figure, Sampling, Snapshot
 from ddpdiag.stats import quantile
-from ddpdiag.text import rate_text, share_text, size_text, time_text
+from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 
 ABSENT = "none"
 
@@ -190,8 +191,13 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
             yield _of_world(figure, shifted)
 
 
+def _rate(name: str, value: float) -> str:
+    """With the unit that the name ends in; without one, of whole things."""
+    return quantity(name, value) if name.endswith(("_flop_per_s", "_bytes_per_s")) else f"{value:,.0f} /s"
+
+
 def _of_world(figure: Figure, shifted: Shift) -> Change:
-    show = (lambda value: f"{value:,.0f} /s") if figure.is_rate else time_text
+    show = partial(_rate, figure.name) if figure.is_rate else time_text
     spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
     rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
     # Of a single value no noise is known, so that it is reported and not judged.

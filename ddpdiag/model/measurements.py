@@ -1,4 +1,4 @@
-"""What one process measures: training steps, copies of its GPUs, and what it does by itself, without a peer."""
+"""What one process measures: training steps, copies and arithmetic of its GPUs, and what it does without a peer."""
 
 from msgspec import Struct
 
@@ -128,6 +128,67 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ring_bytes_per_s: float | None = None
     done: int = 0
     jobs: int = 0
+
+
+# Arithmetic and memory of a GPU ---------------------------------------------------------------------------------------
+
+
+class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU at one moment, as NVML tells: clocks of its processors and its memory in hertz, the bits of
+    nvmlClocksEventReasons in `events`, and the share of the last moments in which it was busy."""
+
+    sm_hz: float | None = None
+    memory_hz: float | None = None
+    events: int | None = None
+    celsius: int | None = None
+    watts: float | None = None
+    busy_share: float | None = None
+
+
+class Gemm(Struct, frozen=True, kw_only=True):
+    """Products of two square matrices of `size` rows: the rate of each batch.
+
+    Of `compared` elements `wrong` deviate from the product in fp64 by more than rounding can; `error` is the largest
+    deviation as a multiple of that, None where it is no number. `digests` are of all bits of the first and of the last
+    product.
+    """
+
+    dtype: str
+    size: int
+    flop_per_s: tuple[float, ...]
+    compared: int
+    wrong: int
+    error: float | None
+    digests: tuple[str, str]
+
+
+class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one GPU (or the CPU: `index` is None) computed and copied, or why not.
+
+    `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
+    `wrong_words` of the copies differ. `before` is the GPU before its first product, `during` while it computed.
+    `variables` are those that choose how cuBLAS computes. `pid` is this process, and `pids` are those that NVML shows
+    on the GPU, None where it does not say.
+    """
+
+    device: str
+    torch: str
+    index: int | None = None
+    uuid: str | None = None
+    pci: str | None = None
+    processors: int | None = None
+    driver: str | None = None
+    cublas: str | None = None
+    variables: tuple[str, ...] = ()
+    gemms: tuple[Gemm, ...] = ()
+    copy_bytes: int = 0
+    copy_bytes_per_s: tuple[float, ...] = ()
+    wrong_words: int = 0
+    before: GpuLoad | None = None
+    during: tuple[GpuLoad, ...] = ()
+    pid: int = 0
+    pids: tuple[int, ...] | None = None
+    unmeasured: str = ""
 
 
 # One rank alone ------------------------------------------------------------------------------------------------------

@@ -158,6 +158,14 @@ NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, retired_pending)
 
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, power_mw)
 
+int nvmlDeviceGetClockInfo(const struct gpu *gpu, unsigned type, unsigned *mhz) {
+    ENTER(nvmlDeviceGetClockInfo);
+    if (type == 1) GIVE(mhz, sm_mhz);
+    else if (type == 2) GIVE(mhz, memory_mhz);
+    else return INVALID_ARGUMENT;
+    return SUCCESS;
+}
+
 struct utilization { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(const struct gpu *gpu, struct utilization *rates) {
     ENTER(nvmlDeviceGetUtilizationRates);

@@ -214,7 +214,9 @@ def test_the_enumeration_tells_a_driver_that_is_gone(libraries):
 
 def test_every_sickness_is_tested():
     # Ways between GPUs, and how busy they are, have files of their own.
-    source = "".join((Path(__file__).parent / f"test_gpu_{of}.py").read_text() for of in ("health", "paths", "use"))
+    source = "".join(
+        (Path(__file__).parent / f"test_gpu_{of}.py").read_text() for of in ("health", "load", "paths", "use")
+    )
     assert [name for name in fake_nvml.names() if f'"{name}"' not in source] == []
 
 

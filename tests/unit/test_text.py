@@ -56,6 +56,7 @@ def test_shares_and_rates():
     ("name", "value", "text"),
     [
         ("busbw_bytes_per_s", 1.07e9, "1.07 GB/s"),
+        ("bf16_flop_per_s", 7.02e14, "702 TFLOP/s"),
         ("samples_per_second", 2140, "2,140 /s"),
         ("free_bytes", 1 << 30, "1 GiB"),
         ("port", 29500, "29500"),

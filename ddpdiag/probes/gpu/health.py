@@ -195,14 +195,14 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
     pci = device.pci()
     step(f"GPU {index} (PCI {pci})")
     # Three looks with questions between them: a reason that all of them show is no flicker.
-    events = [_events(device)]
+    events = [clock_events(device)]
     links = nvlinks(device, newer=tells_recovery(driver))
-    events.append(_events(device))
+    events.append(clock_events(device))
     used = device.of(memory)
     mig = device.numbers("nvmlDeviceGetMigMode")
     processes = device.processes()
     errors = memory_errors(device)
-    events.append(_events(device))
+    events.append(clock_events(device))
     return Health(
         index=index,
         uuid=device.text("nvmlDeviceGetUUID"),
@@ -247,7 +247,8 @@ def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
     )
 
 
-def _events(device: Device) -> int | None:
+def clock_events(device: Device) -> int | None:
+    """The bits of nvmlClocksEventReasons at this moment."""
     # Renamed with driver 535.54.03.
     bits = device.number("nvmlDeviceGetCurrentClocksEventReasons")
     return device.number("nvmlDeviceGetCurrentClocksThrottleReasons") if bits is None else bits

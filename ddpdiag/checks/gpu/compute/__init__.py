@@ -1,0 +1,1 @@
+"""GPU012: arithmetic and memory of each GPU."""

@@ -1,0 +1,342 @@
+"""Which GPU is wrong, slow or held down, and why; for GPU012.
+
+A GPU is judged by what two measurements have in common. What only one of them shows is worth a warning where values are
+wrong, and nothing where it was slow.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu.cards import Action, Fault, finding_of, usual
+from ddpdiag.checks.gpu.clocks import HARMFUL
+from ddpdiag.checks.gpu.compute.data import (
+    MEMORY,
+    Data,
+    Unit,
+    by_model,
+    harmful_events,
+    load_of,
+    ordered_rates,
+    others_use,
+    precision,
+    units_of,
+    usual_load,
+)
+from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
+from ddpdiag.comparison.noise import median_without
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.measurements import Compute
+from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count, flops_text, rate_text, share_text
+
+_SLOW = ("slow", "nameplate")
+# Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
+_LESS_CLOCK = 0.95
+_HEAT, _BRAKE, _POWER_CAP = 0x8 | 0x20 | 0x40, 0x80, 0x4
+
+
+class Sign(NamedTuple):
+    """What speaks against GPU `number` in one run: `part` ("bf16", "memory") has `value` instead of `expected`."""
+
+    number: int
+    word: str
+    part: str = ""
+    value: float = 0.0
+    expected: float = 0.0
+
+
+Signs = Mapping[tuple[int, str], Sequence[Sign]]
+
+
+def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
+    """All that speaks against GPUs in run number `at`."""
+    present = [unit for unit in units if at < len(unit.runs) and unit.runs[at].gemms]
+    for unit in present:
+        yield from _wrong(unit, unit.runs[at])
+        if harmful_events(unit.runs[at]) and not unit.is_slice:
+            yield Sign(unit.number, "throttled")
+    for peers in by_model(present):
+        yield from (Sign(number, "bits") for number in _odd(peers, at))
+        ordered = ordered_rates(peers, at)
+        for unit in peers:
+            yield from _slow(seen, unit, ordered, at)
+
+
+def _wrong(unit: Unit, run: Compute) -> Iterator[Sign]:
+    for gemm in run.gemms:
+        if gemm.wrong:
+            yield Sign(unit.number, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
+        # cuBLAS gives the same bits in every run; a CPU's libraries may divide the work in another way.
+        if unit.is_gpu and gemm.digests[0] != gemm.digests[1]:
+            yield Sign(unit.number, "bits", precision(gemm.dtype))
+    if run.wrong_words:
+        yield Sign(unit.number, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
+
+
+def _odd(peers: Sequence[Unit], at: int) -> set[int]:
+    """Numbers of GPUs whose products have other bits than those of most GPUs that must have the same ones."""
+    return {number for products in _comparable(peers, at) if (odd := odd_ones_out(products)) for number in odd.ranks}
+
+
+def undecided(peers: Sequence[Unit], at: int) -> tuple[int, ...]:
+    """Numbers of GPUs whose products differ where no majority says whose are right."""
+    split = [products for products in _comparable(peers, at) if (odd := odd_ones_out(products)) and not odd.ranks]
+    return tuple(sorted({number for products in split for number in products}))
+
+
+def _comparable(peers: Sequence[Unit], at: int) -> Iterator[Mapping[int, str]]:
+    """Digests by number, of GPUs of one model with the same driver, cuBLAS, variables and torch."""
+    groups: dict[object, dict[int, str]] = defaultdict(dict)
+    for unit in peers:
+        run = unit.runs[at] if at < len(unit.runs) else None
+        if run is not None and run.driver is not None and run.cublas is not None:
+            for gemm in run.gemms:
+                same = (run.driver, run.cublas, run.variables, run.torch, gemm.dtype, gemm.size)
+                groups[same][unit.number] = gemm.digests[0]
+    yield from groups.values()
+
+
+def _slow(seen: Seen[Data], unit: Unit, ordered: Mapping[str, Sequence[float]], at: int) -> Iterator[Sign]:
+    for part, rate in unit.rates(at).items():
+        others = median_without(ordered[part], rate) if len(ordered[part]) > 1 else 0.0
+        if rate < seen.number("peer_ratio") * others:
+            yield Sign(unit.number, "slow", part, rate, others)
+        nominal = nominal_of(unit, part)
+        least = seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio")
+        if nominal is not None and rate < least * nominal:
+            yield Sign(unit.number, "nameplate", part, rate, nominal)
+
+
+def nominal_of(unit: Unit, part: str) -> float | None:
+    """What its maker promises."""
+    plate = nameplate_of(unit.runs[0].device)
+    if plate is None:
+        return None
+    return {MEMORY: plate.memory_bytes_per_s, "fp32": plate.single_flop_per_s}.get(part, plate.half_flop_per_s)
+
+
+# Findings ------------------------------------------------------------------------------------------------------------
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    units = units_of(seen)
+    runs = [_by_word(signs(seen, units, at)) for at in range(2)]
+    peers_of = {unit.number: peers for peers in by_model(units) for unit in peers}
+    for unit in units:
+        yield from _values(seen, unit, runs)
+        if slow := [sign for word in _SLOW for sign in _confirmed(unit, word, runs)]:
+            yield _told(seen, unit, _slow_fault(seen, unit, peers_of[unit.number], slow))
+        elif _confirmed(unit, "throttled", runs):
+            yield _told(seen, unit, _throttled(unit))
+    yield from _differing(seen, units)
+    yield from _unmeasured(seen, units)
+
+
+def _by_word(found: Iterator[Sign]) -> Signs:
+    groups: dict[tuple[int, str], list[Sign]] = defaultdict(list)
+    for sign in found:
+        groups[sign.number, sign.word].append(sign)
+    return groups
+
+
+def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
+    """Signs that all measurements of this GPU show, as the last one has them."""
+    each = [runs[at].get((unit.number, word), ()) for at in range(min(len(unit.runs), len(runs)))]
+    common = set.intersection(*({sign.part for sign in own} for own in each))
+    return [sign for sign in each[-1] if sign.part in common]
+
+
+def _values(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
+    """Wrong values; what is not only in one run is an error."""
+    for word in ("wrong", "bits"):
+        each = [own for run in runs if (own := run.get((unit.number, word)))]
+        if each:
+            yield _told(seen, unit, _wrong_fault(unit, word, each[-1], twice=len(each) > 1))
+            return  # other bits follow from wrong values
+
+
+def _wrong_fault(unit: Unit, word: str, found: Sequence[Sign], *, twice: bool) -> Fault:
+    what = "GPU" if unit.is_gpu else "CPU"
+    if word == "wrong":
+        title = f"a {what} computes wrong values"
+        parts = ", ".join(_wrong_text(sign) for sign in found)
+        said = f"{parts}; none expected"
+    else:
+        title = "a GPU computes other bits than it should"
+        said = (
+            "a product has other bits than its repeat on this GPU, or than those of most GPUs of the same model, "
+            "driver and cuBLAS; the same bits expected"
+        )
+    times = "in two measurements" if twice else f"in one of {count(len(unit.runs), 'measurement')}"
+    evidence: dict[str, Scalar | list[Scalar]] = {"measurements": 2 if twice else 1}
+    evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in found if word == "wrong"}
+    return Fault(
+        word,
+        title,
+        f"{times}, {said}",
+        Action.ISOLATE if twice else Action.MONITOR,
+        f"Run `dcgmi diag -r 3` on {unit.card.host.name}." if unit.is_gpu else "Run a memory test on it.",
+        evidence,
+        Severity.ERROR if twice else Severity.WARNING,
+    )
+
+
+def _wrong_text(sign: Sign) -> str:
+    if sign.part == MEMORY:
+        return f"{sign.value:,.0f} of {sign.expected:,.0f} words of a copy within its memory are wrong"
+    how = f"of a product in {sign.part} deviate from fp64 by more than rounding can"
+    return f"{sign.value:,.0f} of {sign.expected:,.0f} elements {how}"
+
+
+class Cause(NamedTuple):
+    """Why a GPU is slow, as far as the data says: a word for scripts, a sentence, and advice."""
+
+    word: str
+    said: str
+    advice: str
+
+
+def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequence[Sign]) -> Fault:
+    word = found[0].word
+    used = others_use(unit, seen.number("busy_share"))
+    parts = {sign.part for sign in found}
+    cause = _cause(unit, peers, used, only_memory=parts == {MEMORY})
+    ratio = min(sign.value / sign.expected for sign in found)
+    severity = Severity.WARNING
+    if used:
+        severity = Severity.NOTE
+    elif ratio < seen.number("broken_ratio") and len(unit.runs) > 1:
+        severity = Severity.ERROR
+    evidence: dict[str, Scalar | list[Scalar]] = {"cause": cause.word}
+    for sign in found:
+        unit_of = "bytes_per_s" if sign.part == MEMORY else "flop_per_s"
+        which = "usual" if sign.word == "slow" else "nameplate"
+        evidence |= {f"{sign.part}_{unit_of}": sign.value, f"{sign.part}_{which}_{unit_of}": sign.expected}
+    if word == "slow":
+        evidence["slower_share"] = 1 - min(sign.value / sign.expected for sign in found if sign.word == word)
+    what = "the memory of a GPU" if parts == {MEMORY} else "a GPU"
+    whom = "others of its model" if word == "slow" else "its data sheet says"
+    return Fault(
+        word,
+        f"{what} is {'much ' if ratio < 0.5 else ''}slower than {whom}",
+        f"{'; '.join(_slow_text(sign, len(peers) - 1) for sign in found)}. {cause.said}",
+        Action.NONE,
+        cause.advice,
+        evidence,
+        severity,
+    )
+
+
+def _slow_text(sign: Sign, peers: int) -> str:
+    show = rate_text if sign.part == MEMORY else flops_text
+    share = share_text(sign.value / sign.expected)
+    expected = f"{show(sign.expected)} {'by its data sheet' if sign.word == 'nameplate' else 'usual'}"
+    of = f" of {peers} {'other' if peers == 1 else 'others'} in this run" if sign.word == "slow" else ""
+    return f"{sign.part} {show(sign.value)}, {expected}{of} ({share})"
+
+
+def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -> Cause:
+    """The first that explains it: others, heat or power, a lower limit, lower clocks; else none."""
+    if used:
+        said = f"Another process uses it: {used}"
+        return Cause("others", said, f"End the other process on {unit.card.host.name} (`nvidia-smi`).")
+    name = "memory_hz" if only_memory else "sm_hz"
+    clock = load_of(unit.runs[-1], name)
+    usual_clock = usual_load([peer for peer in peers if peer is not unit], name)
+    clocks = _clocks_text(clock, usual_clock, "memory" if only_memory else "SM")
+    if events := harmful_events(unit.runs[-1]):
+        return Cause(*_held_down(unit, events, clocks))
+    limits = [watts for peer in peers if (watts := peer.card.health.clocks.power_limit_watts) is not None]
+    limit, most = unit.card.health.clocks.power_limit_watts, usual(limits)
+    index = unit.card.health.index
+    if limit is not None and most is not None and limit < most:
+        said = f"Its power limit is {limit:g} W, {most:g} W on most of its model{clocks}"
+        return Cause("power-limit", said, f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.")
+    if clock is not None and usual_clock is not None and clock < _LESS_CLOCK * usual_clock:
+        said = f"Its clocks are lower{clocks}{_capped(unit)}; nothing that NVML shows as heat or power holds them down"
+        advice = f"Undo locked clocks with `nvidia-smi -i {index} -rgc`, `-rmc` and `-rac`; look at its power and heat."
+        return Cause("clocks", said, advice)
+    said = f"No cause is seen in clocks, limits, heat or other users{clocks}"
+    return Cause("unknown", said, f"Reset the GPU or reboot; run `dcgmi diag -r 3` on {unit.card.host.name}.")
+
+
+def _clocks_text(clock: float | None, usual_clock: float | None, which: str) -> str:
+    if clock is None:
+        return ""
+    others = "" if usual_clock is None else f", {usual_clock / 1e6:.0f} MHz on the others"
+    return f" ({which} clock {clock / 1e6:.0f} MHz{others})"
+
+
+def _capped(unit: Unit) -> str:
+    looks = unit.runs[-1].during
+    return " at the power limit" if looks and all((look.events or 0) & _POWER_CAP for look in looks) else ""
+
+
+def _held_down(unit: Unit, events: int, clocks: str) -> tuple[str, str, str]:
+    """Word, sentence and advice for harmful clock events."""
+    names = " and ".join(name for bit, name in HARMFUL.items() if events & bit)
+    celsius = load_of(unit.runs[-1], "celsius")
+    heat = f" at {celsius:.0f} C" if celsius is not None else ""
+    said = f"Its clocks are held down: {names} (clock events {events:#x}){heat}{clocks}"
+    if events & _BRAKE:
+        return "power-brake", said, "Look at the host's power supplies and cables."
+    return "heat", said, "Look at fans and coolant."
+
+
+def _throttled(unit: Unit) -> Fault:
+    events = harmful_events(unit.runs[-1])
+    word, said, advice = _held_down(unit, events, "")
+    evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": word}
+    text = f"{said[0].lower()}{said[1:]} while it computes; none expected"
+    return Fault("throttled", "a GPU lowers its clocks under load", text, Action.MONITOR, advice, evidence)
+
+
+def _told(seen: Seen[Data], unit: Unit, fault: Fault) -> Finding:
+    """A finding about this GPU or CPU alone."""
+    if unit.is_gpu:
+        return finding_of(seen, unit.card, fault)
+    return seen.finding(
+        fault.word,
+        fault.title,
+        f"{unit.label}: {fault.said}.",
+        severity=fault.severity,
+        ranks=(unit.rank,),
+        evidence=fault.evidence,
+        fix=fault.advice,
+    )
+
+
+def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
+    """GPUs that must compute the same bits and do not, of which none can be blamed."""
+    for peers in by_model(units):
+        again = any(len(unit.runs) > 1 for unit in peers)
+        found = {*undecided(peers, 0)} & {*undecided(peers, 1 if again else 0)}
+        if own := [unit for unit in peers if unit.number in found]:
+            yield seen.finding(
+                "differ",
+                "GPUs of one model compute different bits",
+                f"{', '.join(unit.label for unit in own)}: their products differ, and model, driver, cuBLAS and torch "
+                "are the same; the same bits expected. No majority says whose are right.",
+                nodes=(),
+                gpus=tuple(unit.card.health.uuid for unit in own if unit.card.health.uuid),
+                evidence={"ranks": [unit.rank for unit in own]},
+                fix="Run `dcgmi diag -r 3` on each of them.",
+            )
+
+
+def _unmeasured(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for unit in units:
+        if unit.runs[-1].unmeasured:
+            reasons[unit.runs[-1].unmeasured].append(unit.rank)
+    for reason, ranks in reasons.items():
+        yield seen.finding(
+            "unmeasured",
+            "the speed of GPUs was not measured",
+            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
+            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
+            ranks=ranks,
+            evidence={"reason": reason},
+        )
