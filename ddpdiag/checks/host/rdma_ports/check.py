@@ -1,15 +1,15 @@
 """RDMA ports of each host: state, rate, GIDs, firmware, and distance to the GPUs.
 
-NCCL goes over every InfiniBand or RoCE port that is up and that NCCL_IB_HCA allows, and leaves out the others without a
-word: a host with 7 of 8 ports, or with one port at half its rate, slows down all hosts. One rank of each host reads
+NCCL uses every InfiniBand or RoCE port that is up and that NCCL_IB_HCA allows, and does not report the others: a host
+with 7 of 8 ports, or with one port at half its rate, slows down all hosts. One rank of each host reads
 /sys/class/infiniband; nothing is sent. Ports that the job takes are compared: those that NCCL_IB_HCA allows (prefixes;
 exact names after `=`; all but these after `^`; `:port`), or, where NCCL uses sockets (gloo, NCCL_IB_DISABLE=1), those
 below the interface that the job offers (RDZ003).
 
 Hosts are compared with hosts that have the same models of GPUs, and what more than half of them have is expected.
 Where there is no such majority, as between two hosts that differ, no host is blamed. A host alone is compared with
-itself: ports of one board and link layer. What is alike on all hosts is silent (ports that are disabled, a frontend
-card), as is firmware of one release.
+itself: ports of one board and link layer. What is alike on all hosts is not reported (ports that are disabled, a
+frontend card), nor are versions of firmware within one release. Distances to the GPUs are in the ranks' column "nic".
 
 Findings:
 
@@ -87,7 +87,7 @@ def measure(ctx: Context) -> Data:
 
 
 def look(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
-    """What /sys shows of this host; `step` hears what is asked, since a driver may wait for an adapter that hangs."""
+    """What /sys shows of this host; `step` is called with what is read next, since a driver may wait for an adapter."""
     sys = sys_root(env)
     step("RDMA adapters")
     adapters = rdma_adapters(sys)
@@ -121,7 +121,7 @@ def _asked_for(seen: Seen[Data]) -> bool:
 
 
 def moot(seen: Seen[Data]) -> str | None:
-    """Most machines have no RDMA."""
+    """Why there is nothing to look at, where HST004 saw no RDMA device."""
     return None if seen.trials else "no host has an RDMA device"
 
 
