@@ -12,10 +12,13 @@ from ddpdiag.probes.net.rdma import Adapter
 from ddpdiag.text import count
 
 _NAMES, _LISTED = 4, 16
-_CABLE = (
-    "Reseat or replace the cable and the transceiver, then try another port of the switch; `mlxlink -d ADAPTER -m` "
-    "shows what the port negotiates and why."
-)
+
+
+def _cable(port: Port) -> str:
+    return (
+        "Reseat or replace the cable and the transceiver, then try another port of the switch; "
+        f"`mlxlink -d {port.adapter} -m` shows what the port negotiates and why."
+    )
 
 
 def counts_text(own: HostPorts) -> str:
@@ -87,9 +90,11 @@ def _bring_up(port: Port, own: HostPorts) -> str:
         return "Look at the subnet manager (`sminfo`, `ibdiagnet`): the link is up, and no subnet manager activates it."
     if port.physical_state == "Disabled":
         interface = next(iter(own.data.interfaces.get(port.name, ())), "INTERFACE")
-        enable = f"`ip link set {interface} up`" if port.link_layer == "Ethernet" else "`mlxlink -d ADAPTER -a UP`"
+        enable = (
+            f"`ip link set {interface} up`" if port.link_layer == "Ethernet" else f"`mlxlink -d {port.adapter} -a UP`"
+        )
         return f"Enable the port ({enable}), but look first why it was disabled: operators disable links that flap."
-    return _CABLE
+    return _cable(port)
 
 
 def slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]], where: str) -> Iterator[Finding]:
@@ -105,7 +110,7 @@ def slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]],
             yield seen.finding(
                 word,
                 f"{subject} on {own.name} {what} than expected",
-                f"{own.name}: {names_text(named, _NAMES)} ({where}). All hosts wait for the slowest port.",
+                f"{own.name}: {names_text(named, _NAMES)} ({where}). A job runs at the rate of its slowest port.",
                 nodes=[own.name],
                 evidence={
                     "ports": [port.name for port, _ in some[:_LISTED]],
@@ -114,7 +119,7 @@ def slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]],
                     "expected_bytes_per_s": [like.bytes_per_s for _, like in some[:_LISTED]],
                     "expected_lanes": [like.lanes for _, like in some[:_LISTED]],
                 },
-                fix=f"{_CABLE} If the port belongs to another network, leave it out with NCCL_IB_HCA.",
+                fix=f"{_cable(some[0][0])} If the port belongs to another network, leave it out with NCCL_IB_HCA.",
             )
 
 
