@@ -28,7 +28,7 @@ from ddpdiag.runtime.supervisor.processes import Signals
 
 # What one host can be asked without torch; GPU004 to GPU009 judge what GPU003 saw.
 WITHOUT_TORCH = (
-    *("HST001", "HST002", "HST003", "HST004"),
+    *("HST001", "HST002", "HST003", "HST004", "HST007"),
     *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU009", "GPU011"),
 )
 # GPU010 and HST006 compare before and after: without torch there is no time in between, and nothing loads a GPU.

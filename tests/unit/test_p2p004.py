@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 from msgspec import structs
+from rails import host, rails
 from seen import seen_of, together, world_of
 
+from ddpdiag.checks.host.rdma_ports import check as rdma_ports
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.transport import check as transport
@@ -99,6 +101,19 @@ def test_sockets_tell_what_nccl_says_and_no_rate_that_is_not_known(golden) -> No
     finding = only(healthy(8, network="Socket", notes=("Failed to open libibverbs.so[.1]",)))
     assert (finding.code, finding.nodes) == ("P2P004.sockets", ("n0", "n1"))
     golden(finding)
+
+
+def test_sockets_because_of_a_wrong_nccl_ib_hca_are_told_once() -> None:
+    size = 8
+    run = {"size": size, "ranks_per_node": HOST, "gpus": HOST}
+    wrong, right = (host(rails(), NCCL_IB_HCA=rule) for rule in ("mlx4", "mlx5"))
+    rows = healthy(size, network="Socket")
+    seen = together(seen_of(transport.CHECK, rows, **run), seen_of(rdma_ports.CHECK, {0: wrong, HOST: right}, **run))
+    assert [finding.code for finding in seen.findings_of("HST007")] == ["HST007.hca"]
+    assert list(transport.CHECK.judge(seen)) == []
+    assert [finding.code for finding in transport.CHECK.judge(seen_of(transport.CHECK, rows, **run))] == [
+        "P2P004.sockets"
+    ]
 
 
 @pytest.mark.parametrize("ports", [(), DOWN])

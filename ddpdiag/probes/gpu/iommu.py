@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
+from ddpdiag.probes.host.kernel import names_in, read_int, read_pairs, read_text
 
 # Kernel parameters that concern P2P (Documentation/admin-guide/kernel-parameters.txt); of pci= these parts only.
 _PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pcie_acs_override")
@@ -40,17 +40,18 @@ class Bridge(Struct, frozen=True, array_like=True):
 
 
 class Slot(Struct, frozen=True, kw_only=True):
-    """Where a GPU sits: the bridges above it, from the root port down.
+    """Where a GPU or a network adapter sits: the bridges above it, from the root port down, and its NUMA node.
 
     `domain` is the kernel's word for how the IOMMU treats it: "DMA" or "DMA-FQ" where it translates, "identity" where
-    it does not, None where the GPU is in no group or the kernel does not say. `grouped` is None where sysfs does not
-    show the GPU at all.
+    it does not, None where the device is in no group or the kernel does not say. `grouped` is None where sysfs does not
+    show the device at all, `numa_node` where the firmware does not name one.
     """
 
     pci: str
     bridges: tuple[str, ...] = ()
     grouped: bool | None = None
     domain: str | None = None
+    numa_node: int | None = None
 
 
 class Surroundings(Struct, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 
 def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root: Path = Path("/dev")) -> Surroundings:
     """What these roots show around the GPUs with these PCI addresses."""
-    slots = tuple(_slot(address, sys_root) for address in gpus)
+    slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
     cpu = read_pairs(proc_root / "cpuinfo", ":")
     return Surroundings(
@@ -157,19 +158,22 @@ def _acs(sys_root: Path, address: str) -> int | None:
         return None
 
 
-def _slot(address: str, sys_root: Path) -> Slot:
+def slot_of(address: str, sys_root: Path) -> Slot:
+    """Where the device with this PCI address sits."""
     device = sys_root / "bus" / "pci" / "devices" / address
     try:
         # sysfs nests devices as the bus does: .../pci0000:17/0000:17:01.0/0000:18:00.0/0000:1b:00.0
         parts = device.resolve().parts
     except (OSError, RuntimeError):
         parts = ()
-    group = device / "iommu_group"
+    group, node = device / "iommu_group", read_int(device / "numa_node")
     return Slot(
         pci=address,
         bridges=tuple(part for part in parts[:-1] if _ADDRESS.fullmatch(part)),
         grouped=group.exists() if device.exists() else None,
         domain=read_text(group / "type") or None,
+        # -1 where the firmware does not say (Documentation/ABI/testing/sysfs-bus-pci).
+        numa_node=node if node is not None and node >= 0 else None,
     )
 
 

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,11 +26,15 @@ _PEER_MEMORY = (
     "kernel/mm/memory_peers/nv_mem/version",
 )
 
+# Of "400 Gb/sec (4X NDR)".
+_LANES = re.compile(r"\((\d+)X")
+
 
 class Port(Struct, frozen=True, kw_only=True):
     """A port of an RDMA adapter. `infiniband`: else its link layer is Ethernet (RoCE). `active`: its link is up.
 
-    `bytes_per_s` is its rate in one direction, None where it does not say.
+    `bytes_per_s` is its rate in one direction, over `lanes` lanes. `link_layer`, `state` ("DOWN") and `physical_state`
+    ("Polling") are the kernel's words. None is what it does not say.
     """
 
     adapter: str
@@ -37,6 +42,10 @@ class Port(Struct, frozen=True, kw_only=True):
     infiniband: bool
     active: bool
     bytes_per_s: float | None = None
+    lanes: int | None = None
+    link_layer: str | None = None
+    state: str | None = None
+    physical_state: str | None = None
 
     @property
     def name(self) -> str:
@@ -46,16 +55,24 @@ class Port(Struct, frozen=True, kw_only=True):
 
 def rdma_ports(sys: Path) -> tuple[Port, ...]:
     """All ports that `sys` (/sys) shows; none without an RDMA driver."""
-    return tuple(
-        Port(
-            adapter=port.parts[-3],
-            number=port.name,
-            infiniband=read_text(port / "link_layer") == "InfiniBand",
-            # "4: ACTIVE"; "5: ACTIVE_DEFER" is a link that is going down (IBTA, PortState).
-            active=(read_text(port / "state") or "").endswith("ACTIVE"),
-            bytes_per_s=_rate(read_text(port / "rate")),
-        )
-        for port in sorted((sys / "class" / "infiniband").glob("*/ports/*"))
+    return tuple(map(_port, sorted((sys / "class" / "infiniband").glob("*/ports/*"))))
+
+
+def _port(folder: Path) -> Port:
+    layer, rate = read_text(folder / "link_layer"), read_text(folder / "rate")
+    # "4: ACTIVE"; "5: ACTIVE_DEFER" is a link that is going down (IBTA, PortState).
+    state, physical = ((read_text(folder / name) or "").rpartition(": ")[2] for name in ("state", "phys_state"))
+    lanes = _LANES.search(rate or "")
+    return Port(
+        adapter=folder.parts[-3],
+        number=folder.name,
+        infiniband=layer == "InfiniBand",
+        active=state == "ACTIVE",
+        bytes_per_s=_rate(rate),
+        lanes=int(lanes[1]) if lanes else None,
+        link_layer=layer or None,
+        state=state or None,
+        physical_state=physical or None,
     )
 
 
@@ -134,20 +151,34 @@ def _taken(sys: Path, rule: str) -> list[Port]:
     return [port for port in rdma_ports(sys) if port.active and nccl_takes_port(rule, port.adapter, port.number)]
 
 
-def nccl_takes_port(rule: str, adapter: str, port: str) -> bool:
-    """Does a value of NCCL_IB_HCA allow this port of this adapter? As NCCL reads it (net_ib.cc, utils.cc).
+class PortRule(NamedTuple):
+    """A value of NCCL_IB_HCA, as NCCL reads it (net_ib/init.cc, misc/utils.cc): names, each with a port or "".
 
     "^" excludes what follows, "=" behind it wants exact names, else the words are prefixes; a word may end in ":port".
-    Without a word, all match.
     """
-    others, rule = rule.startswith("^"), rule.removeprefix("^")
-    exact, rule = rule.startswith("="), rule.removeprefix("=")
-    words = [tuple(word.split(":")) for word in rule.split(",") if word.partition(":")[0]]
-    hit = not words or any(
-        (adapter == name if exact else adapter.startswith(name)) and (not number or number[0] in ("", port))
-        for name, *number in words
-    )
-    return hit != others
+
+    excludes: bool
+    exact: bool
+    words: tuple[tuple[str, str], ...]
+
+    def fits(self, word: tuple[str, str], adapter: str, port: str) -> bool:
+        """Does this word mean that port?"""
+        name, number = word
+        return (adapter == name if self.exact else adapter.startswith(name)) and number in ("", port)
+
+
+def port_rule(value: str) -> PortRule:
+    """That value in parts; behind the port may be a rail and a plane, which decide nothing here."""
+    excludes, value = value.startswith("^"), value.removeprefix("^")
+    exact, value = value.startswith("="), value.removeprefix("=")
+    parts = [word.split(":") for word in value.split(",")]
+    return PortRule(excludes, exact, tuple((name, number[0] if number else "") for name, *number in parts if name))
+
+
+def nccl_takes_port(value: str, adapter: str, port: str) -> bool:
+    """Does a value of NCCL_IB_HCA allow this port of this adapter? Without a word, all match."""
+    rule = port_rule(value)
+    return (not rule.words or any(rule.fits(word, adapter, port) for word in rule.words)) != rule.excludes
 
 
 _NAME_SECONDS = 2.0
@@ -232,7 +263,7 @@ def rdma_counters(sys: Path, taken: Iterable[str]) -> Iterator[PortCounters]:
         yield PortCounters(
             name=port.name,
             rdma=True,
-            pci=_pci(device),
+            pci=pci_of(device),
             up=port.active,
             taken=port.name in taken,
             below=_names(device / "device" / "net", "*"),
@@ -256,7 +287,7 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         todo += below
         yield PortCounters(
             name=name,
-            pci=_pci(folder),
+            pci=pci_of(folder),
             up=_has_carrier(folder),
             below=below,
             counters=_carrier(folder) | _numbers(folder / "statistics", _FRAMES),
@@ -293,7 +324,7 @@ def _names(folder: Path, pattern: str, prefix: str = "") -> tuple[str, ...]:
     return tuple(sorted(path.name.removeprefix(prefix) for path in folder.glob(pattern)))
 
 
-def _pci(device: Path) -> str | None:
+def pci_of(device: Path) -> str | None:
     """The PCI function that it belongs to; None of what is made of software."""
     parts = os.path.realpath(device / "device").split("/") if (device / "device").exists() else []
     return next((part for part in reversed(parts) if _PCI_ADDRESS.fullmatch(part)), None)

@@ -41,8 +41,8 @@ from ddpdiag.probes.net.nccl_log import Log, read_log
 
 FINDINGS = {
     "sockets": Explained(
-        "hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, an "
-        "NCCL_IB_HCA that fits no port, libibverbs or /dev/infiniband missing in the container. (RoCE ports: INFO "
+        "hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, libibverbs "
+        "or /dev/infiniband missing in the container; an NCCL_IB_HCA that fits no port is HST007's. (RoCE ports: INFO "
         "only, since clouds show some that reach no other host.)"
     ),
     "no-gdr": Explained(

@@ -165,9 +165,11 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
 
 
 def sockets(nccl: TransportLog) -> Iterator[Finding]:
-    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends."""
+    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 says why."""
+    told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.nodes}
     crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
-    taken = [hop for hop in crossing if all(nccl.ports(nccl.host(rank)) for rank in (hop.source, hop.target))]
+    ends = [(hop, {nccl.host(hop.source), nccl.host(hop.target)}) for hop in crossing]
+    taken = [hop for hop, hosts in ends if not hosts & told and all(map(nccl.ports, hosts))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
         return

@@ -1,0 +1,1 @@
+"""HST007: RDMA ports."""

@@ -1,0 +1,202 @@
+"""RDMA ports of each host: state, rate, GIDs, firmware, and distance to the GPUs.
+
+NCCL uses every InfiniBand or RoCE port that is up and that NCCL_IB_HCA allows, and does not report the others: a host
+with 7 of 8 ports, or with one port at half its rate, slows down all hosts. One rank of each host reads
+/sys/class/infiniband; nothing is sent. Ports that the job takes are compared: those that NCCL_IB_HCA allows (prefixes;
+exact names after `=`; all but these after `^`; `:port`), or, where NCCL uses sockets (gloo, NCCL_IB_DISABLE=1), those
+below the interface that the job offers (RDZ003).
+
+Hosts are compared with hosts that have the same models of GPUs, and what more than half of them have is expected.
+Where there is no such majority, as between two hosts that differ, no host is blamed. A host alone is compared with
+itself: ports of one board and link layer. What is alike on all hosts is not reported (ports that are disabled, a
+frontend card), nor are versions of firmware within one release. Distances to the GPUs are in the ranks' column "nic".
+
+Findings:
+
+Virtual functions that are down, ports of EFA (neither InfiniBand nor Ethernet) and GIDs of iWARP are not judged. What
+happens to a port during the run is HST006's, interfaces and their addresses are RDZ003's, and what NCCL chose P2P004's.
+
+Causes: a cable or transceiver that is not seated or dirty, a switch port, a card that fell off the bus, a port that was
+disabled, no subnet manager (state INIT), an interface without an address, NCCL_IB_HCA of another cluster.
+
+Fix: do what the finding says; until then, leave the host out.
+
+Confirm by hand: On two hosts, `ibstat; ibdev2netdev; show_gids; nvidia-smi topo -m; grep -H .
+/sys/class/infiniband/*/ports/*/{state,phys_state,rate,link_layer} /sys/class/infiniband/*/{fw_ver,board_id}`, and diff.
+
+Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html),
+NCCL_IB_HCA, NCCL_IB_GID_INDEX; NCCL's src/transport/net_ib/init.cc (which ports it takes) and connect.cc (which GID);
+Linux's ABI document sysfs-class-infiniband; NVSentinel, NIC health monitor (states, rates, virtual functions).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu import devices, present
+from ddpdiag.checks.gpu.cards import VisibleGpus
+from ddpdiag.checks.host import limits as hst004
+from ddpdiag.checks.host.rdma_ports import settings
+from ddpdiag.checks.host.rdma_ports.data import Data, HostPorts, comparable, hosts_with_ports
+from ddpdiag.checks.host.rdma_ports.judge import compared
+from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.launch import variables
+from ddpdiag.model import Finding, Scalar, Trial
+from ddpdiag.model.trial import Context
+from ddpdiag.probes.gpu.iommu import Slot
+from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.adapters import rdma_ports
+from ddpdiag.probes.net.rdma import (
+    distance,
+    gpus_on_bus,
+    nccl_settings,
+    port_interfaces,
+    rdma_adapters,
+    roce_gids,
+)
+
+FINDINGS = {
+    "hca": Explained(
+        "NCCL_IB_HCA allows no port that is up, so NCCL falls back to sockets: an error between several hosts."
+    ),
+    "unmatched": Explained.warning("a name in NCCL_IB_HCA that no port of the host has, while other names match."),
+    "missing": Explained(
+        "fewer ports than most hosts have: a card that is not on the bus or has no driver, or a port with "
+        "another link layer. An error where no port is left, else a warning."
+    ),
+    "down": Explained("fewer ports are up than on most hosts; an error where none is up, else a warning."),
+    "slow": Explained.warning("a port has a lower rate than on most hosts."),
+    "narrow": Explained.warning("a port has fewer lanes than on most hosts, or an InfiniBand port one lane only."),
+    "gid": Explained(
+        "a RoCE port without a GID of RoCE v2 that has an address, while most hosts have one: its interface has no "
+        "address. NCCL then takes a GID that is good on one link only, and cannot connect: an error between hosts."
+    ),
+    "gid-index": Explained(
+        "NCCL_IB_GID_INDEX names an empty place of a port's table, or another type of GID than on most hosts."
+    ),
+    "firmware": Explained.warning("firmware of another release than most adapters of that model have."),
+    "far": Explained.warning("the nearest port is farther from the GPUs than on most hosts: another slot, BIOS or VM."),
+    "uneven": Explained("hosts differ in one of these, and no majority says which is right; no host is blamed."),
+    "unreadable": Explained.not_seen("a host does not show its RDMA adapters, and the job may need them."),
+}
+
+
+def measure(ctx: Context) -> Data:
+    return look(os.environ, ctx.step)
+
+
+def look(env: Mapping[str, str], step: Callable[[str], None]) -> Data:
+    """What /sys shows of this host; `step` is called with what is read next, since a driver may wait for an adapter."""
+    sys = sys_root(env)
+    step("RDMA adapters")
+    adapters = rdma_adapters(sys)
+    step("RDMA ports")
+    ports = rdma_ports(sys)
+    step("GIDs")
+    gids = {port.name: roce_gids(sys, port) for port in ports if port.link_layer == "Ethernet"}
+    return Data(
+        adapters=adapters,
+        ports=ports,
+        gids=gids,
+        interfaces={port.name: port_interfaces(sys, port, gids.get(port.name, ())) for port in ports},
+        gpus=gpus_on_bus(sys),
+        settings=nccl_settings(env),
+    )
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """Once, unless HST004 saw that no host has an RDMA device, and NCCL_IB_HCA asks for none."""
+    rows = seen.of(hst004.CHECK).by_rank.values()
+    is_without = bool(rows) and all(row.rdma == () for row in rows)
+    return () if seen.trials or (is_without and not _asked_for(seen)) else (new_trial(seen),)
+
+
+def _asked_for(seen: Seen[Data]) -> bool:
+    """Do several hosts have NCCL_IB_HCA set, as LCH002 saw?"""
+    rows = seen.of(variables.CHECK).by_rank.values()
+    return len(seen.world.hosts) > 1 and any(
+        "NCCL_IB_HCA" in own for row in rows for own in (row.variables, *row.files.values())
+    )
+
+
+def moot(seen: Seen[Data]) -> str | None:
+    """Why there is nothing to look at, where HST004 saw no RDMA device."""
+    return None if seen.trials else "no host has an RDMA device"
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    yield from _unreadable(seen)
+    hosts = hosts_with_ports(seen)
+    yield from settings.without_ports(seen, hosts)
+    yield from settings.unmatched(seen, hosts)
+    yield from settings.gid_indices(seen, hosts)
+    for alike in comparable(own for own in hosts if not settings.allows_none_up(own)):
+        yield from compared(seen, alike)
+
+
+def _unreadable(seen: Seen[Data]) -> Iterator[Finding]:
+    ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
+    # Within one host, and over gloo, no job needs RDMA.
+    if ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
+        names = names_text(seen.world.nodes_of(ranks))
+        yield seen.finding(
+            "unreadable",
+            "RDMA adapters cannot be read",
+            f"{names}: /sys/class cannot be listed: UNKNOWN whether RDMA ports are well.",
+            nodes=seen.world.nodes_of(ranks),
+            fix="Mount /sys into the container.",
+        )
+
+
+def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
+    """The port that is nearest to each rank's GPU, such as "mlx5_0:1 PIX", where one is nearer than the others."""
+    rows = seen.of(present.CHECK).by_rank
+    takers = VisibleGpus(seen.world, rows, seen.of(devices.CHECK).by_rank).takers()
+    pci = {gpu.uuid: gpu.pci for row in rows.values() for gpu in row.nvml.gpus if gpu.uuid and gpu.pci}
+    cells: dict[int, Mapping[str, Scalar]] = {}
+    for own in hosts_with_ports(seen):
+        slots = {gpu.slot.pci: gpu.slot for gpu in own.data.gpus}
+        for uuid, ranks in takers.items():
+            slot = slots.get(pci.get(uuid) or "")
+            nearest = _nearest(own, slot) if slot else None
+            cells |= {rank: {"nic": nearest} for rank in ranks if nearest and rank in own.host.ranks}
+    return cells
+
+
+def _nearest(own: HostPorts, slot: Slot) -> str | None:
+    """The ports that are nearest to a GPU; None where all are as near, as in many virtual machines."""
+    places = ((port, own.adapter(port).slot) for port in own.up)
+    levels = {port.name: distance(slot, place) for port, place in places if place}
+    known = {level for level in levels.values() if level is not None}
+    if len(known) < 2:
+        return None
+    least = min(known)
+    return f"{', '.join(name for name, level in levels.items() if level == least)} {least.name}"
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """The fewest ports that are up on a host, the lowest rate, and how far a GPU is from its nearest port at most."""
+    hosts = [own for own in hosts_with_ports(seen) if own.ports]
+    rates = [port.bytes_per_s for own in hosts for port in own.up if port.bytes_per_s]
+    levels = [level for own in hosts for level in own.nearest]
+    found: dict[str, Scalar] = {"rdma.ports": min(len(own.up) for own in hosts)} if hosts else {}
+    found |= {"rdma.min_port_bytes_per_s": min(rates)} if rates else {}
+    return found | ({"rdma.farthest_gpu": max(levels).name} if levels else {})
+
+
+CHECK = Check(
+    "HST007",
+    "rdma-ports",
+    Stage.HOST,
+    Scope.NODE,
+    manual=__doc__ or "",
+    findings=FINDINGS,
+    measure=measure,
+    judge=judge,
+    data=Data,
+    plan=plan,
+    moot=moot,
+    columns=columns,
+    figures=figures,
+)

@@ -1,0 +1,253 @@
+"""What HST007 knows of each host: the RDMA ports that the job takes, and what can be compared between hosts."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.rendezvous import interfaces as rdz003
+from ddpdiag.probes.gpu.iommu import Slot
+from ddpdiag.probes.gpu.paths import Level
+from ddpdiag.probes.net.adapters import Port, nccl_takes_port
+from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
+from ddpdiag.probes.net.rdma import ROCE_V2, Adapter, Gid, Gpu, distance
+from ddpdiag.stats import odd_ones_out
+
+# Others (EFA says "Unknown") are skipped by NCCL's own network (net_ib/init.cc); plug-ins may use them.
+LAYERS = ("InfiniBand", "Ethernet")
+
+
+class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RDMA adapters of a host (None: /sys cannot be read), their ports, and by the port's name its GIDs (Ethernet
+    only) and interfaces; NVIDIA's GPUs on the bus; the variables that decide which ports NCCL takes."""
+
+    adapters: tuple[Adapter, ...] | None = ()
+    ports: tuple[Port, ...] = ()
+    gids: dict[str, tuple[Gid, ...]] = {}
+    interfaces: dict[str, tuple[str, ...]] = {}
+    gpus: tuple[Gpu, ...] = ()
+    settings: dict[str, str] = {}
+
+    @property
+    def is_over_verbs(self) -> bool:
+        """May NCCL take RDMA ports, by its variables?"""
+        no_verbs = self.settings.get("NCCL_IB_DISABLE", "0") != "0"
+        # Plug-ins that build on it are IBext and IBext_v8.
+        return not no_verbs and self.settings.get("NCCL_NET", "IB").upper().startswith("IB")
+
+    @property
+    def rule(self) -> str:
+        """NCCL_IB_HCA."""
+        return self.settings.get("NCCL_IB_HCA", "")
+
+    @property
+    def verbs_ports(self) -> tuple[Port, ...]:
+        """Ports that NCCL's own network can take."""
+        return tuple(port for port in self.ports if port.link_layer in LAYERS)
+
+
+class Count(NamedTuple):
+    """How many ports of one link layer there are, and how many are up."""
+
+    layer: str
+    ports: int
+    up: int
+
+
+@dataclass(frozen=True)
+class HostPorts:
+    """One host and the ports that the job takes, up or not. `by_nccl`: NCCL takes them, else the job's sockets do."""
+
+    host: Host
+    data: Data
+    ports: tuple[Port, ...]
+    by_nccl: bool
+
+    @property
+    def name(self) -> str:
+        """The host's name."""
+        return self.host.name
+
+    @cached_property
+    def up(self) -> tuple[Port, ...]:
+        """Those of the ports whose link is up."""
+        return tuple(port for port in self.ports if port.active)
+
+    @cached_property
+    def _adapters(self) -> dict[str, Adapter]:
+        return {adapter.name: adapter for adapter in self.data.adapters or ()}
+
+    def adapter(self, port: Port) -> Adapter:
+        """The adapter of a port."""
+        return self._adapters.get(port.adapter) or Adapter(name=port.adapter)
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of the ports."""
+        return tuple({port.adapter: self.adapter(port) for port in self.ports}.values())
+
+    def label(self, port: Port) -> str:
+        """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
+        slot = self.adapter(port).slot
+        return f"{port.name} (PCI {slot.pci})" if slot else port.name
+
+    @cached_property
+    def counts(self) -> tuple[Count, ...]:
+        """The number of ports by link layer, and how many of them are up."""
+        present, up = (Counter(port.link_layer for port in ports) for ports in (self.ports, self.up))
+        return tuple(Count(layer, present[layer], up[layer]) for layer in LAYERS if present[layer])
+
+    @cached_property
+    def rates(self) -> tuple[tuple[str, float], ...]:
+        """Link layer and rate of each port that is up, in order; 0 where a port does not say."""
+        return tuple(sorted(rate_of(port) for port in self.up))
+
+    @cached_property
+    def unrouted(self) -> tuple[Port, ...]:
+        """RoCE ports that are up and have GIDs, none of them of RoCE v2 with an address."""
+        return tuple(port for port in self.up if self.is_unrouted(port))
+
+    def is_unrouted(self, port: Port) -> bool:
+        """Has this port types of GIDs, and none is of RoCE v2 with an address of the interface? iWARP has none."""
+        gids = self.data.gids.get(port.name, ())
+        told = any(gid.kind for gid in gids) and self.adapter(port).kind in ("CA", None)
+        return told and not any(gid.is_routed for gid in gids)
+
+    @cached_property
+    def nearest(self) -> tuple[Level, ...]:
+        """For each GPU of the bus how near its nearest port is, in order; empty where that is not known."""
+        slots = [adapter.slot for adapter in self.adapters if adapter.slot]
+        levels = [min(known) for gpu in self.data.gpus if (known := list(_levels(gpu.slot, slots)))]
+        return tuple(sorted(levels)) if len(levels) == len(self.data.gpus) else ()
+
+    def families(self) -> Iterator[tuple[Port, ...]]:
+        """Ports of the same model and board with the same link layer, three at least: what is comparable within a host.
+
+        A frontend's card is another board than those of the GPUs' network, or has another link layer.
+        """
+        families: dict[tuple[str | None, ...], list[Port]] = {}
+        for port in self.ports:
+            adapter = self.adapter(port)
+            families.setdefault((adapter.model, adapter.board, port.link_layer), []).append(port)
+        yield from (tuple(ports) for ports in families.values() if len(ports) > 2)
+
+
+def _levels(slot: Slot, others: Iterable[Slot]) -> Iterator[Level]:
+    levels = (distance(slot, other) for other in others)
+    return (level for level in levels if level is not None)
+
+
+def rate_of(port: Port) -> tuple[str, float]:
+    """Link layer and rate of a port; 0 where it does not say."""
+    return port.link_layer or "", port.bytes_per_s or 0.0
+
+
+def release(adapter: Adapter) -> str | None:
+    """The release of its firmware: 28.39.1002 of mlx5 is of release 28.39, where 28 is the chip; else the first number.
+
+    Versions within a release are bug fixes, which may differ.
+    """
+    parts = (adapter.firmware or "").split(".")
+    return ".".join(parts[: 2 if (adapter.driver or "").startswith("mlx") else 1]) or None
+
+
+def releases(adapters: Iterable[Adapter], model: str) -> tuple[str, ...]:
+    """The releases of the firmware of all adapters of that model."""
+    return tuple(sorted({own for adapter in adapters if adapter.model == model and (own := release(adapter))}))
+
+
+def hosts_with_ports(seen: Seen[Data]) -> tuple[HostPorts, ...]:
+    """Each host that could be looked at, and the ports that the job takes there."""
+    chosen = seen.of(rdz003.CHECK).by_rank
+    backend = seen.world.backend
+    hosts = []
+    for host, rows in answers_by_host(seen):
+        data = next(iter(rows.values()))
+        if data.adapters is None:
+            continue
+        by_nccl = backend == "nccl" and data.is_over_verbs
+        own = next((chosen[rank] for rank in host.ranks if rank in chosen), None)
+        ports = _nccl_ports(data) if by_nccl else _socket_ports(data, own, backend)
+        hosts.append(HostPorts(host, data, tuple(ports), by_nccl))
+    return tuple(hosts)
+
+
+def _nccl_ports(data: Data) -> Iterator[Port]:
+    """Ports that NCCL takes, or would if they were up. A virtual function that is down is given to no container."""
+    virtual = {adapter.name for adapter in data.adapters or () if adapter.virtual}
+    for port in data.verbs_ports:
+        is_given = port.active or port.adapter not in virtual
+        if is_given and nccl_takes_port(data.rule, port.adapter, port.number):
+            yield port
+
+
+def _socket_ports(data: Data, own: rdz003.Data | None, backend: str) -> Iterator[Port]:
+    """Ports that are up below the interface whose address the job offers; RDZ003 says if that one is down."""
+    if own is None or own.interfaces is None:
+        return
+    address = chosen_address(library_of(backend), own.names, own.own_addresses, own.interfaces)
+    interface = interface_of(address, own.interfaces)
+    for port in data.verbs_ports:
+        if port.active and interface is not None and interface.name in data.interfaces.get(port.name, ()):
+            yield port
+
+
+def comparable(hosts: Iterable[HostPorts]) -> Iterator[list[HostPorts]]:
+    """Hosts with the same models of GPUs, since others may have other networks, and with RDMA or all without."""
+    groups: dict[tuple[bool, frozenset[str | None]], list[HostPorts]] = {}
+    for own in hosts:
+        groups.setdefault((own.by_nccl, frozenset(gpu.model for gpu in own.data.gpus)), []).append(own)
+    yield from groups.values()
+
+
+class Comparison(NamedTuple):
+    """Hosts by one value: those that have it as most do, and the others; `groups` where there is no majority."""
+
+    usual: Sequence[HostPorts]
+    odd: Sequence[HostPorts]
+    groups: Sequence[Sequence[HostPorts]] = ()
+
+
+def compare(hosts: Sequence[HostPorts], value: Callable[[HostPorts], Hashable]) -> Comparison:
+    """Who differs from more than half of the hosts."""
+    odd = odd_ones_out({number: value(own) for number, own in enumerate(hosts)})
+    if odd is None:
+        return Comparison(hosts, ())
+    if not odd.ranks:
+        return Comparison((), (), [[hosts[number] for number in own] for own in odd.groups.values()])
+    return Comparison(
+        [own for number, own in enumerate(hosts) if number not in odd.ranks], [hosts[n] for n in odd.ranks]
+    )
+
+
+def usual_port(hosts: Sequence[HostPorts], port: Port) -> Port | None:
+    """The port of the same name with the rate that it has on most of these hosts; None without a majority."""
+    alike = [own for host in hosts for own in host.up if own.name == port.name]
+    odd = odd_ones_out({number: rate_of(own) for number, own in enumerate(alike)})
+    if not alike or (odd is not None and not odd.ranks):
+        return None
+    return alike[0] if odd is None else next(own for number, own in enumerate(alike) if number not in odd.ranks)
+
+
+def roce_version_is_2(data: Data) -> bool:
+    """Does NCCL look for RoCE v2, as it does by itself, and find the GID itself?"""
+    return data.settings.get("NCCL_IB_ROCE_VERSION_NUM", "2") == "2" and gid_index(data) is None
+
+
+def gid_index(data: Data) -> int | None:
+    """NCCL_IB_GID_INDEX; None where NCCL looks for the GID itself."""
+    value = data.settings.get("NCCL_IB_GID_INDEX", "")
+    return int(value) if value.isdecimal() else None
+
+
+def gid_kind(own: HostPorts, port: Port, index: int) -> str:
+    """The type of the GID at that place of a port's table: "none" where it is empty, "?" where it is hidden."""
+    gid = next((gid for gid in own.data.gids.get(port.name, ()) if gid.index == index), None)
+    if gid is None:
+        return "none"
+    return gid.kind or "?" if gid.kind != ROCE_V2 or gid.is_routed else f"{ROCE_V2} without an address"

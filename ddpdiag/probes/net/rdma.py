@@ -1,0 +1,146 @@
+"""RDMA adapters of this host as /sys shows them: model, firmware, driver, PCI slot, GIDs, and how far each GPU is.
+
+What a port's link does (state, rate) is read in `adapters.py`. What cannot be read is None.
+"""
+
+import contextlib
+import ipaddress
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
+from pathlib import Path
+
+from msgspec import Struct
+
+from ddpdiag.probes.gpu.iommu import Slot, slot_of
+from ddpdiag.probes.gpu.paths import Level
+from ddpdiag.probes.gpu.visibility import nvidia_functions
+from ddpdiag.probes.host.environment import nccl_files
+from ddpdiag.probes.host.kernel import names_in, read_text
+from ddpdiag.probes.net.adapters import Port, pci_of
+
+# Variables of NCCL that decide which ports and GIDs it takes (net_ib/init.cc, net_ib/connect.cc).
+_CHOOSING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM")
+ROCE_V2 = "RoCE v2"
+_LINK_LOCAL = ipaddress.IPv6Network("fe80::/64")  # as NCCL has it (linkLocalGid in net_ib/connect.cc)
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An RDMA adapter. `model` is its chip ("MT4129"), `board` the card that carries it ("MT_0000000838").
+
+    `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual`: a virtual function, whose physical one is
+    here too; `slot` is None for one that is made of software.
+    """
+
+    name: str
+    model: str | None = None
+    board: str | None = None
+    firmware: str | None = None
+    driver: str | None = None
+    kind: str | None = None
+    virtual: bool = False
+    slot: Slot | None = None
+
+
+class Gid(Struct, frozen=True, array_like=True):
+    """An address of a RoCE port: its place in the port's table, and its type ("RoCE v2"), None where it is hidden.
+
+    Recorded as a list, in this order: new fields come last.
+    """
+
+    index: int
+    address: str
+    kind: str | None = None
+
+    @property
+    def is_routed(self) -> bool:
+        """Does it lead beyond its own link: RoCE v2, and an address of the interface, IPv4 ("::ffff:") or IPv6?"""
+        with contextlib.suppress(ValueError):
+            return self.kind == ROCE_V2 and ipaddress.IPv6Address(self.address) not in _LINK_LOCAL
+        return False
+
+
+class Gpu(Struct, frozen=True):
+    """A GPU on the bus: where it sits, and the PCI number of its model ("0x2330")."""
+
+    slot: Slot
+    model: str | None = None
+
+
+def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
+    """All that `sys` (/sys) shows: none without an RDMA driver; None where its classes cannot be listed."""
+    classes, folder = names_in(sys / "class"), sys / "class" / "infiniband"
+    if classes is None:
+        return None
+    return tuple(_adapter(folder / name, sys) for name in names_in(folder) or ())
+
+
+def _adapter(device: Path, sys: Path) -> Adapter:
+    pci, driver = pci_of(device), None
+    with contextlib.suppress(OSError):  # made of software
+        driver = (device / "device" / "driver").readlink().name
+    return Adapter(
+        name=device.name,
+        model=read_text(device / "hca_type") or None,
+        board=read_text(device / "board_id") or None,
+        firmware=read_text(device / "fw_ver") or None,
+        driver=driver,
+        kind=(read_text(device / "node_type") or "").rpartition(": ")[2] or None,
+        virtual=(device / "device" / "physfn").exists(),
+        slot=slot_of(pci, sys) if pci else None,
+    )
+
+
+def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
+    """The GIDs of a port; the kernel keeps tables of up to 256, most of them empty."""
+    folder = sys / "class" / "infiniband" / port.adapter / "ports" / port.number
+    numbers = sorted(int(name) for name in names_in(folder / "gids") or () if name.isdecimal())
+    known = ((number, read_text(folder / "gids" / str(number)) or _NO_GID) for number in numbers)
+    return tuple(
+        Gid(number, address, read_text(folder / "gid_attrs" / "types" / str(number)) or None)
+        for number, address in known
+        if address != _NO_GID
+    )
+
+
+def port_interfaces(sys: Path, port: Port, gids: Iterable[Gid]) -> tuple[str, ...]:
+    """Network interfaces that go over a port: those of its GIDs (bonds and VLANs too), and IPoIB's."""
+    device = sys / "class" / "infiniband" / port.adapter
+    folder = device / "ports" / port.number / "gid_attrs" / "ndevs"
+    named = [read_text(folder / str(gid.index)) for gid in gids]
+    # Of an adapter with several ports /sys does not say which interface belongs to which.
+    own = names_in(device / "device" / "net") if len(names_in(device / "ports") or ()) == 1 else ()
+    return tuple(dict.fromkeys(filter(None, (*named, *(own or ())))))
+
+
+def gpus_on_bus(sys: Path) -> tuple[Gpu, ...]:
+    """NVIDIA's GPUs, in bus order."""
+    devices = sys / "bus" / "pci" / "devices"
+    found = [function.address for function in nvidia_functions(sys) or ()]
+    return tuple(Gpu(slot_of(address, sys), read_text(devices / address / "device")) for address in found)
+
+
+def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that decide which ports NCCL takes, as it finds them: the environment wins over its files."""
+    files = tuple(nccl_files(env).values())
+    found = {name: env.get(name, next((own[name] for own in files if name in own), "")) for name in _CHOOSING}
+    return {name: value for name, value in found.items() if value}
+
+
+def distance(one: Slot, other: Slot) -> Level | None:
+    """Where the PCIe paths of two devices meet, by the names of `nvidia-smi topo -m`; None where /sys does not say."""
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.bridges, other.bridges, strict=False))))
+    if shared:
+        # A switch is one bridge upstream and one towards each device.
+        return Level.PIX if max(len(one.bridges), len(other.bridges)) - shared <= 1 else Level.PXB
+    if _root(one) == _root(other):
+        return Level.PHB
+    if one.numa_node is None or other.numa_node is None:
+        return None
+    return Level.NODE if one.numa_node == other.numa_node else Level.SYS
+
+
+def _root(slot: Slot) -> str:
+    """The bus of the host bridge: "0000:17"."""
+    first = slot.bridges[0] if slot.bridges else slot.pci
+    return first.rpartition(":")[0]
