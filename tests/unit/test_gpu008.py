@@ -42,6 +42,22 @@ def test_what_a_display_holds_is_good_to_know():
     assert server.severity is Severity.WARNING
 
 
+XORG, SHELL = Process(1490, 300 << 20), Process(1702, 170 << 20)
+
+
+def test_what_a_desktop_draws_with_is_good_to_know(golden):
+    (finding,) = with_fifth(CHECK, memory_used_bytes=611 << 20, graphics=(XORG, SHELL))
+    assert (finding.code, finding.severity, finding.evidence["pids"]) == ("GPU008.in-use", Severity.NOTE, [])
+    golden(finding)
+
+
+def test_a_cuda_process_beside_a_desktop_or_memory_that_no_desktop_holds_is_a_warning():
+    (beside,) = with_fifth(CHECK, **{**FOREIGN, "graphics": (XORG, Process(4711, 19 << 30))})
+    (hidden,) = with_fifth(CHECK, memory_used_bytes=20 << 30, graphics=(XORG,))
+    assert (beside.severity, hidden.severity) == (Severity.WARNING, Severity.WARNING)
+    assert "pid 4711 (19456 MiB), pid 1490 (300 MiB) for graphics" in beside.message
+
+
 def test_what_slices_of_a_gpu_hold_is_no_matter_of_the_job():
     found = with_fifth(CHECK, mig=True, memory_used_bytes=20 << 30)
     assert [finding.code for finding in found] == ["GPU008.mig"]
