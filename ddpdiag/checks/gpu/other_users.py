@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
@@ -40,7 +41,7 @@ FINDINGS = {
     ),
     "mig": Explained(
         "the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
-        "rank."
+        "rank. An error where ranks take the same slice: CUDA shows a process one slice only, and NCCL refuses that."
     ),
 }
 
@@ -52,8 +53,12 @@ _CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    told: set[str] = set()
     for card in cards:
-        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(card, alone=seen.world.size == 1)):
+        # Which GPU the shared slice belongs to is not known; one of the host's is told.
+        sharing = () if card.host.name in told or not card.health.mig else devices.sharing_ranks(seen, card.host)
+        told |= {card.host.name} if card.health.mig else set()
+        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(seen, card, sharing)):
             yield finding_of(seen, card, fault)
 
 
@@ -123,18 +128,29 @@ def _mode(card: Card) -> Iterator[Fault]:
         )
 
 
-def _sliced(card: Card, *, alone: bool) -> Iterator[Fault]:
-    if card.health.mig:
+def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator[Fault]:
+    if sharing and seen.options.backend != "gloo":
         yield Fault(
             "mig",
-            # A single rank has no peer.
+            "ranks share a slice of a GPU (MIG)",
+            f"MIG is on, and {ranks_text(sharing)} take the same slice of a GPU; one slice for each rank is expected, "
+            "NCCL refuses a duplicate",
+            Action.NONE,
+            devices.SLICES_FIX,
+            {"mig": True, "ranks": [*sharing]},
+            severity=Severity.ERROR,
+        )
+    elif card.health.mig:
+        yield Fault(
+            "mig",
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,
             f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
             "GPUs.",
             {"mig": True},
-            severity=Severity.NOTE if alone else Severity.WARNING,
+            # A single rank has no peer.
+            severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
         )
 
 
