@@ -13,11 +13,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
+from ddpdiag.probes.host.kernel import PROC, names_in, open_files, read_pairs, read_text
 
 DEV = Path("/dev")
 # WSL2 has Windows' driver here: its libraries in lib, or in a container in a folder of drivers (nv_dispi.inf_..., say).
 WSL = Path("/usr/lib/wsl")
+# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL2.
+_GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 NVIDIA = "0x10de"
 # VGA and 3D controllers; an NVSwitch is a bridge (0x0680), a GPU's sound function 0x0403.
 GPU_CLASSES = ("0x0300", "0x0302")
@@ -55,6 +57,14 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     if not any(file is None or file.exists() for _, file in files):
         return tuple(gpu for gpu, _ in files)
     return tuple(gpu for gpu, file in files if file is None or _can_open(file))
+
+
+def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
+    """Has a process a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
+    try:
+        return any(path.startswith(_GPU_FILES) for path in open_files(root / str(pid)))
+    except OSError:
+        return None
 
 
 def _can_open(file: Path) -> bool:
