@@ -59,17 +59,17 @@ def test_a_process_without_a_gpu_that_outlives_its_kill_is_a_survivor_at_once() 
 def test_one_that_held_a_gpu_is_given_the_time_that_the_driver_may_need() -> None:
     own, child = runner(), StuckChild(gpu=True)
     assert not own._kill(child)
-    assert own._survivors() == ()
+    assert own._overdue() == ()
     child.killed_at = time.monotonic() - DEADLINES.kill_gpu - 1
-    assert [(process.pid, process.survived) for process in own._survivors()] == [(4711, True)]
-    assert own._survivors() == (), "told once"
+    assert [(process.pid, process.survived) for process in own._overdue()] == [(4711, True)]
+    assert own._overdue() == (), "told once"
 
 
 def test_one_that_held_a_gpu_and_ended_is_no_survivor() -> None:
     own, child = runner(), StuckChild(gpu=True, killed_ago=DEADLINES.kill_gpu + 1)
     own._kill(child)
     child.ends = True
-    assert own._survivors() == ()
+    assert own._overdue() == ()
     assert own.kill_workers() == []
 
 

@@ -196,7 +196,7 @@ class TrialRunner(ABC):
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""
         self.running_trial = None
-        self.report(structs.replace(outcome, survivors=self._survivors()))
+        self.report(structs.replace(outcome, survivors=self._overdue()))
         if outcome.status is not Status.DONE:
             worker = self.workers.pop(running_trial.trial.kind)
             if outcome.process is None:  # else it was killed, and one that survived is not waited for again
@@ -210,7 +210,7 @@ class TrialRunner(ABC):
             self._ending.append(child)
         return not gone and not child.held_gpu
 
-    def _survivors(self) -> tuple[ProcessState, ...]:
+    def _overdue(self) -> tuple[ProcessState, ...]:
         """Processes that held a GPU and have not ended in the time that this may take; each is told once."""
         now = time.monotonic()
         self._ending = [child for child in self._ending if not child.is_gone()]
