@@ -33,6 +33,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("gpus"
 ACTS = str(Path(__file__).with_name("acts.py"))
 # Ranks that share a GPU, each with an NCCL_HOSTID of its own.
 SHARED = ("LCH002.host-id",)
+_NCCL_TRIAL = '"params":{"backend":"nccl"'
 
 
 @contextmanager
@@ -82,7 +83,7 @@ class Runs:
         return self.end(name, self.begin(name, *arguments, **variables), seconds, **expected)
 
     def pair(self, name: str, *options: str, seconds: float, **expected: object) -> tuple[dict, list[Job]]:
-        """Two ranks on one GPU, started by hand; with `stop` the second one's worker is stopped once it is there."""
+        """Two ranks on one GPU, started by hand; with `stop` the second one's worker is stopped as NCCL's trial begins."""
         stop = expected.pop("stop", False)
         port = str(free_port())
         place = ("--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--backend", "nccl")
@@ -90,18 +91,11 @@ class Runs:
         second = self.start("-m", "ddpdiag", "check", *place, "--rank", "1", *options, **own, NCCL_HOSTID="field-1")
         first = self.begin(name, "check", *place, "--rank", "0", *options, **own, NCCL_HOSTID="field-0")
         if stop:
-            second.wait_until(lambda: any(p.parent == second.fork_server(1).pid for p in _torch_processes(second)))
+            second.wait_until(lambda: second.recorded(1, _NCCL_TRIAL), 90)
             second.worker(1).kill(signal.SIGSTOP)
         report = self.end(name, first, seconds, **expected)
         self.field.keep_text(f"logs/{name}-rank-1.txt", second.told())
         return report, [first, second]
-
-
-def _torch_processes(job: Job) -> list:
-    try:
-        return job._of_rank(1, "ddpdiag.runtime.supervisor.worker fork-server") if job.fork_server(1) else []
-    except StopIteration:
-        return []
 
 
 @pytest.fixture
