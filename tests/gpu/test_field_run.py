@@ -83,7 +83,7 @@ class Runs:
         return self.end(name, self.begin(name, *arguments, **variables), seconds, **expected)
 
     def pair(self, name: str, *options: str, seconds: float, **expected: object) -> tuple[dict, list[Job]]:
-        """Two ranks on one GPU, started by hand; with `stop` the second one's worker is stopped as NCCL's trial begins."""
+        """Two ranks on one GPU, started by hand; with `stop` the second one's worker stops as NCCL begins."""
         stop = expected.pop("stop", False)
         port = str(free_port())
         place = ("--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", port, "--backend", "nccl")
