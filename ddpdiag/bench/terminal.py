@@ -29,8 +29,8 @@ _AVERAGES = {
     Average.SLOWEST: "slowest rank",
 }
 _BLOCKING = {
-    None: "calls follow each other pipelined on GPUs; on a CPU each is waited for",
-    Blocking.PIPELINED: "calls follow each other pipelined (-z 0)",
+    None: "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for",
+    Blocking.PIPELINED: "calls follow each other pipelined, each started from Python (-z 0)",
     Blocking.BARRIER: "each call is waited for, with a barrier behind it that counts (-z 1)",
     Blocking.WAIT: "each call is waited for, without a barrier (-z 2)",
     Blocking.APART: "each call is waited for, with a barrier behind it that does not count (-z 3)",

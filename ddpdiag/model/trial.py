@@ -134,6 +134,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
+    `survivors` are processes of earlier trials that held a GPU, and had not ended long after SIGKILL.
     """
 
     trial: int
@@ -150,6 +151,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
     so_far: Raw = NOTHING
     ras: str = ""
+    survivors: tuple[ProcessState, ...] = ()
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
 

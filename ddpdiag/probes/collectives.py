@@ -157,15 +157,19 @@ def _port(address: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and 0 < int(digits) < 1 << 16 else None
 
 
-def ras_report(address: RasAddress, end: float) -> str:
-    """NCCL's report; what has come until `end` (monotonic) if it is not all, and nothing if nobody answers."""
-    while time.monotonic() < end:
+def ras_report(address: RasAddress, greet_until: float, seconds: float) -> str:
+    """NCCL's report, as far as it arrives within `seconds`; nothing if no process greets until then (monotonic).
+
+    NCCL writes a header at once, and the rest when all its processes have answered or their time-out is over.
+    """
+    while time.monotonic() < greet_until:
         with contextlib.suppress(OSError), socket.socket(address.family, socket.SOCK_STREAM) as sock:
-            greeted = min(end, time.monotonic() + _GREETING_SECONDS)
+            greeted = min(greet_until, time.monotonic() + _GREETING_SECONDS)
             sock.settimeout(max(0.01, greeted - time.monotonic()))
             sock.connect((address.host, address.port))
             if not _answer(sock, "CLIENT PROTOCOL 2", greeted).startswith("SERVER PROTOCOL "):
                 return ""
+            end = time.monotonic() + seconds
             # NCCL's processes wait no longer than that for each other; by itself it is 5 s.
             _answer(sock, "TIMEOUT 1", end)
             sock.sendall(b"VERBOSE STATUS\n")

@@ -21,20 +21,27 @@ class Deadlines:
     least_trial: float = 1.0
     # What a trial that the budget cuts short may take beyond its deadline.
     cut_short: float = 1.5
-    # What a supervisor needs after its deadline: 1 s for dump and NCCL's report, 2 s for the kill, and the way here.
-    outcome: float = 4.5
+    # What a supervisor needs after its deadline: 3 s for dump and NCCL's report, 2 s for the kill, and the way here.
+    outcome: float = 6.5
     # No group is late sooner than this, however quick others are.
     late_group: float = 5.0
 
     # A process that did not end in time ------------------------------------------------------------------------------
 
     dump: float = 0.5
-    # The supervisor waits a second for what NCCL says, and the worker asks NCCL for a little less.
-    ras: float = 1.0
-    ask_ras: float = 0.9
+    # Until NCCL's service has answered a greeting; which process takes a call is up to the kernel, and may be stopped.
+    greet_ras: float = 0.9
+    # NCCL waits a second for its other processes, as it is told, and looks once a second (ras/collectives.cc, ras.cc).
+    # Where one fell silent less than 5 s ago it waits 5 s more: nobody waits for that.
+    ras_report: float = 2.0
+    # What the supervisor waits for both, and for the way here.
+    ras: float = 3.0
     # Ten clock ticks: who computes uses one of them, even beside many others.
     busy: float = 0.1
     kill: float = 2.0
+    # For a CUDA process the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs: about a
+    # second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Nothing else waits meanwhile.
+    kill_gpu: float = 20.0
     reap: float = 1.0
 
     # Starts, and the end of a run ------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.nvml import GpuUse
-from ddpdiag.probes.gpu.visibility import nvidia_gpus
+from ddpdiag.probes.gpu.visibility import holds_gpu, nvidia_gpus
 from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
 from ddpdiag.probes.host.programs import run_bounded
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
@@ -29,7 +29,6 @@ from ddpdiag.watch.processes import (
     Ranks,
     descendants,
     find_ranks,
-    holds_gpu,
     read_process,
     thread_names,
 )

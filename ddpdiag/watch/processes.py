@@ -13,7 +13,7 @@ from types import MappingProxyType
 from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
-from ddpdiag.probes.host.kernel import PROC, environ, names_in, open_files, read_text, stat_of
+from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
 # torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
@@ -29,9 +29,6 @@ _PYTHONS = ("python", "pypy", "pt_")
 
 # Variables that say who a process is, and where its flight recorder is.
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
-
-# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL.
-_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 
 
 class Process(Struct, frozen=True):
@@ -189,14 +186,6 @@ def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]
         f"{number} x {name} ({state})" if number > 1 else f"{name} ({state})"
         for (name, state), number in counts.most_common(most)
     )
-
-
-def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
-    """Has it a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
-    try:
-        return any(path.startswith(_DEVICES) for path in open_files(root / str(pid)))
-    except OSError:
-        return None
 
 
 class _Program(Struct, frozen=True):

@@ -46,6 +46,9 @@ def choose_device(backend: str, local_rank: int | None) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     module = torch.get_device_module(kind)
+    if kind == "cuda" and module.device_count():
+        # Before that, torch counts the GPUs that NVML lists, where CUDA may show one slice of one of them (MIG).
+        module.init()
     index = device_index(local_rank, module.device_count())
     if index is None:
         what = "GPU" if kind == "cuda" else f"{kind} device"

@@ -25,9 +25,9 @@ struct gpu {
     const char *uuid, *name, *bus_id, *vbios;
     struct value values[KEYS];
     struct answer answers[FUNCTIONS];
-    unsigned links, processes;
+    unsigned links, processes, graphics;
     struct link link[MAX_LINKS];
-    struct process process[MAX_PROCESSES];
+    struct process process[MAX_PROCESSES], drawing[MAX_PROCESSES];
     /* To each GPU, itself included. */
     struct value levels[MAX_GPUS], p2p[CAPABILITIES][MAX_GPUS];
 };
@@ -291,16 +291,25 @@ int nvmlDeviceGetRemappedRows(const struct gpu *gpu, unsigned *corrected, unsign
 }
 
 struct process_info { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; };
+
+static int list_processes(unsigned known, const struct process *from, unsigned *count, struct process_info *to) {
+    if (!to || *count < known) {
+        *count = known;
+        return known ? INSUFFICIENT_SIZE : SUCCESS;
+    }
+    *count = known;
+    for (unsigned i = 0; i < known; i++) to[i] = (struct process_info){from[i].pid, from[i].used, -1u, -1u};
+    return SUCCESS;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(const struct gpu *gpu, unsigned *count, struct process_info *processes) {
     ENTER(nvmlDeviceGetComputeRunningProcesses_v3);
-    if (!processes || *count < gpu->processes) {
-        *count = gpu->processes;
-        return gpu->processes ? INSUFFICIENT_SIZE : SUCCESS;
-    }
-    *count = gpu->processes;
-    for (unsigned i = 0; i < gpu->processes; i++)
-        processes[i] = (struct process_info){gpu->process[i].pid, gpu->process[i].used, -1u, -1u};
-    return SUCCESS;
+    return list_processes(gpu->processes, gpu->process, count, processes);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(const struct gpu *gpu, unsigned *count, struct process_info *processes) {
+    ENTER(nvmlDeviceGetGraphicsRunningProcesses_v3);
+    return list_processes(gpu->graphics, gpu->drawing, count, processes);
 }
 
 /* Links ------------------------------------------------------------------------------------------------------------- */

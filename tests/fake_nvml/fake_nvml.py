@@ -15,9 +15,9 @@ A file describes GPUs by the keys that fake_nvml.c gives out:
   one word for all pairs. "-" is not supported.
 
 Of a GPU: `name`, `vbios`, `nvlinks` (`count`, `down`, `speed_mbps`, `errors`: link -> kind -> number, `remotes`: the
-index of the GPU at the end of each link, else it is a switch), `processes` ([pid, bytes] each), `codes` (function ->
-what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or not there is
-not supported; [before, after] is one that changes after it was read.
+index of the GPU at the end of each link, else it is a switch), `processes` and `graphics` ([pid, bytes] each), `codes`
+(function -> what it returns), `sleep_seconds` (function -> how long it hangs), and numbers. A number that is null or
+not there is not supported; [before, after] is one that changes after it was read.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ STATUSES = {"OK": 0, "CNS": 1, "GNS": 2, "TNS": 3, "DR": 4, "NS": 5, "U": 6}
 CAPABILITIES = ("read", "write", "nvlink", "atomics")
 SWITCH = "00000000:05:00.0"
 # Keys of a GPU that are no numbers, or not one number.
-OTHERS = {"name", "vbios", "nvlinks", "processes", "codes", "sleep_seconds"}
+OTHERS = {"name", "vbios", "nvlinks", "processes", "graphics", "codes", "sleep_seconds"}
 
 
 def compiler() -> str | None:
@@ -130,12 +130,15 @@ def _tables(host: dict) -> str:
     )
 
 
+def _processes(gpu: dict, key: str) -> str:
+    return f"{{ {', '.join(f'{{ {pid}u, {used}ull }}' for pid, used in gpu.get(key, []))} }}"
+
+
 def _gpu(index: int, gpu: dict, host: dict) -> str:
     numbers = {key: value for key, value in gpu.items() if key not in OTHERS}
     if unknown := numbers.keys() - set(_keys()):
         raise ValueError(f"fake_nvml.c gives out no {', '.join(sorted(unknown))}")
     values = ", ".join(f"[K_{key}] = {_value(value)}" for key, value in numbers.items() if value is not None)
-    processes = ", ".join(f"{{ {pid}u, {used}ull }}" for pid, used in gpu.get("processes", []))
     links, allowed = gpu.get("nvlinks") or {"count": 0}, host.get("p2p", {})
     parts = {
         "uuid": json.dumps(uuid_of(index)),
@@ -147,7 +150,9 @@ def _gpu(index: int, gpu: dict, host: dict) -> str:
         "links": links["count"],
         "link": f"{{ {', '.join(_link(number, links) for number in range(links['count']))} }}",
         "processes": len(gpu.get("processes", [])),
-        "process": f"{{ {processes} }}",
+        "process": _processes(gpu, "processes"),
+        "graphics": len(gpu.get("graphics", [])),
+        "drawing": _processes(gpu, "graphics"),
         "levels": _row(host.get("topology"), index, host["count"], LEVELS),
         "p2p": f"{{ {', '.join(_row(allowed.get(of), index, host['count'], STATUSES) for of in CAPABILITIES)} }}",
     }

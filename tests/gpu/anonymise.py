@@ -10,7 +10,7 @@ import ipaddress
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -35,18 +35,21 @@ class _Numbered:
         return self._known.setdefault(old, self._name(len(self._known)))
 
 
-def anonymise(lines: Iterable[str]) -> Iterator[str]:
+def anonymise(lines: Sequence[str]) -> Iterator[str]:
     """The lines of one recording, in order."""
-    values = [json.loads(line) for line in lines]
-    texts = _Texts(_hosts(values))
-    for value in values:
-        yield json.dumps(_changed(value, texts), separators=(",", ":"))
+    yield from anonymise_with(lines, Texts(hosts_in(lines)))
 
 
-def _hosts(values: Iterable[dict]) -> list[str]:
-    """Names of hosts, as ranks and the launcher gave them."""
+def anonymise_with(lines: Iterable[str], texts: "Texts") -> Iterator[str]:
+    """The same, where several recordings and logs are to agree on their names."""
+    for line in lines:
+        yield json.dumps(_changed(json.loads(line), texts), separators=(",", ":"))
+
+
+def hosts_in(lines: Iterable[str]) -> list[str]:
+    """Names of hosts in a recording, as ranks and the launcher gave them."""
     found: dict[str, None] = {}
-    for value in values:
+    for value in map(json.loads, lines):
         if value.get("type") == "arrival":
             found.setdefault(value["place"]["node"])
         for name in value.get("layout", ()):
@@ -54,7 +57,7 @@ def _hosts(values: Iterable[dict]) -> list[str]:
     return list(found)
 
 
-class _Texts:
+class Texts:
     """Changes names in a text."""
 
     def __init__(self, names: list[str]) -> None:
@@ -83,7 +86,7 @@ class _Texts:
         return text if known.is_loopback or known.is_unspecified else new(str(known))
 
 
-def _changed(value: object, texts: _Texts) -> object:
+def _changed(value: object, texts: Texts) -> object:
     match value:
         case dict():
             return {texts(key): _changed(item, texts) for key, item in value.items()}

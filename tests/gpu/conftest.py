@@ -1,17 +1,24 @@
 """Tests on real GPUs: a place to start runs from, and recordings for later.
 
-    pytest -m gpu tests/gpu
+    pytest -m gpu
 
-Where DDPDIAG_TEST_RECORDINGS names a folder, each run's recording is kept there, without names (see anonymise.py).
+The field run is first (test_field_run.py), and leaves an archive in the current directory (see field.py). All together
+take 8 minutes at most, or $DDPDIAG_GPU_SECONDS: what there is no time for is skipped. Where DDPDIAG_TEST_RECORDINGS
+names a folder, the recordings of the other tests are kept there, without names (see anonymise.py).
 """
 
 import os
-from collections.abc import Callable, Iterator
+import platform
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from anonymise import anonymise
+from field import NAME, SECONDS, SECONDS_OF_EIGHT, FieldRun
 from jobs import Job, Start, free_port
+from shown import SHOWN
+
+import ddpdiag
 
 # Two ranks are strangers to NCCL then, so it does not mind that they share a GPU, and goes through a socket (NCCL
 # init.cc compares GPUs of one host only; misc/utils.cc, getHostHash).
@@ -28,13 +35,49 @@ def gpus() -> int:
     return torch.cuda.device_count()
 
 
+@pytest.fixture(scope="session")
+def field(gpus: int, pytestconfig: pytest.Config) -> Iterator[FieldRun]:
+    """The field run; its archive is written when all is over, and what was unexpected is shown."""
+    limit = os.environ.get("DDPDIAG_GPU_SECONDS")
+    run = FieldRun(float(limit) if limit else SECONDS + (SECONDS_OF_EIGHT if gpus >= 8 else 0.0))
+    yield run
+    path = Path(f"{NAME}.tar.gz").absolute()
+    run.write_archive(path, _versions())
+    lines = [*run.lines, f"archive: {path} ({len(run.recordings)} recordings; ddpdiag judge reads each)"]
+    pytestconfig.stash.setdefault(SHOWN, {})["field run"] = lines
+
+
+def _versions() -> Mapping[str, object]:
+    import torch
+
+    return {
+        "ddpdiag": ddpdiag.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": torch.cuda.nccl.version() if torch.version.cuda else None,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+@pytest.fixture(autouse=True)
+def _in_time(request: pytest.FixtureRequest) -> None:
+    """Skip a test that needs a GPU where the time of all of them is over."""
+    if request.node.get_closest_marker("gpu") is not None and (run := request.getfixturevalue("field")).left < 60:
+        pytest.skip(f"{run.left:.0f} s are left of {run.limit_seconds:.0f} s (DDPDIAG_GPU_SECONDS)")
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """start(arguments for Python, VARIABLE="value"): a running job, ended after the test whatever happens."""
     jobs: list[Job] = []
 
+    # Jobs drop variables of ddpdiag; this one is the /proc of a machine whose GPUs are stand-ins.
+    procfs = {name: os.environ[name] for name in ("DDPDIAG_PROCFS",) if name in os.environ}
+
     def start(*arguments: str, **variables: str) -> Job:
-        jobs.append(Job(tmp_path / f"job-{len(jobs)}", arguments, variables))
+        jobs.append(Job(tmp_path / f"job-{len(jobs)}", arguments, procfs | variables))
         return jobs[-1]
 
     try:

@@ -2,12 +2,14 @@
 
 `act` says how it behaves: "answer"; "silent" (accepts and never says a word); "late" (silent to the first caller only,
 as a stopped process that shares the port); "cut" (ends in the middle of its report, and keeps the connection);
-"close" (hangs up at once); "stranger" (speaks another protocol).
+"close" (hangs up at once); "stranger" (speaks another protocol); "waits" (its header at once, and the rest when the
+time-out of its caller is over, as NCCL does where one of its processes is stopped).
 """
 
 import contextlib
 import socket
 import threading
+import time
 
 # Composed from the format strings of rasClientRunInit and rasClientRunComms (client_support.cc, NCCL 2.24 to 2.30); the
 # documentation shows the same (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html).
@@ -75,6 +77,7 @@ class RasServer:
                 self._answer(caller)
 
     def _answer(self, caller):
+        seconds = 5.0
         with caller.makefile("r", newline="\n") as lines:
             for line in lines:
                 word = line.strip().lower()
@@ -82,16 +85,18 @@ class RasServer:
                 if word.startswith("client protocol "):
                     caller.sendall(b"SERVER PROTOCOL 2\n")
                 elif word.startswith("timeout "):
+                    seconds = float(word.split()[1])
                     caller.sendall(b"OK\n")
                 elif word in ("status", "verbose status"):
-                    self._report(caller)
+                    self._report(caller, seconds if self.act == "waits" else 0.0)
                     return
                 else:
                     caller.sendall(f"ERROR: Unknown command {word}\n".encode())
 
-    def _report(self, caller):
+    def _report(self, caller, seconds):
         first, _, rest = self.report.partition("Communicators...")
         caller.sendall(first.encode())
+        time.sleep(seconds)
         if self.act != "cut":
             caller.sendall(f"Communicators...{rest}".encode() if rest else b"")
             caller.shutdown(socket.SHUT_RDWR)

@@ -59,3 +59,48 @@ def test_no_more_calls_are_under_way_than_there_are_buffers():
     assert max(most) == 2
     assert len(most) == 7
     assert under_way == []
+
+
+class Events:
+    """torch.cuda.Event on a clock that every call and every record moves on."""
+
+    def __init__(self) -> None:
+        self.microseconds = 0.0
+        self.records = 0
+
+    def __call__(self, *, enable_timing: bool) -> "Events.Event":
+        assert enable_timing
+        return Events.Event(self)
+
+    class Event:
+        """One of them."""
+
+        def __init__(self, clock: "Events") -> None:
+            self._clock = clock
+            self.at = 0.0
+
+        def record(self) -> None:
+            self._clock.records += 1
+            self._clock.microseconds += 2
+            self.at = self._clock.microseconds
+
+        def synchronize(self) -> None:
+            """Nothing is under way."""
+
+        def elapsed_time(self, later: "Events.Event") -> float:
+            return (later.at - self.at) / 1e3
+
+
+@pytest.mark.parametrize(("how", "records", "seconds"), [(Blocking.PIPELINED, 6, 12e-6), (Blocking.WAIT, 10, 12e-6)])
+def test_pipelined_calls_have_one_event_between_them(monkeypatch, how, records, seconds):
+    events = Events()
+    monkeypatch.setattr(torch.cuda, "Event", events)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+
+    def call() -> None:
+        events.microseconds += 10
+
+    operation = Operation(call=call, issue=lambda: None, fill=lambda: None, wrong=lambda: 0, buffers=())
+    times = time_calls([operation], 5, torch.device("cuda", 0), how)
+    assert times == pytest.approx([seconds] * 5)
+    assert events.records == records

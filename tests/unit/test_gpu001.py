@@ -71,6 +71,15 @@ def test_fewer_gpus_are_an_error_of_their_host(golden, rows, options, node):
     golden(finding)
 
 
+def test_a_gpu_of_wsl2_is_expected_to_work(golden):
+    nvml = Enumeration(gpus=(gpu(0),), driver="580.1")
+    assert found(Data(nvml=nvml, visible=1, wsl=True)) == []
+    (finding,) = found(without(visible=1, wsl=True))
+    assert (finding.code, finding.severity) == ("GPU001.fewer", Severity.ERROR)
+    golden(finding)
+    assert found(without(visible=1, wsl=True), options=Options(expect_gpus=0)) == []
+
+
 def test_a_gpu_that_fell_off_the_bus_is_named_by_its_pci_id(golden):
     (finding,) = found(healthy(7, functions=functions(8)))
     assert (finding.code, finding.severity) == ("GPU001.fewer", Severity.ERROR)

@@ -3,10 +3,11 @@
 from cards import host_of, judged, uuid_of, with_fifth
 from seen import seen_of, together
 
-from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu import devices, memory_errors, present
 from ddpdiag.checks.gpu.other_users import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.health import Process
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 
 FOREIGN = {"memory_used_bytes": 20 << 30, "processes": (Process(4711, 19 << 30),)}
 
@@ -42,6 +43,22 @@ def test_what_a_display_holds_is_good_to_know():
     assert server.severity is Severity.WARNING
 
 
+XORG, SHELL = Process(1490, 300 << 20), Process(1702, 170 << 20)
+
+
+def test_what_a_desktop_draws_with_is_good_to_know(golden):
+    (finding,) = with_fifth(CHECK, memory_used_bytes=611 << 20, graphics=(XORG, SHELL))
+    assert (finding.code, finding.severity, finding.evidence["pids"]) == ("GPU008.in-use", Severity.NOTE, [])
+    golden(finding)
+
+
+def test_a_cuda_process_beside_a_desktop_or_memory_that_no_desktop_holds_is_a_warning():
+    (beside,) = with_fifth(CHECK, **{**FOREIGN, "graphics": (XORG, Process(4711, 19 << 30))})
+    (hidden,) = with_fifth(CHECK, memory_used_bytes=20 << 30, graphics=(XORG,))
+    assert (beside.severity, hidden.severity) == (Severity.WARNING, Severity.WARNING)
+    assert "pid 4711 (19456 MiB), pid 1490 (300 MiB) for graphics" in beside.message
+
+
 def test_what_slices_of_a_gpu_hold_is_no_matter_of_the_job():
     found = with_fifth(CHECK, mig=True, memory_used_bytes=20 << 30)
     assert [finding.code for finding in found] == ["GPU008.mig"]
@@ -50,6 +67,46 @@ def test_what_slices_of_a_gpu_hold_is_no_matter_of_the_job():
 def test_a_slice_is_harmless_for_a_single_rank():
     (finding,) = judged(CHECK, host_of({0: {"mig": True}}, count=1), size=1, gpus=1)
     assert (finding.code, finding.severity) == ("GPU008.mig", Severity.NOTE)
+
+
+def with_slices(*uuids, backend="auto"):
+    """What GPU002 and GPU008 say of a host with two GPUs that are cut, where the ranks take these slices."""
+    rows = {
+        rank: devices.Data(torch="2", cuda="13", gpus=(devices.TorchGpu("MIG", uuid),), chosen=0)
+        for rank, uuid in enumerate(uuids)
+    }
+    world = {"size": len(uuids), "ranks_per_node": len(uuids), "gpus": 1, "options": Options(backend=backend)}
+    look = host_of({0: {"mig": True}, 1: {"mig": True}}, count=2)
+    listed = Enumeration(gpus=tuple(Gpu(index=index, uuid=uuid_of(index), mig=True) for index in range(2)))
+    met = together(seen_of(memory_errors.CHECK, {0: look}, **world), seen_of(devices.CHECK, rows, **world))
+    met = together(met, seen_of(present.CHECK, dict.fromkeys(rows, present.Data(nvml=listed, visible=1)), **world))
+    return list(devices.CHECK.judge(met.of(devices.CHECK))), list(CHECK.judge(met.of(CHECK)))
+
+
+def test_ranks_that_share_a_slice_are_told_by_mig_first(golden):
+    (shared,), found = with_slices("MIG-a", "MIG-a", "MIG-a")
+    assert [(finding.code, finding.severity) for finding in found] == [
+        ("GPU008.mig", Severity.ERROR),
+        ("GPU008.mig", Severity.WARNING),
+    ]
+    assert found[0].evidence["ranks"] == [0, 1, 2]
+    assert (shared.code, shared.severity) == ("GPU002.shared", Severity.WARNING)
+    golden(shared, found[0])
+
+
+def test_a_torch_that_does_not_start_on_slices_is_told_what_to_do():
+    assert_error = "device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"
+    rows = {0: devices.Data(torch="2.6", cuda="12", error=assert_error)}
+    met = together(seen_of(devices.CHECK, rows, gpus=1), seen_of(memory_errors.CHECK, {0: host_of({0: {"mig": True}})}))
+    (finding,) = devices.CHECK.judge(met)
+    assert (finding.code, finding.fix) == ("GPU002.cuda-start", devices.SLICES_FIX)
+
+
+def test_a_slice_for_each_rank_or_gloo_is_no_error():
+    shared, found = with_slices("MIG-a", "MIG-b")
+    assert (shared, {finding.severity for finding in found}) == ([], {Severity.WARNING})
+    _, found = with_slices("MIG-a", "MIG-a", backend="gloo")
+    assert {finding.severity for finding in found} == {Severity.WARNING}
 
 
 def test_a_prohibited_gpu_is_an_error():

@@ -127,6 +127,31 @@ def test_what_a_switch_calls_not_fatal_is_a_warning_at_any_time():
     assert [finding.severity for finding in judged(log_of(minor))] == [Severity.WARNING]
 
 
+NONFATAL = "RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x00000001 0x00000000 0x00100000 0x00000004)"
+FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 13 (0x00000007 0x00000001 0x00000000 0x00000000)"
+
+
+@pytest.mark.parametrize("text", [NONFATAL, f"pid=876767, name=ray::Worker, {NONFATAL}"])
+@pytest.mark.parametrize("code", range(144, 151))
+def test_what_blackwells_nvlinks_call_not_fatal_is_good_to_know(code, text):
+    (finding,) = judged(log_of(xid(code, text=text, line=START + 1, ago=1)))
+    assert (finding.severity, finding.evidence["action"]) == (Severity.NOTE, "none")
+
+
+def test_what_they_call_fatal_is_an_error_during_the_run_beside_any_number_of_lines_that_are_not(golden):
+    harmless = [xid(145, text=NONFATAL, line=START + n, ago=1) for n in (1, 3)]
+    minor, fatal = judged(log_of(harmless[0], xid(145, text=FATAL, line=START + 2, ago=1), harmless[1]))
+    assert (fatal.severity, fatal.evidence["count"]) == (Severity.ERROR, 1)
+    assert (minor.severity, minor.evidence["count"]) == (Severity.NOTE, 2)
+    golden(minor, fatal)
+
+
+@pytest.mark.parametrize("text", ["name=Nonfatal, RLW_SRC_TRACK Fatal XC0", "RLW_SRC_TRACK Fatal, not Nonfatal", ""])
+def test_a_word_elsewhere_in_the_text_does_not_make_it_harmless(text):
+    (finding,) = judged(log_of(xid(145, text=text, line=START + 1, ago=1)))
+    assert finding.severity is Severity.ERROR
+
+
 def test_a_gpu_that_is_none_of_this_jobs_is_only_told():
     world = {"size": 2, "ranks_per_node": 2, "gpus": 2}
     gpus = tuple(devices.TorchGpu("NVIDIA H100", uuid_of(index)) for index in (0, 1))

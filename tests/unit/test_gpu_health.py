@@ -69,6 +69,7 @@ def findings(look: Look) -> list:
         ("clocks-power-brake", "GPU005.slowdown", Severity.WARNING),
         ("compute-exclusive", "GPU008.exclusive", Severity.NOTE),
         ("compute-prohibited", "GPU008.prohibited", Severity.ERROR),
+        ("desktop", "GPU008.in-use", Severity.NOTE),
         ("ecc-corrected-many", "GPU003.corrected", Severity.WARNING),
         ("ecc-uncorrected", "GPU003.uncorrected", Severity.ERROR),
         ("fabric-failed", "GPU007.fabric", Severity.ERROR),
@@ -129,14 +130,15 @@ def test_every_field_is_read(looked):
     assert (gpu.clocks.margin_celsius, gpu.clocks.power_limit_watts) == (52, 700)
     assert (len(gpu.nvlinks), gpu.nvlinks[17].bytes_per_s, gpu.nvlinks[17].recoveries) == (18, 26.562e9, 0)
     assert (gpu.fabric.state, gpu.fabric.health, gpu.recovery_action) == (3, 1, 0)
-    assert (gpu.mig, gpu.compute_mode, gpu.persistence, gpu.processes) == (False, 0, True, ())
+    assert (gpu.mig, gpu.compute_mode, gpu.persistence) == (False, 0, True)
+    assert (gpu.processes, gpu.graphics) == ((), ())
 
 
 def test_what_an_older_card_or_driver_lacks_is_none_and_the_rest_is_read(looked):
     gpu = looked("older-card").gpus[5]
     assert (gpu.memory.remap_pending, gpu.memory.retired_pages, gpu.memory.sram_uncorrected) == (None, 0, 0)
     assert (gpu.clocks.events, gpu.clocks.margin_celsius, gpu.fabric.state) == (1, 53, None)
-    assert (gpu.recovery_action, gpu.mig, gpu.processes) == (None, None, None)
+    assert (gpu.recovery_action, gpu.mig, gpu.processes, gpu.graphics) == (None, None, None, None)
     assert gpu.memory_used_bytes == 1 << 20
 
 

@@ -83,6 +83,12 @@ def test_a_program_that_fails_in_a_loop_does_not_hide_another_line(tmp_path):
     assert log.xids[-1].line == 499
 
 
+def test_a_marginal_link_does_not_hide_its_fatal_line(tmp_path):
+    flood = [record(n, n, "NVRM: Xid (PCI:0000:65:00): 145, RLW_RXPIPE Nonfatal XC0") for n in range(2, 500)]
+    log = log_of(tmp_path, record(1, 1, "NVRM: Xid (PCI:0000:65:00): 145, RLW_RXPIPE Fatal XC0"), *flood)
+    assert [xid.is_nonfatal for xid in log.xids] == [False] + [True] * MOST_LINES
+
+
 def test_a_log_that_is_not_there_or_closed_says_so(golden, tmp_path):
     golden(kernel_log(tmp_path / "missing").error.replace(str(tmp_path), "TMP"))
     assert last_line(tmp_path / "missing") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpdiag.probes.gpu.visibility import named_gpus, promised_gpus, visible_gpus
+from ddpdiag.probes.gpu.visibility import has_wsl_gpu, named_gpus, promised_gpus, visible_gpus
 
 
 @pytest.fixture
@@ -42,6 +42,41 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(four, value, count):
 def test_without_the_variable_the_drivers_list_counts(four, tmp_path):
     assert visible_gpus({}, four) == 4
     assert visible_gpus({}, tmp_path / "nowhere") == 0
+
+
+@pytest.mark.parametrize(("cut", "count"), [(range(4), 1), (range(3), 4), ((), 4)])
+def test_of_gpus_that_are_all_cut_into_slices_cuda_shows_one_slice(four, cut, count):
+    for index, letter in enumerate("abcd"):
+        entry = four / "driver" / "nvidia" / "gpus" / f"0000:{index}b:00.0"
+        (entry / "information").write_text(f"GPU UUID: \t GPU-{letter}{letter}-1234\nDevice Minor: \t {index}\n")
+        capabilities = four / "driver" / "nvidia" / "capabilities" / f"gpu{index}" / "mig"
+        capabilities.mkdir(parents=True)
+        (capabilities / "access").touch()
+        if index in cut:
+            (capabilities / "gi1").mkdir()
+    assert visible_gpus({}, four, four / "dev") == count
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (("dev/dxg", "wsl/lib/libcuda.so.1"), True),
+        (("dev/dxg", "wsl/drivers/nv_dispi.inf_amd64_1/libcuda.so.1.1"), True),
+        (("dev/dxg", "wsl/lib/libd3d12.so"), False),
+        (("dev/dxg", "wsl/drivers/iigd_dch.inf_amd64_1/x.so"), False),
+        (("wsl/lib/libcuda.so.1",), False),
+        ((), False),
+    ],
+)
+def test_wsl2_has_a_gpu_where_windows_driver_is_nvidias(tmp_path, files, found):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    places = (tmp_path / "proc", tmp_path / "dev", tmp_path / "wsl")
+    assert has_wsl_gpu(*places[1:]) is found
+    assert visible_gpus({}, *places) == int(found)
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, *places) == 0
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, *places) == 2
 
 
 def test_names_are_believed_where_no_driver_shows_itself(tmp_path):

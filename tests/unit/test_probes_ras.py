@@ -12,6 +12,7 @@ import pytest
 from ras_server import REPORT, RasServer
 
 from ddpdiag.probes.collectives import MOST_RAS_BYTES, RAS_CUT, RasAddress, ras_report, ras_service
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader, ask_for_collectives, asks_nccl, wait_for_answer
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport
 
@@ -34,7 +35,7 @@ def serve() -> Iterator[Serve]:
 
 def said(server: RasServer, seconds: float = SECONDS) -> tuple[str, float]:
     begin = time.monotonic()
-    text = ras_report(RasAddress(socket.AF_INET, "127.0.0.1", server.port), begin + seconds)
+    text = ras_report(RasAddress(socket.AF_INET, "127.0.0.1", server.port), begin + seconds, seconds)
     return text, time.monotonic() - begin
 
 
@@ -72,7 +73,7 @@ def test_another_process_behind_the_same_port_may_answer(serve: Serve) -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    assert ras_report(RasAddress(socket.AF_INET, "127.0.0.1", port), time.monotonic() + 0.2) == ""
+    assert ras_report(RasAddress(socket.AF_INET, "127.0.0.1", port), time.monotonic() + 0.2, 0.2) == ""
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_our_own_service_is_found_where_it_listens(serve: Serve, host: str) -> N
     found = ras_service({"NCCL_RAS_ADDR": f"{host}:{server.port}"})
     assert found is not None
     assert (found.host, found.port) == (host, server.port)
-    assert ras_report(found, time.monotonic() + 5) == REPORT.strip()
+    assert ras_report(found, time.monotonic() + 5, 5) == REPORT.strip()
 
 
 def test_the_service_of_another_process_is_left_alone() -> None:
@@ -130,6 +131,16 @@ def test_a_recorder_reader_answers_for_itself_first_and_then_for_nccl(
     ask_for_collectives(link)
     assert isinstance(heard(link), PostedCollectives)
     assert heard(link, 0.1) is None, "NCCL was not asked for"
+
+
+def test_what_nccl_says_after_its_time_out_is_waited_for(
+    serve: Serve, link: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "NCCL_RAS_ADDR", f"localhost:{serve('waits').port}")
+    begin = time.monotonic()
+    ask_for_collectives(link, nccl=True)
+    assert isinstance(heard(link), PostedCollectives)
+    assert wait_for_answer(link, begin + DEADLINES.ras, lambda: True) == RasReport(REPORT.strip())
 
 
 def test_a_silent_service_does_not_keep_the_reader_from_answering(

@@ -204,6 +204,14 @@ def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
     golden(finding)
 
 
+def test_a_process_that_held_a_gpu_and_never_ended_is_told_by_a_later_trial(golden) -> None:
+    process = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
+    seen = run_of(outcome(1, Status.HUNG, process=ProcessState(pid=79)), outcome(1, Status.DONE, survivors=(process,)))
+    finding = only(judge_as(survivors.CHECK, seen))
+    assert (finding.code, finding.ranks, finding.evidence["pid"]) == ("RUN005.survived", (1,), 79)
+    golden(finding)
+
+
 def test_a_hang_in_which_all_stand_alike_blames_nobody(golden) -> None:
     finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, step=5), outcome(1, Status.HUNG, step=5), size=2))))
     assert (finding.ranks, finding.nodes) == ((), ())

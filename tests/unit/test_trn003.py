@@ -178,6 +178,21 @@ def test_with_nobody_slow_nobody_is_named(ranks):
         assert stragglers(steps(ranks, seed=seed, noise=0.05), LIMITS) == ()
 
 
+def launch_bound(own: float) -> dict[str, float]:
+    """A step on a GPU: what it takes is Python's, and little is left for the rest."""
+    return {"data": 3e-4, "forward": own / 2, "backward": own / 2, "optimizer": 2e-4}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("slower", [3.3e-3, 4.0e-3, 4.6e-3])
+def test_a_rank_whose_launches_take_longer_is_no_straggler(ranks, slower):
+    usual = {rank: launch_bound(3e-3) for rank in range(ranks)}
+    for seed in range(20):
+        assert stragglers(steps(ranks, seed=seed, slow=usual | {1: launch_bound(slower)}), LIMITS) == ()
+    (found,) = stragglers(steps(ranks, slow=usual | {1: launch_bound(9e-3)}), LIMITS)
+    assert found.ranks == (1,)
+
+
 def test_two_of_eight_are_both_named_and_most_of_them_are_not():
     slow = {"backward": 8e-3}
     assert [own.ranks for own in stragglers(steps(8, slow={2: slow, 5: slow}), LIMITS)] == [(2,), (5,)]

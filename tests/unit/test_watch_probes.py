@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.probes.collectives import TraceDump
+from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch.evidence import (
     FILE_NAMES,
@@ -22,7 +23,7 @@ from ddpdiag.watch.evidence import (
     recorder_answer,
     refusal,
 )
-from ddpdiag.watch.processes import Process, descendants, find_ranks, holds_gpu, read_process, thread_names
+from ddpdiag.watch.processes import Process, descendants, find_ranks, read_process, thread_names
 
 ENTRY = {
     "record_id": 2,

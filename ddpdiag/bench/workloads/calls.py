@@ -105,6 +105,8 @@ def _pipelined(operations: Sequence[Operation], calls: int) -> list[float]:
 def _by_events(operations: Sequence[Operation], calls: int, device: torch.device, how: Blocking) -> list[float]:
     """Events between the calls on the current stream, which waits for each collective."""
     torch.cuda.synchronize(device)
+    if how is Blocking.PIPELINED:
+        return _between_events(operations, calls, device)
     begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))
     for begin, end in zip(begins, ends, strict=True):
         begin.record()
@@ -112,14 +114,22 @@ def _by_events(operations: Sequence[Operation], calls: int, device: torch.device
         if how is Blocking.BARRIER:
             dist.barrier()
         end.record()
-        if how is not Blocking.PIPELINED:
-            end.synchronize()
+        end.synchronize()
         if how is Blocking.APART:
             dist.barrier()
     torch.cuda.synchronize(device)
-    if how is Blocking.PIPELINED:
-        return [before.elapsed_time(after) / 1e3 for before, after in pairwise([begins[0], *ends])]
     return [begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True)]
+
+
+def _between_events(operations: Sequence[Operation], calls: int, device: torch.device) -> list[float]:
+    """One event before the first call and one behind each: a small message shows what a second record takes."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        _together(operations)
+        event.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 # How many there is time for ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
@@ -37,10 +38,15 @@ FINDINGS = {
     "cuda-start": Explained.error("CUDA does not start: the error is shown."),
     "count": Explained("torch sees another number of GPUs than NVML."),
     "uuid": Explained.warning("torch sees GPUs that NVML does not know."),
-    "shared": Explained("two ranks take one GPU."),
+    "shared": Explained("two ranks take one GPU. Where it is a slice of one (MIG), GPU008.mig is the error."),
 }
 
 D = TypeVar("D")
+# CUDA shows a process one slice, whatever it could use (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
+SLICES_FIX = (
+    "Show each rank a slice of its own (CUDA_VISIBLE_DEVICES=MIG-..., `nvidia-smi -L` lists them), since CUDA shows a "
+    "process the first one otherwise; or turn MIG off."
+)
 
 
 class TorchGpu(Struct, frozen=True):
@@ -136,6 +142,9 @@ def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterato
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
             fix="Update the driver, or install a torch for an older CUDA."
             if "too old" in error
+            # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
+            else SLICES_FIX
+            if host.name in sliced_hosts(seen)
             else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
         )
 
@@ -178,18 +187,34 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
             takers[row.gpu.uuid].append(rank)
     for uuid, ranks in takers.items():
         if len(ranks) > 1:
+            sliced = bool(sliced_hosts(seen).intersection(seen.world.nodes_of(ranks)))
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
                 f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU "
                 "is expected, NCCL refuses a duplicate.",
                 # gloo does not mind.
-                severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
+                severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
                 gpus=(uuid,),
-                fix="Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
+                fix=SLICES_FIX
+                if sliced
+                else "Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
                 "(Slurm --gpu-bind=none or --gpus-per-task=1).",
             )
+
+
+def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
+    """Names of the hosts with GPUs that are cut into slices, of which GPU008 tells."""
+    looks = seen.of(by_code("GPU003")).by_rank
+    return frozenset(seen.world.node_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
+
+
+def sharing_ranks(seen: Seen[D], host: Host) -> tuple[int, ...]:
+    """The ranks of a host that take a GPU, or a slice of one, which another rank takes as well."""
+    rows = seen.of(CHECK).by_rank
+    taken = {rank: gpu.uuid for rank in host.ranks if rank in rows and (gpu := rows[rank].gpu) is not None and gpu.uuid}
+    return tuple(rank for rank, uuid in taken.items() if list(taken.values()).count(uuid) > 1)
 
 
 def uuids_of(seen: Seen[D], ranks: Sequence[int]) -> tuple[str, ...]:

@@ -41,7 +41,8 @@ FINDINGS = {
             "an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a "
             "reset is a warning before the run and an error during it, and so are errors of links. A program's own "
             "fault is good to know before the run, and an error during it. Numbers that this version does not know, "
-            "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know."
+            "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know, such as Xid 144 to "
+            "150 whose text says Nonfatal."
         ),
     ),
     "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
@@ -133,6 +134,9 @@ _TEXTS = {
 }
 XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
 _RECOVERY = 154
+# Blackwell's NVLinks say by themselves what is fatal; a marginal link writes thousands of lines that are not: error
+# correction takes care of them (NCCL issue 2241; leptonai/gpud 1160 and 1174).
+_NVLINK_5 = range(144, 151)
 _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
@@ -208,10 +212,10 @@ def _of_host(
 
 def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
     """What was logged within the window; without a start, nothing is known to be of the run."""
-    groups: dict[tuple[str, int], list[Xid]] = defaultdict(list)
+    groups: dict[tuple[str, int, bool], list[Xid]] = defaultdict(list)
     for xid in log.xids:
         if log.now_seconds - xid.seconds <= window_seconds:
-            groups[xid.pci, xid.code].append(xid)
+            groups[xid.pci, xid.code, xid.is_nonfatal].append(xid)
     for xids in groups.values():
         newest = max(xids, key=lambda xid: xid.line)
         recent = sum(start is not None and xid.line > start for xid in xids)
@@ -302,6 +306,8 @@ def meaning_of(xid: Xid, model: str | None) -> Meaning:
         if xid.text.startswith("Fatal"):
             return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
         return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
+    if xid.code in _NVLINK_5 and xid.is_nonfatal:
+        return Meaning(Kind.HARMLESS, Action.NONE, f"{XIDS[xid.code].text} that is not fatal")
     if xid.code == _RECOVERY:
         return _recovery(xid)
     if xid.code == 64 and "A100" in (model or ""):

@@ -11,23 +11,27 @@ Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i IND
 Confirm by hand: `nvidia-smi` on the named host, before the job starts; `fuser -v /dev/nvidia*` as root; `nvidia-smi -q
 -d COMPUTE`.
 
-Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComputeRunningProcesses and
-nvmlComputeMode_t; NVIDIA MIG user guide (docs.nvidia.com/datacenter/tesla/mig-user-guide).
+Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetComputeRunningProcesses,
+nvmlDeviceGetGraphicsRunningProcesses and nvmlComputeMode_t; NVIDIA MIG user guide
+(docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.health import Health, Process
 
 FINDINGS = {
     "in-use": Explained(
-        "more than `used_mib` of memory in use: a process that was left over, another job, a desktop. In a container "
-        "the pids are those of the host, or hidden. Less than any CUDA process takes is good to know only."
+        "more than `used_mib` of memory in use: a process that was left over, or another job. In a container the pids "
+        "are those of the host, or hidden. Less than any CUDA process takes, or what a desktop draws with, is good to "
+        "know only."
     ),
     "prohibited": Explained.error('compute mode "prohibited"; no CUDA process can start.'),
     "exclusive": Explained(
@@ -37,7 +41,7 @@ FINDINGS = {
     ),
     "mig": Explained(
         "the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
-        "rank."
+        "rank. An error where ranks take the same slice: CUDA shows a process one slice only, and NCCL refuses that."
     ),
 }
 
@@ -49,8 +53,12 @@ _CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    told: set[str] = set()
     for card in cards:
-        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(card, alone=seen.world.size == 1)):
+        # Which GPU the shared slice belongs to is not known; one of the host's is told.
+        sharing = () if card.host.name in told or not card.health.mig else devices.sharing_ranks(seen, card.host)
+        told |= {card.host.name} if card.health.mig else set()
+        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(seen, card, sharing)):
             yield finding_of(seen, card, fault)
 
 
@@ -60,25 +68,39 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     if used is None or used <= most * MIB or card.health.mig:
         return
     small = used <= _CONTEXT_BYTES and not card.health.processes
+    drawn = _is_display(card.health, used)
     yield Fault(
         "in-use",
         "GPU memory is in use already",
         f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
         Action.NONE,
         "Nothing: a display or a monitor holds as much."
-        if small
+        if small or drawn
         else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
-        severity=Severity.NOTE if small else Severity.WARNING,
+        severity=Severity.NOTE if small or drawn else Severity.WARNING,
     )
 
 
+def _is_display(health: Health, used: int) -> bool:
+    """Is most of it what graphics processes hold, and does no process use CUDA?
+
+    A process that NVML shows in a container or not at all is in neither list.
+    """
+    held = [process.used_bytes for process in health.graphics or ()]
+    told = sum(size for size in held if size is not None)
+    return bool(held) and not health.processes and (None in held or 2 * told >= used)
+
+
 def _holders(card: Card) -> str:
-    shown = [
-        f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
-        for process in card.health.processes or ()
-    ]
-    return ", ".join(shown) or "no compute process that is visible here"
+    computing = [_shown(process) for process in card.health.processes or ()]
+    pids = {process.pid for process in card.health.processes or ()}
+    drawing = [f"{_shown(process)} for graphics" for process in card.health.graphics or () if process.pid not in pids]
+    return ", ".join((*computing, *drawing)) or "no compute process that is visible here"
+
+
+def _shown(process: Process) -> str:
+    return f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
 
 
 def _mode(card: Card) -> Iterator[Fault]:
@@ -106,18 +128,29 @@ def _mode(card: Card) -> Iterator[Fault]:
         )
 
 
-def _sliced(card: Card, *, alone: bool) -> Iterator[Fault]:
-    if card.health.mig:
+def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator[Fault]:
+    if sharing and seen.options.backend != "gloo":
         yield Fault(
             "mig",
-            # A single rank has no peer.
+            "ranks share a slice of a GPU (MIG)",
+            f"MIG is on, and {ranks_text(sharing)} take the same slice of a GPU; one slice for each rank is expected, "
+            "NCCL refuses a duplicate",
+            Action.NONE,
+            devices.SLICES_FIX,
+            {"mig": True, "ranks": [*sharing]},
+            severity=Severity.ERROR,
+        )
+    elif card.health.mig:
+        yield Fault(
+            "mig",
             "a GPU is cut into slices",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,
             f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
             "GPUs.",
             {"mig": True},
-            severity=Severity.NOTE if alone else Severity.WARNING,
+            # A single rank has no peer.
+            severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
         )
 
 

@@ -1,8 +1,8 @@
 """GPUs that should be there, and are.
 
 The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
-only" is concluded when the bus shows no NVIDIA display or 3D function, nobody promises a GPU, and no other host has
-one; `--expect-gpus 0` says that CPUs are meant.
+only" is concluded when neither the bus nor WSL2 (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl) shows a GPU of NVIDIA,
+nobody promises a GPU, and no other host has one; `--expect-gpus 0` says that CPUs are meant.
 A difference that a promise explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2) is
 none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that
 follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
@@ -34,7 +34,14 @@ from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
-from ddpdiag.probes.gpu.visibility import nvidia_functions, nvidia_gpus, promised_gpus, visible_gpus, withheld_gpus
+from ddpdiag.probes.gpu.visibility import (
+    has_wsl_gpu,
+    nvidia_functions,
+    nvidia_gpus,
+    promised_gpus,
+    visible_gpus,
+    withheld_gpus,
+)
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.stats import odd_ones_out
 
@@ -68,6 +75,7 @@ def measure(ctx: Context) -> Data:
         visible=visible_gpus(os.environ, proc),
         promised=promised_gpus(os.environ) or given,
         cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        wsl=has_wsl_gpu(),
     )
 
 
@@ -146,6 +154,8 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, count: int
         reasons.append(f"launcher or CUDA_VISIBLE_DEVICES name {promised}")
     if _is_met(seen, host):
         return reasons
+    if host.wsl and not count:
+        reasons.append("WSL2 shows one (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl)")
     if host.functions and count < len(host.functions):
         some = ", ".join(f"{address}: {driver or 'no driver'}" for address, driver in [*host.unopened.items()][:4])
         more = f"; {len(host.unopened) - 4} more" if len(host.unopened) > 4 else ""
@@ -178,6 +188,8 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
 
 def _fix(host: HostGpus) -> str:
     cpus = "or say --expect-gpus 0 if CPUs are meant"
+    if host.wsl and not host.unopened:
+        return f"Run `nvidia-smi` on {host.name}; install NVIDIA's driver on Windows, and none in WSL2, {cpus}."
     if not host.unopened:
         return f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
     if set(host.unopened.values()) <= {"nvidia"}:

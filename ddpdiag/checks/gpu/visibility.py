@@ -24,7 +24,7 @@ class Data(Struct, frozen=True, kw_only=True):
     """What a rank finds by NVML, on the PCI bus (None: not readable), in /proc (None: no driver), in its variables.
 
     `visible` counts what CUDA would show to this rank, `promised` what launcher, container or CUDA_VISIBLE_DEVICES name
-    (None: nothing); `cuda_visible_devices` is that variable (None: unset).
+    (None: nothing); `cuda_visible_devices` is that variable (None: unset). `wsl`: WSL2 shows a GPU of NVIDIA.
     """
 
     nvml: Enumeration
@@ -33,6 +33,7 @@ class Data(Struct, frozen=True, kw_only=True):
     visible: int = 0
     promised: int | None = None
     cuda_visible_devices: str | None = None
+    wsl: bool = False
 
 
 class HostGpus(Struct, frozen=True, kw_only=True):
@@ -52,6 +53,7 @@ class HostGpus(Struct, frozen=True, kw_only=True):
     listed: int
     visible: int
     promised: int | None
+    wsl: bool
 
     @property
     def unopened(self) -> dict[str, str | None]:
@@ -90,6 +92,7 @@ def _host_gpus(host: Host, rows: Mapping[int, Data]) -> HostGpus:
         visible=sum(shown.values()),
         # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
         promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
+        wsl=any(row.wsl for row in rows.values()),
     )
 
 

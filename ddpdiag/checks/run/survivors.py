@@ -2,7 +2,8 @@
 
 A process that hangs is killed when its deadline has passed. One that survives SIGKILL is stuck inside the kernel, most
 often in a driver or on a file server that does not answer: nobody can end it, and it keeps what it holds (a GPU,
-memory, a port) until the kernel lets go of it.
+memory, a port) until the kernel lets go of it. The driver may need some seconds to take a GPU back from a process that
+was killed, so one that held a GPU counts as a survivor only 20 s later.
 
 Findings:
 
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.model import Finding
+from ddpdiag.model import Finding, Outcome, ProcessState
 
 FINDINGS = {
     "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.")
@@ -28,18 +29,23 @@ FINDINGS = {
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each process that is still there, whoever was to blame for the trial."""
     for outcome in seen.recording.outcomes:
-        process = outcome.process
-        if process is not None and process.survived:
-            node = seen.world.node_of(outcome.rank)
-            where = f", waiting in {process.wchan}" if process.wchan else ""
-            yield seen.finding(
-                "survived",
-                f"pid {process.pid} on {node} cannot be killed",
-                f"pid {process.pid} of rank {outcome.rank} on {node} survived SIGKILL in {outcome.code}{where}.",
-                ranks=[outcome.rank],
-                evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
-                fix=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
-            )
+        if outcome.process is not None and outcome.process.survived:
+            yield _finding(seen, outcome, outcome.process, f"survived SIGKILL in {outcome.code}")
+        for process in outcome.survivors:
+            yield _finding(seen, outcome, process, "held a GPU and has not ended, long after SIGKILL")
+
+
+def _finding(seen: Seen[Nothing], outcome: Outcome, process: ProcessState, what: str) -> Finding:
+    node = seen.world.node_of(outcome.rank)
+    where = f", waiting in {process.wchan}" if process.wchan else ""
+    return seen.finding(
+        "survived",
+        f"pid {process.pid} on {node} cannot be killed",
+        f"pid {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
+        ranks=[outcome.rank],
+        evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
+        fix=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
+    )
 
 
 CHECK = Check(

@@ -50,10 +50,10 @@ FINDINGS = {
     ),
     "unreadable": Explained.not_seen("some rank could not read the digits."),
     "straggler": Explained.warning(
-        "own work above `ratio` (1.10) times that of most, and less waiting than most, in `windows` (80 %) of the "
-        "windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer tells the "
-        "class: data (files, decoding), compute, cores (the process has less of its cores than others: something else "
-        "runs there), clocks (GPU005 saw them held down)."
+        "own work above `ratio` (1.10) times that of most, by 2 ms at least, and less waiting than most, in `windows` "
+        "(80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer "
+        "tells the class: data (files, decoding), compute, cores (the process has less of its cores than others: "
+        "something else runs there), clocks (GPU005 saw them held down)."
     ),
     "network": Explained.warning("work is alike everywhere, and one host, or rank, is slow with both neighbours."),
 }

@@ -1,9 +1,9 @@
 """Whom everybody waits for in a training step, and why.
 
 All ranks leave an all-reduce together, so who comes last waits least. A rank is a straggler if its own work takes
-longer than that of most, and it waits less than most, in nearly all windows: one window says nothing, since ranks are
-disturbed by chance. Where the ranks work alike, links are looked at: each rank exchanged messages with two neighbours,
-and who is slow with both, while others are not, has a slow network.
+longer than that of most, by some ms at least, and it waits less than most, in nearly all windows: one window says
+nothing, since ranks are disturbed by chance. Where the ranks work alike, links are looked at: each rank exchanged
+messages with two neighbours, and who is slow with both, while others are not, has a slow network.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -27,6 +27,9 @@ _SLOW_EDGE, _SLOW_EDGE_INSIDE = 1.5, 3.0
 _LEAST_SECONDS, _LEAST_SECONDS_INSIDE = 2e-4, 2e-3
 # A process that has less than so much of what others have of their cores shares them with somebody.
 _LESS_CORE = 0.8
+# On a GPU the step of so small a network takes a few ms, which Python and the launch of kernels take: a rank on the
+# other socket, or on a core with lower clocks, has half as much again, and real steps hide that.
+_LEAST_OWN_SECONDS = 2e-3
 
 
 class Why(StrEnum):
@@ -83,10 +86,10 @@ def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, .
         wait = median(window.wait for window in now.values())
         for rank, window in now.items():
             late[rank] += window.own > limits.ratio * work and window.wait < wait
-    found = [rank for rank, windows in late.items() if count and windows >= limits.windows * count]
-    if len(found) > 1 and 2 * len(found) >= len(steps):
-        return ()
-    return tuple(_straggler(rank, steps, late[rank] / count) for rank in found)
+    ranks = [rank for rank, windows in late.items() if count and windows >= limits.windows * count]
+    found = [_straggler(rank, steps, late[rank] / count) for rank in ranks]
+    found = [straggler for straggler in found if straggler.own - straggler.usual > _LEAST_OWN_SECONDS]
+    return () if len(found) > 1 and 2 * len(found) >= len(steps) else tuple(found)
 
 
 def _straggler(rank: int, steps: Mapping[int, Steps], windows: float) -> Straggler:

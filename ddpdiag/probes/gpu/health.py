@@ -108,7 +108,7 @@ _RECOVERY_DRIVER = 570
 
 
 class Process(Struct, frozen=True):
-    """A compute process by its pid on the host; None for bytes that are not told."""
+    """A process by its pid on the host; None for bytes that are not told."""
 
     pid: int
     used_bytes: int | None
@@ -132,6 +132,7 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open.
 
     `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` leaves out what the driver reserves.
+    `processes` use CUDA, `graphics` draw (a display server, a browser); some do both.
     """
 
     index: int
@@ -152,6 +153,7 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
     persistence: bool | None = None
     memory_used_bytes: int | None = None
     processes: tuple[Process, ...] | None = None
+    graphics: tuple[Process, ...] | None = None
 
     @property
     def is_told(self) -> bool:
@@ -200,7 +202,7 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
     events.append(clock_events(device))
     used = device.of(memory)
     mig = device.numbers("nvmlDeviceGetMigMode")
-    processes = device.processes()
+    processes, graphics = _processes(device, "Compute"), _processes(device, "Graphics")
     errors = memory_errors(device)
     events.append(clock_events(device))
     return Health(
@@ -219,10 +221,16 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
         persistence=device.flag("nvmlDeviceGetPersistenceMode"),
         memory_used_bytes=None if used is None else used[1],
-        processes=None if processes is None else tuple(Process(*process) for process in processes),
+        processes=processes,
+        graphics=graphics,
         # Last, because every question may have told.
         broken=device.broken,
     )
+
+
+def _processes(device: Device, kind: str) -> tuple[Process, ...] | None:
+    found = device.processes(kind)
+    return None if found is None else tuple(Process(*process) for process in found)
 
 
 def tells_recovery(driver: str | None) -> bool:

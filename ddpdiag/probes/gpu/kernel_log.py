@@ -21,7 +21,8 @@ _RECORD_BYTES = 16384
 # The largest ring that a kernel can be built with is 32 MiB (CONFIG_LOG_BUF_SHIFT 25).
 _MOST_BYTES = 64 << 20
 _MOST_TEXT = 300
-# Of one device and one number: a program that fails in a loop writes thousands.
+# Of one device and one number, fatal and not fatal apart: a program that fails in a loop writes thousands, and so does
+# a marginal link of what is not fatal.
 MOST_LINES = 20
 
 _RECORD = re.compile(r"\d+,(\d+),(\d+),[^;]*;(.*)")
@@ -30,6 +31,8 @@ _ADDRESS = r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-9a-fA-F])
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_ADDRESS}[^)]*\): (\d+)(?:, *(.*))?$")
 # The lines that follow ("Severity ...", "Data ...") tell NVIDIA's engineers more of the same.
 _SXID = re.compile(rf"nvidia-nvswitch\d+: SXid \(PCI:{_ADDRESS}\): (\d+), ((?:Non-fatal|Fatal).*)$")
+# "145, RLW_RXPIPE Nonfatal XC0 i0 Link 03 (...)", some with "pid=..., name=..., " before the unit (leptonai/gpud 1160).
+_NONFATAL = re.compile(r"(?:pid=[^,]*, *name=[^,]*, *)?(?:[A-Z][A-Z0-9_/]*\s+)?Non-?fatal\b")
 
 
 class Xid(Struct, frozen=True, kw_only=True):
@@ -44,6 +47,11 @@ class Xid(Struct, frozen=True, kw_only=True):
     line: int
     seconds: float
     switch: bool = False
+
+    @property
+    def is_nonfatal(self) -> bool:
+        """Does its own text call it not fatal, as those of NVSwitches and of Blackwell's NVLinks do?"""
+        return _NONFATAL.match(self.text) is not None
 
 
 class KernelLog(Struct, frozen=True, kw_only=True):
@@ -108,12 +116,15 @@ def _records(content: str) -> Iterator[tuple[int, float, str]]:
 
 
 def _newest(records: tuple[tuple[int, float, str], ...]) -> list[Xid]:
-    kept: dict[tuple[str, int], int] = defaultdict(int)
+    kept: dict[tuple[str, int, bool], int] = defaultdict(int)
     xids: list[Xid] = []
     for line, seconds, text in reversed(records):
         xid = parse(text, line, seconds)
-        if xid is not None and kept[xid.pci, xid.code] < MOST_LINES:
-            kept[xid.pci, xid.code] += 1
+        if xid is None:
+            continue
+        key = (xid.pci, xid.code, xid.is_nonfatal)
+        if kept[key] < MOST_LINES:
+            kept[key] += 1
             xids.append(xid)
     return xids[::-1]
 

@@ -222,9 +222,10 @@ class Device:
         )
         return (None,) * len(wanted) if values is None else values
 
-    def processes(self) -> tuple[tuple[int, int | None], ...] | None:
-        """Pid (of the host) and bytes of each compute process; None for bytes that are not told, as under MIG."""
-        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+    def processes(self, kind: str) -> tuple[tuple[int, int | None], ...] | None:
+        """Pid (of the host) and bytes of each "Compute" or "Graphics" process; None for bytes that are not told, as
+        under MIG."""
+        for function in (f"nvmlDeviceGet{kind}RunningProcesses_v3", f"nvmlDeviceGet{kind}RunningProcesses_v2"):
             found = self._ask(function, lambda function=function: self._processes(function))  # type: ignore[misc]
             if found is not None:
                 return found

@@ -13,9 +13,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.host.kernel import names_in, read_pairs, read_text
+from ddpdiag.probes.host.kernel import PROC, names_in, open_files, read_pairs, read_text
 
 DEV = Path("/dev")
+# WSL2 has Windows' driver here: its libraries in lib, or in a container in a folder of drivers (nv_dispi.inf_..., say).
+WSL = Path("/usr/lib/wsl")
+# NVIDIA; AMD (ROCm opens kfd and a render node); Intel; accelerators of the kernel's accel class; WSL2.
+_GPU_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD", "/dev/accel", "/dev/dxg")
 NVIDIA = "0x10de"
 # VGA and 3D controllers; an NVSwitch is a bridge (0x0680), a GPU's sound function 0x0403.
 GPU_CLASSES = ("0x0300", "0x0302")
@@ -23,11 +27,13 @@ _ORDINAL = re.compile(r"[+-]?\d+")
 
 
 class ProcGpu(Struct, frozen=True):
-    """A GPU that the loaded driver drives. `uuid` is None while the driver has not asked the card."""
+    """A GPU that the loaded driver drives. `uuid` is None while the driver has not asked the card; `sliced`: it is cut
+    into slices (MIG)."""
 
     pci: str
     model: str | None
     uuid: str | None
+    sliced: bool = False
 
 
 class PciFunction(Struct, frozen=True):
@@ -53,6 +59,14 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     return tuple(gpu for gpu, file in files if file is None or _can_open(file))
 
 
+def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
+    """Has a process a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
+    try:
+        return any(path.startswith(_GPU_FILES) for path in open_files(root / str(pid)))
+    except OSError:
+        return None
+
+
 def _can_open(file: Path) -> bool:
     """access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c).
 
@@ -70,15 +84,29 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
     """GPUs, with the numbers of their device files."""
     folder = root / "driver" / "nvidia" / "gpus"
     names = names_in(folder)
-    return None if names is None else [_proc_gpu(folder / name) for name in names]
+    return None if names is None else [_proc_gpu(root, folder / name) for name in names]
 
 
-def _proc_gpu(entry: Path) -> tuple[ProcGpu, str | None]:
+def _proc_gpu(root: Path, entry: Path) -> tuple[ProcGpu, str | None]:
     facts = read_pairs(entry / "information", ":")
-    uuid = facts.get("GPU UUID", "")
+    uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor")
     # A card that was never opened says "GPU-????????-????-...".
-    gpu = ProcGpu(entry.name, facts.get("Model"), uuid if uuid and "?" not in uuid else None)
-    return gpu, facts.get("Device Minor")
+    known = uuid if uuid and "?" not in uuid else None
+    return ProcGpu(entry.name, facts.get("Model"), known, minor is not None and _is_sliced(root, minor)), minor
+
+
+def _is_sliced(root: Path, minor: str) -> bool:
+    """Has the GPU instances of MIG, gi1 and so on? (NVIDIA's MIG User Guide, "Device Nodes and Capabilities")."""
+    names = names_in(root / "driver" / "nvidia" / "capabilities" / f"gpu{minor}" / "mig") or ()
+    return any(name.startswith("gi") for name in names)
+
+
+def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
+    """Does WSL2 show a GPU of NVIDIA? Behind /dev/dxg may be one of another make: Windows' driver tells."""
+    if not (dev / "dxg").exists():
+        return False
+    libraries, drivers = names_in(wsl / "lib") or (), names_in(wsl / "drivers") or ()
+    return any(name.startswith("libcuda.so") for name in libraries) or any(n.startswith("nv_") for n in drivers)
 
 
 def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
@@ -108,13 +136,19 @@ def _driver_of(device: Path) -> str | None:
     return None
 
 
-def visible_gpus(env: Mapping[str, str], proc_root: Path) -> int:
+def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
     """How many GPUs CUDA would show to a process with this environment; 0 if no driver lists one and none is named.
 
-    Where no driver shows itself in `proc_root` (WSL, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed.
+    Where no driver shows itself in `proc_root` (WSL2, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed;
+    without a name, WSL2 has one GPU: NVML alone knows of more. Of GPUs that are all cut into slices (MIG), CUDA shows
+    one slice only (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
     """
-    present, named = nvidia_gpus(proc_root), env.get("CUDA_VISIBLE_DEVICES")
-    return len(present or ()) if named is None else len(gpus_named(named, present))
+    present, named = nvidia_gpus(proc_root, dev), env.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len(gpus_named(named, present))
+    if present is None:
+        return int(has_wsl_gpu(dev, wsl))
+    return 1 if present and all(gpu.sliced for gpu in present) else len(present)
 
 
 def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]:

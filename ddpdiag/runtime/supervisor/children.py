@@ -85,7 +85,7 @@ class WorkerProcess(Child):
     def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
         """Its stacks and its last collectives; waits at most 0.5 s for both together.
 
-        `nccl`: a service of NCCL that runs in it is asked as well, and is waited for up to a second in all.
+        `nccl`: a service of NCCL that runs in it is asked as well: up to a second for a greeting, 2 s for its report.
 
         It may wake the worker up (a signal ends a sleep in C, SIGCONT a stop): whatever is to be known must be fixed
         before. `state` is how it was then: what a stopped worker posts once it is woken is no evidence.

@@ -49,12 +49,12 @@ class RecorderReader:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while question := self._channel.recv(len(_QUESTION)):
-                end = time.monotonic() + DEADLINES.ask_ras
+                greeted = time.monotonic() + DEADLINES.greet_ras
                 # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
                 self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
                 if question == _QUESTION_TO_NCCL:
                     service = _service()
-                    text = ras_report(service, end) if service is not None else ""
+                    text = ras_report(service, greeted, DEADLINES.ras_report) if service is not None else ""
                     self._channel.send(msgspec.json.encode(RasReport(text)))
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
+from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import cpu_ticks, process_state
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
@@ -85,6 +86,8 @@ class Child:
     def __init__(self, pid: int | None = None) -> None:
         self.pid = pid
         self.exit_code: int | None = None
+        self.killed_at: float | None = None
+        self.held_gpu = False
 
     def poll(self) -> int | None:
         """Its exit code once it ended, negative for a signal, as in subprocess."""
@@ -112,17 +115,26 @@ class Child:
             signal_process(self.pid, signum)
 
     def kill(self) -> bool:
-        """Send SIGKILL; True if it is gone within 2 s."""
+        """Send SIGKILL; True if it is gone within 2 s. One that holds a GPU may need longer: `may_still_end`."""
         if self.pid is None or self.exit_code is not None:
             return True
+        # Its open files are no longer shown once it ends.
+        self.held_gpu = bool(holds_gpu(self.pid))
         self.signal(signal.SIGKILL)
-        end = time.monotonic() + DEADLINES.kill
-        while time.monotonic() < end:
-            self.poll()
-            if not is_alive(self.pid):
+        self.killed_at = time.monotonic()
+        while time.monotonic() < self.killed_at + DEADLINES.kill:
+            if self.is_gone():
                 return True
             time.sleep(_POLL_SECONDS)
         return False
+
+    def is_gone(self) -> bool:
+        """Has it ended? Does not wait."""
+        return self.pid is None or self.poll() is not None or not is_alive(self.pid)
+
+    def may_still_end(self, now: float) -> bool:
+        """Was it killed so short a time ago that the driver may not have taken its GPU back yet?"""
+        return self.held_gpu and self.killed_at is not None and now < self.killed_at + DEADLINES.kill_gpu
 
 
 class ForkedChildren:

@@ -13,13 +13,13 @@ import zmq
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
-from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, ProcessState, Trial
+from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
-from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.supervisor.processes import Child, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
@@ -119,7 +119,7 @@ class Supervisor(TrialRunner):
         """Kill workers and fork server; a sentence for each process that cannot be killed."""
         survivors = [*self._survivors, *map(_survivor, self.kill_workers())]
         if not self._fork_server.killed and not self._fork_server.kill():
-            survivors.append(_survivor(self._fork_server.state()))
+            survivors.append(_survivor(self._fork_server))
         self._survivors = []
         return survivors
 
@@ -245,6 +245,12 @@ class Supervisor(TrialRunner):
         self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
 
 
-def _survivor(process: ProcessState) -> str:
+def _survivor(child: Child) -> str:
+    process = child.state()
     where = f", waiting in {process.wchan}" if process.wchan else ""
+    if child.may_still_end(time.monotonic()):
+        return (
+            f"pid {process.pid} was killed and has not ended yet (state {process.state}{where}); the driver may need "
+            f"up to {DEADLINES.kill_gpu:g} s to take its GPU back"
+        )
     return f"pid {process.pid} survived SIGKILL (state {process.state}{where}); it is stuck in the kernel"

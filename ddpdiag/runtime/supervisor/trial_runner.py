@@ -13,7 +13,7 @@ from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
-from ddpdiag.runtime.supervisor.processes import how_it_ended, is_busy
+from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
 
 
 class RunningTrial:
@@ -99,6 +99,7 @@ class TrialRunner(ABC):
         self.options = Options()
         self.running_trial: RunningTrial | None = None
         self.workers: dict[Kind, WorkerProcess] = {}
+        self._ending: list[Child] = []  # killed, and not gone yet: each held a GPU
         self._scratch = scratch
         self._last_trial = 0
 
@@ -142,7 +143,7 @@ class TrialRunner(ABC):
         if worker is not None:
             if worker.overrides == trial.env and not trial.fresh:
                 return worker
-            worker.kill()
+            self._kill(worker)
             worker.close()
         self.workers[trial.kind] = worker = self.start_worker(trial.kind, trial.env)
         return worker
@@ -173,7 +174,7 @@ class TrialRunner(ABC):
             self.expire(running_trial)
 
     def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
-        """End a trial that did not end in time; takes up to 3.5 s. `told`: rank 0 ends it because of another rank.
+        """End a trial that did not end in time; takes up to 5.5 s. `told`: rank 0 ends it because of another rank.
 
         First what is known is fixed; then the process is woken, its stacks are dumped, and it is killed.
         """
@@ -185,7 +186,7 @@ class TrialRunner(ABC):
             process = structs.replace(process, busy=is_busy(process.pid), step_seconds=since)
         evidence = child.gather_evidence(process.state, nccl=asks_nccl(self.place) and not told)
         # A fork server that has imported torch is only slow to fork; without it no later trial could use torch.
-        survived = (child is running_trial.worker or step == IMPORT_STEP) and not child.kill()
+        survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
         self._finish(
@@ -195,21 +196,37 @@ class TrialRunner(ABC):
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""
         self.running_trial = None
-        self.report(outcome)
+        self.report(structs.replace(outcome, survivors=self._overdue()))
         if outcome.status is not Status.DONE:
             worker = self.workers.pop(running_trial.trial.kind)
             if outcome.process is None:  # else it was killed, and one that survived is not waited for again
-                worker.kill()
+                self._kill(worker)
             worker.close()
 
-    def kill_workers(self) -> list[ProcessState]:
-        """Kill all workers; the state of those that survive."""
-        survivors = []
+    def _kill(self, child: Child) -> bool:
+        """Kill a process; has it survived that? One that held a GPU may still end, and is looked at again later."""
+        gone = child.kill()
+        if not gone and child.held_gpu:
+            self._ending.append(child)
+        return not gone and not child.held_gpu
+
+    def _overdue(self) -> tuple[ProcessState, ...]:
+        """Processes that held a GPU and have not ended in the time that this may take; each is told once."""
+        now = time.monotonic()
+        self._ending = [child for child in self._ending if not child.is_gone()]
+        late = [child for child in self._ending if not child.may_still_end(now)]
+        self._ending = [child for child in self._ending if child not in late]
+        return tuple(structs.replace(child.state(), survived=True) for child in late)
+
+    def kill_workers(self) -> list[Child]:
+        """Kill all workers; those that survive, and of earlier ones those that have not ended yet."""
+        survivors: list[Child] = [child for child in self._ending if not child.is_gone()]
         for worker in self.workers.values():
             if not worker.kill():
-                survivors.append(worker.state())
+                survivors.append(worker)
             worker.close()
         self.workers.clear()
+        self._ending.clear()
         return survivors
 
 
