@@ -4,12 +4,15 @@ The best-known failure of multi-GPU training is that NCCL hangs while gloo works
 over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
 fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
 
-1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
-a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
-NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network,
-too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the
-first set that works, each member is left out once, and what is not needed goes. What is left must work three times
-before it is recommended. Pairs of ranks inside a host then show between which GPUs it fails, if there is time.
+1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
+names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1,
+NCCL_NVLS_ENABLE=0 (first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts:
+NCCL_MNNVL_ENABLE=0, NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
+starts its network, too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. What another check suspects goes
+before the others, and what cannot matter here is left out. Of the first set that works, each member is left out once,
+and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a host
+then show between which GPUs it fails, if there is time. A set may take less time where gloo was fast. Ranks that share
+a GPU are not searched: NCCL refuses them.
 
 Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
 all-reduce without it shows what that costs.
@@ -36,13 +39,13 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth import busbw, expect
+from ddpdiag.bandwidth import busbw, expect, factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.findings import Explained, Workarounds
-from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here
+from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
@@ -123,7 +126,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     trial = _trial(seen, step)
     if step.stands is None:
-        return (trial,)
+        return (structs.replace(trial, deadline_seconds=_set_deadline(seen, trial.deadline_seconds)),)
     trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
     later = _LATER_SECONDS if seen.options.uses_workarounds and step.stands.kind is Outcomes.FOUND else 0.0
     return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
@@ -131,11 +134,28 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
     """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
-    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
-    if not worked or "P2P003.deadline_seconds" in seen.options.settings:
+    slowest = _slowest_seconds(seen)
+    if slowest is None or "P2P003.deadline_seconds" in seen.options.settings:
         return usual
-    slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
     return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
+
+
+def _slowest_seconds(seen: Seen[Data]) -> float | None:
+    """What the slowest trial took that went well; None if none did."""
+    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
+    return max((outcome.seconds for outcome in seen.outcomes if outcome.trial in worked), default=None)
+
+
+def _set_deadline(seen: Seen[Data], usual: float) -> float:
+    """Less than usual where gloo worked: each set that hangs costs all of it, and one that is far slower is no help."""
+    gloo = before(seen, "gloo")
+    if gloo is None or not gloo.busbw or "P2P003.deadline_seconds" in seen.options.settings:
+        return usual
+    # The all-reduce runs twice at least, at a rate that may be worse than gloo's by slower_than_gloo.
+    moved = 2 * _LARGE_ON_GPU_BYTES * factor("all_reduce", seen.world.size)
+    seconds = max(seen.number("slower_than_gloo") * moved / gloo.busbw, _slowest_seconds(seen) or 0.0)
+    # What the number of ranks adds to the usual one stays.
+    return min(usual, usual - seen.check.deadline + max(_LEAST_DEADLINE, _PATIENCE * seconds))
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
@@ -145,7 +165,13 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
         Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
         Part.PAIRS: pairs_of(hosts, step.round),
     }[step.part]
-    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
+    params = {
+        "backend": seen.world.backend,
+        "part": step.part.value,
+        "set": step.set,
+        "round": step.round,
+        **search_order(seen).params,
+    }
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
     return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, _first_use_seconds(seen)))
 
@@ -316,7 +342,7 @@ CHECK = Check(
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,
-    # NCCL needs 1 to 3 s to start, and each set that hangs costs all of this.
+    # NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this, or less (`_deadline`).
     deadline=10,
     fresh=True,
     # gain: below it, noise of a busy host would look like a price. rescue, slower_than_gloo: gloo goes through the
