@@ -82,7 +82,8 @@ def _hosts(seen: Seen[Data], sweep: Sweep) -> dict[str, tuple[int, ...]]:
 def lowest(limits: Iterable[Limits]) -> Limits:
     """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
     known = tuple(limits)
-    values = {name: [getattr(own, name) for own in known] for name in Limits.__struct_fields__}
+    names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor")]
+    values = {name: [getattr(own, name) for own in known] for name in names}
     lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
     switched = values["nvlink_switched"]
     # False where one rank denies it; None where one does not say.

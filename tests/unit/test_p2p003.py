@@ -5,22 +5,27 @@ from cards import host_of
 from fallback_runs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Raw, structs
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.host import shared_memory
+from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
+from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.probes.gpu.iommu import Surroundings
 from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
 from ddpdiag.probes.host.limits import SharedMemory
 from ddpdiag.render import shell
+from ddpdiag.stats import samples
 
 LONG = Options(budget_seconds=600.0)
 
@@ -274,6 +279,56 @@ def test_ranks_that_share_a_gpu_are_no_question_of_variables(error, golden):
     assert fallback.plan(run.seen) == ()
     assert run.findings() == []
     golden(fallback.moot(run.seen))
+
+
+def copied(run, **changes):
+    """What P2P002 saw: two direct copies."""
+    own = {"access": True, "bytes_per_s": 50e9, "words": 1024}
+    pairs = (PairCopies(source=0, target=1, **(own | changes)), PairCopies(source=1, target=0, **own))
+    run.told(copies.CHECK, {0: Copies(pairs=pairs, done=2, jobs=2)})
+    return run
+
+
+def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
+    run = copied(Run(2, hangs_unless(P2P), options=LONG).search())
+    assert "Not ACS or the IOMMU: 2 direct copies" in only(run).message
+    golden(only(run))
+
+
+def test_what_a_check_found_well_is_not_the_cause(golden):
+    nvls = on_a_fabric(Run(2, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)).search()
+    assert "does not run" not in only(nvls).message
+    shm = Run(2, hangs_unless({"NCCL_SHM_DISABLE": "1"}), options=LONG).search()
+    assert "/dev/shm is too small" in only(shm).message
+    room = shared_memory.Data(SharedMemory(64 << 30, 60 << 30, None))
+    shm.told(shared_memory.CHECK, {0: room})
+    assert "/dev/shm is too small" not in only(shm).message
+    golden(only(nvls), only(shm))
+
+
+def test_copies_that_were_wrong_clear_nothing():
+    run = Run(2, hangs_unless(P2P), options=LONG).search()
+    before = only(run).message
+    assert only(copied(run, wrong=3)).message == before
+
+
+def test_a_confirmed_workaround_replaces_the_guesses(golden):
+    run = Run(4, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)
+    own = max(outcome.trial for outcome in run.recording.outcomes if outcome.code == "COL001")
+    row = all_reduce.Data("nccl", 4, 4, samples([1e-4]), 4 << 20, samples([0.01]), wrong=2)
+    outcomes = (
+        structs.replace(o, status=Status.DONE, data=Raw(encode(row))) if o.trial == own else o
+        for o in run.recording.outcomes
+    )
+    run.recording = structs.replace(run.recording, outcomes=tuple(outcomes))
+    guessed = next(found for found in judge(run.recording, all_checks()).findings if found.code == "COL001.wrong")
+    assert "NCCL_P2P_DISABLE=1" in guessed.guess
+    report = judge(copied(run.search(), wrong=3).recording, all_checks())
+    fixes = {found.code: found.fix for found in report.findings}
+    for code in ("COL001.wrong", "P2P002.wrong"):
+        assert "NCCL_P2P_DISABLE" not in fixes[code]
+        assert "NCCL_NVLS_ENABLE=0" in fixes[code]
+        golden(fixes[code])
 
 
 def test_p2p_is_tried_where_nvml_forbids_it_over_nvlinks():

@@ -54,6 +54,7 @@ BROADCAST_BYTES = 1 << 20
 MAX_ROUNDS = 3
 # Parts of ranks that lie so far apart are alike (see workloads.collectives.pattern).
 RANK_PERIOD = 64
+_GUESS = "On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
@@ -201,7 +202,8 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         ranks=found.ranks,
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
-        fix=f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+        fix=f"Do not train on {where} as it is. {_GUESS}",
+        guess=_GUESS,
     )
 
 

@@ -32,7 +32,7 @@ from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import RankCopies, copies_by_rank, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
-from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
+from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.measurements import Copies, PairCopies
@@ -63,7 +63,8 @@ FINDINGS = {
     ),
     "p2p-slower": Explained.warning(
         "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
-        "processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself."
+        "processor do not count, unless it is of AMD and the host has two ranks: NCCL goes through the host's memory "
+        "there by itself."
     ),
     "host-slow": Explained.warning(
         "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
@@ -76,6 +77,7 @@ FINDINGS = {
     **dict.fromkeys(
         ("apart", "taken"), Explained.note("ranks see GPUs of their own, or have them to themselves.", same_item=True)
     ),
+    "peers": Explained.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
 }
 
 # How often what lies behind a copy that did not end is tried in a new process.
@@ -157,6 +159,7 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from indirect(seen, copies, told)
     yield from host_slow(seen, all_copies)
     yield from untried(seen, all_copies)
+    yield from refused(seen, all_copies)
     yield from nothing(seen, all_copies)
     yield from apart(seen, all_copies)
 

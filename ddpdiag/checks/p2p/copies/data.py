@@ -29,6 +29,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     ring_bytes_per_s: float | None
     done: int
     jobs: int
+    refused: tuple[Link, ...]
     cards: Mapping[int, Card]
     takers: Mapping[int, Sequence[int]]
 
@@ -97,6 +98,7 @@ def _rank_copies(
         ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
         done=max(row.done for row in rows),
         jobs=max(row.jobs for row in rows),
+        refused=tuple(dict.fromkeys(link for row in rows for link in row.refused)),
         cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
         takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
     )

@@ -12,8 +12,9 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import RankCopies
+from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
-from ddpdiag.model.measurements import Copies
+from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
 
 D = TypeVar("D")
 
@@ -41,6 +42,8 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
         if outcome.rank in lost:
             continue
         copies = by_rank.get(outcome.rank)
+        if NO_PEERS_LEFT in outcome.error:
+            continue  # `refused` says so
         if was_going_on(seen, outcome):
             yield _unfinished(seen, outcome)
         elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
@@ -81,6 +84,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     what = f"'{outcome.at}'" if outcome.at else "the copying of GPUs"
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
+    fix = _fix(outcome, node, direct=direct)
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
@@ -89,7 +93,8 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         nodes=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome),
-        fix=_fix(outcome, node, direct=direct),
+        fix=fix,
+        guess=GUESS if GUESS in fix else "",
     )
 
 
@@ -137,7 +142,7 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
         return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
     look = f"Look for Xid lines in `dmesg` on {node}"
     if direct:
-        return f"{look}; try the job with NCCL_P2P_DISABLE=1; check ACS and IOMMU (BIOS, `iommu=pt`)."
+        return f"{look}. {GUESS} Check ACS and IOMMU (BIOS, `iommu=pt`)."
     return f"{look}; reset the GPU, or leave {node} out of the job."
 
 
@@ -154,6 +159,25 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
         f"{node} busy.",
         of_the_run=True,
     )
+
+
+def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """Links that CUDA had no peer mappings left for, which is no fault of theirs."""
+    # In older recordings such a copy ended its process.
+    ended = {outcome.rank for outcome in failed(seen) if NO_PEERS_LEFT in outcome.error}
+    for copies in all_copies:
+        if copies.refused or copies.rank in ended:
+            name, number = copies.host.name, len(copies.gpus)
+            tried = f"{len(copies.pairs)} of {number * (number - 1)} pairs of its {number} GPUs were tried"
+            yield seen.finding(
+                "peers",
+                "pairs of GPUs were not all tried",
+                f"{name}: {tried}; the others are not tested, since CUDA allows a GPU 8 peers in one process "
+                f"('{NO_PEERS_LEFT}').",
+                nodes=(name,),
+                evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
+                fix="Nothing is to be done: the collectives tell of the pairs that a job uses.",
+            )
 
 
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:

@@ -39,20 +39,21 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth import busbw, expect, factor
+from ddpdiag.bandwidth import busbw, expect
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
-from ddpdiag.checks.findings import Explained, Workarounds
+from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
-from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
+from ddpdiag.checks.p2p.fallback.deadlines import LARGE_ON_GPU_BYTES, first_use_seconds, pairs_deadline, set_deadline
+from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
+from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, samples
 
 D = TypeVar("D")
@@ -75,9 +76,6 @@ FINDINGS = {
 _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
 _LARGE_BYTES = {"cpu": 4 << 20}
-_LARGE_ON_GPU_BYTES = 64 << 20
-# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
-_PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
 # What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
@@ -107,7 +105,7 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, backend) as device:
         connect(ctx, device)
         small = check_all_reduce(ctx, _SMALL_BYTES, device)
-        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, _LARGE_ON_GPU_BYTES), device)
+        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, LARGE_ON_GPU_BYTES), device)
         seconds = [large.seconds]
         if not on_any_rank(ctx, small.wrong + large.wrong > 0):
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
@@ -126,36 +124,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     trial = _trial(seen, step)
     if step.stands is None:
-        return (structs.replace(trial, deadline_seconds=_set_deadline(seen, trial.deadline_seconds)),)
-    trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
+        return (structs.replace(trial, deadline_seconds=set_deadline(seen, trial.deadline_seconds)),)
+    trial = structs.replace(trial, deadline_seconds=pairs_deadline(seen, trial.deadline_seconds))
     later = _LATER_SECONDS if seen.options.uses_workarounds and step.stands.kind is Outcomes.FOUND else 0.0
     return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
-
-
-def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
-    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
-    slowest = _slowest_seconds(seen)
-    if slowest is None or "P2P003.deadline_seconds" in seen.options.settings:
-        return usual
-    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
-
-
-def _slowest_seconds(seen: Seen[Data]) -> float | None:
-    """What the slowest trial took that went well; None if none did."""
-    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
-    return max((outcome.seconds for outcome in seen.outcomes if outcome.trial in worked), default=None)
-
-
-def _set_deadline(seen: Seen[Data], usual: float) -> float:
-    """Less than usual where gloo worked: each set that hangs costs all of it, and one that is far slower is no help."""
-    gloo = before(seen, "gloo")
-    if gloo is None or not gloo.busbw or "P2P003.deadline_seconds" in seen.options.settings:
-        return usual
-    # The all-reduce runs twice at least, at a rate that may be worse than gloo's by slower_than_gloo.
-    moved = 2 * _LARGE_ON_GPU_BYTES * factor("all_reduce", seen.world.size)
-    seconds = max(seen.number("slower_than_gloo") * moved / gloo.busbw, _slowest_seconds(seen) or 0.0)
-    # What the number of ranks adds to the usual one stays.
-    return min(usual, usual - seen.check.deadline + max(_LEAST_DEADLINE, _PATIENCE * seconds))
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
@@ -173,14 +145,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
         **search_order(seen).params,
     }
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
-    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, _first_use_seconds(seen)))
-
-
-def _first_use_seconds(seen: Seen[Data]) -> float:
-    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
-    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
-    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
-    return max(_LEAST_DEADLINE, _PATIENCE * slowest)
+    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)))
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
@@ -300,8 +265,14 @@ def blocks(seen: Seen[D]) -> str | None:
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The workarounds, and whether the backend fails without them."""
-    return Workarounds(workarounds(seen), works_with_workarounds(seen))
+    """The workarounds, whether the backend fails without them, and the sentence that says to set them."""
+    env = workarounds(seen)
+    if not env or not works_with_workarounds(seen):
+        return Workarounds(env)
+    end, _ = progress_of(seen)
+    runs = f" in {runs_text(end)}" if isinstance(end, Ended) else ""
+    text = f"Run the job {workarounds_text(env)}: {seen.world.backend} works so{runs} ({CHECK.code})."
+    return Workarounds(env, needed=True, fix=text)
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
