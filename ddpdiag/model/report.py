@@ -57,7 +57,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     """A measurement or property of every pair: `cells[i][j]` is that of the link from `rows[i]` to `columns[j]`.
 
     `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
-    None where nothing is known.
+    None where nothing is known. `gpus` are the UUIDs of the rows or columns that are GPUs.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     cells: tuple[tuple[Scalar, ...], ...]
     unit: str = ""
+    gpus: dict[str, str] = field(default_factory=dict)
 
 
 class WorldLine(Struct, frozen=True, kw_only=True):

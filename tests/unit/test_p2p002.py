@@ -218,6 +218,52 @@ def test_how_far_nccl_uses_p2p(processor, gpus, nccl, level):
     assert p2p_level(processor, gpus, nccl) == level
 
 
+PERMUTED = {0: 2, 1: 0, 2: 3, 3: 1}
+
+
+def permuted(**changes):
+    """Torch's GPU 0 is NVML's 2, and so on, by CUDA_VISIBLE_DEVICES."""
+    gpus = {torch: {"uuid": uuid_of(nvml), "pci": f"0000:{nvml}b:00.0"} for torch, nvml in PERMUTED.items()}
+    return together(world(4, {0: host_of(gpus=gpus, **changes)}), seen_of(p2p001.CHECK, {0: paths_of()}))
+
+
+def test_a_gpu_has_the_number_of_nvml_and_its_uuid_in_every_matrix():
+    seen = permuted(rates={(0, 1): 7 * GB})
+    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    assert copy.rows == copy.columns == ("GPU 0", "GPU 1", "GPU 2", "GPU 3")
+    assert copy.cells[2][0] == 7 * GB
+    topology = next(matrix for matrix in p2p001.CHECK.matrices(seen.of(p2p001.CHECK)))
+    uuids = {f"GPU {index}": uuid_of(index) for index in range(4)}
+    assert topology.rows == copy.rows
+    assert all(matrix.gpus == uuids for matrix in (*CHECK.matrices(seen), topology))
+
+
+def test_findings_name_a_gpu_by_the_same_number(golden):
+    (finding,) = CHECK.judge(permuted(pairs={(0, 1): {"wrong": 3}}))
+    assert finding.gpus == (uuid_of(2), uuid_of(0))
+    assert finding.evidence["pairs"] == ["GPU 2 -> GPU 0"]
+    golden(finding)
+
+
+def test_a_step_that_hangs_is_named_by_the_same_numbers(golden):
+    first = ended(
+        Status.HUNG,
+        process=stuck(),
+        so_far=structs.replace(KNOWN, gpus=(gpu(0, uuid=uuid_of(1)), gpu(1, uuid=uuid_of(0)))),
+    )
+    (finding,) = CHECK.judge(together(first, seen_of(p2p001.CHECK, {0: paths_of(count=2)}, size=2, gpus=2)))
+    assert finding.evidence["last_step"] == "copy GPU 1 -> GPU 0"
+    golden(finding)
+
+
+def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
+    seen = together(
+        world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})}), seen_of(p2p001.CHECK, {0: paths_of(count=2)})
+    )
+    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    assert copy.rows == ("GPU 0", "cuda:1")
+
+
 def test_without_peer_access_the_way_through_the_host_is_no_alternative():
     every = set(permutations(range(4), 2))
     assert judged(host_of(closed=every, rates=dict.fromkeys(every, 10 * GB))) == []
