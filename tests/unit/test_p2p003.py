@@ -241,6 +241,15 @@ def test_nvlinks_between_hosts_are_tried_where_there_may_be_some():
     assert "MNNVL (no GPU belongs to a domain of NVLinks between hosts)" in only(board).evidence["not_tried"]
 
 
+def test_the_adapters_of_other_gpus_are_left_out_between_hosts_of_several():
+    def answer(group, env):
+        return HANGS if max(group) > 3 > min(group) and env.get("NCCL_PXN_DISABLE") != "1" else WORKS
+
+    assert only(Run(8, answer, per_host=4, options=LONG).search()).env == {"NCCL_PXN_DISABLE": "1"}
+    alone = Run(2, lambda _group, _env: HANGS, per_host=1, options=LONG).search()
+    assert not any("PXN" in name for _, name in alone.tried())
+
+
 def test_a_search_that_tells_no_order_is_judged_as_it_was_made():
     run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}), options=LONG).search()
     found = only(on_a_fabric(run))

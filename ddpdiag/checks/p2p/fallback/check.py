@@ -5,9 +5,9 @@ over gloo and not over the job's backend, or gives wrong values, or is slower th
 fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
-names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1,
-NCCL_NVLS_ENABLE=0 (first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts:
-NCCL_MNNVL_ENABLE=0, NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
+names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0
+(first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts: NCCL_MNNVL_ENABLE=0,
+NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
 starts its network, too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. What another check suspects goes
 before the others, and what cannot matter here is left out. Of the first set that works, each member is left out once,
 and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a host

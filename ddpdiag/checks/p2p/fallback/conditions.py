@@ -42,9 +42,10 @@ INSIDE = (P2P, SHM, NVLS, CUMEM)
 # NCCL looks for it where it runs on several hosts only (init.cc, mnnvl.cc).
 MNNVL = Member("MNNVL", {"NCCL_MNNVL_ENABLE": "0"}, "NVLinks between hosts (MNNVL)")
 GDR = Member("GDR", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect RDMA")
+PXN = Member("PXN", {"NCCL_PXN_DISABLE": "1"}, "sending through other GPUs' network adapters (PXN)")
 PLUGIN = Member("PLUGIN", {"NCCL_NET_PLUGIN": "none"}, "the network plugin")
 IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
-ACROSS = (MNNVL, GDR, PLUGIN, IB)
+ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
 # They only watch, or say where something is written.
 _WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Whatever their value, they narrow what NCCL would choose by itself.
@@ -187,9 +188,11 @@ def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
     if reason := _no_rdma(seen):
-        skipped |= dict.fromkeys(("GDR", "IB"), reason)
+        skipped |= dict.fromkeys(("GDR", "PXN", "IB"), reason)
+    if max(map(len, hosts), default=0) < 2:
+        skipped["PXN"] = "each host has one rank"
     if len(hosts) < 2:
-        skipped |= dict.fromkeys(("MNNVL", "IFNAME"), "there is one host")
+        skipped |= dict.fromkeys(("MNNVL", "PXN", "IFNAME"), "there is one host")
     elif reason := _no_mnnvl(seen):
         skipped["MNNVL"] = reason
     names = _candidates(seen) if len(hosts) > 1 else ()

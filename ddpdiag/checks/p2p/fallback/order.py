@@ -19,6 +19,7 @@ _TEXTS = {
     "CUMEM": ("cuMem",),
     "MNNVL": ("MNNVL", "IMEX"),
     "GDR": ("DMA-BUF", "dmabuf", "nv_peer_mem", "GPU Direct RDMA", "ibv_reg_mr"),
+    "PXN": ("PXN",),
     "PLUGIN": ("NET/Plugin", "libnccl-net", "NET/OFI"),
     "IB": ("net_ib", "NET/IB", "ibv_", "IBV_WC"),
 }
