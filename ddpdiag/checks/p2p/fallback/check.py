@@ -2,7 +2,7 @@
 
 The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
 over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
-fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
+fault, and this check searches for variables. Every attempt is an all-reduce with checked values, in fresh processes:
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
 names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0
@@ -69,7 +69,7 @@ FINDINGS = {
     "transient": Explained.warning("it failed in COL001, and not in three runs after that."),
     "unreliable": Explained("a set of variables worked, and then did not."),
     "nothing": Explained("none works.", same_item=True),
-    "unfinished": Explained.warning("the budget (or the run) ended before the ladder did."),
+    "unfinished": Explained.warning("the budget (or the run) ended before the search did."),
     "both": Explained.note("gloo fails as well, so it is not how GPUs are joined.", same_item=True),
 }
 

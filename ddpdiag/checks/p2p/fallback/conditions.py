@@ -112,8 +112,10 @@ def moot(seen: Seen[D]) -> str | None:
 def _other_reason(seen: Seen[D], own: Before) -> str:
     """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
     outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    if not outcomes:
+        return ""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
-    if outcomes and shared is not None:
+    if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
     # NCCL's own words are behind torch's first line.
     errors = [o.error for o in outcomes if not o.told and not is_echo(o)]
@@ -151,9 +153,12 @@ def ground_of(seen: Seen[D]) -> Ground:
 
 def search_order(seen: Seen[D]) -> Order:
     """In which order overrides are tried, going by the errors of COL001 over the job's backend."""
-    own = before(seen, seen.world.backend)
+    usual = tuple(override.name for override in (*INSIDE, *ACROSS))
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    if not seen.trials and (own is None or (own.works and _slow_below(seen, own, gloo) is None)):
+        return Order(usual)  # nothing is searched for, and large worlds have many findings
     failed = (o for o in seen.recording.outcomes if own is not None and o.trial == own.trial.number)
-    return order_of(seen, [override.name for override in (*INSIDE, *ACROSS)], failed)
+    return order_of(seen, usual, failed)
 
 
 def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float | None:

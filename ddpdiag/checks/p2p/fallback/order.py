@@ -42,15 +42,14 @@ class Order(NamedTuple):
         return {"order": _SEPARATOR.join(self.names), "named": _SEPARATOR.join(self.named)}
 
 
-def order_of(seen: Seen[D], usual: Iterable[str], failed: Iterable[Outcome]) -> Order:
+def order_of(seen: Seen[D], usual: tuple[str, ...], failed: Iterable[Outcome]) -> Order:
     """The order that this run's search has, or will have: `usual`, unless errors of `failed` or a check say more."""
     if seen.trials:
         return _recorded(seen.trials[0])
     text = "\n".join(f"{outcome.error}\n{outcome.detail}" for outcome in failed)
-    names = tuple(usual)
-    named = tuple(name for name in names if any(part in text for part in _TEXTS.get(name, ())))
+    named = tuple(name for name in usual if any(part in text for part in _TEXTS.get(name, ())))
     ranks = dict.fromkeys(_suspected(seen), 1) | dict.fromkeys(named, 0)
-    return Order(tuple(sorted(names, key=lambda name: ranks.get(name, 2))), named)
+    return Order(tuple(sorted(usual, key=lambda name: ranks.get(name, 2))), named)
 
 
 def _recorded(trial: Trial) -> Order:
