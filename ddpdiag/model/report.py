@@ -35,7 +35,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
     all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
     tell what was asked for, not looked at, or how the run was laid out or ended: there is nobody to look for. `guess`
-    is the part of `fix`, word for word, that proposes a variable which was not tried.
+    is the part of `fix`, word for word, that proposes a variable which was not tried, and what follows from that.
     """
 
     code: str

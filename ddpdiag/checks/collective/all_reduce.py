@@ -54,7 +54,6 @@ BROADCAST_BYTES = 1 << 20
 MAX_ROUNDS = 3
 # Parts of ranks that lie so far apart are alike (see workloads.collectives.pattern).
 RANK_PERIOD = 64
-_GUESS = "On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
@@ -194,6 +193,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "Nobody is blamed"
     where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
+    fix = f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
     return seen.finding(
         "wrong",
         f"wrong values from {backend}" + (f", because of {who}" if found.ranks else ""),
@@ -202,8 +202,8 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         ranks=found.ranks,
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
-        fix=f"Do not train on {where} as it is. {_GUESS}",
-        guess=_GUESS,
+        fix=fix,
+        guess=fix,
     )
 
 
