@@ -4,6 +4,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from ddpdiag.bandwidth import algbw, bound, busbw, factor
 from ddpdiag.bench.bottleneck import SMALL_BYTES, Facts, Point, Slow, assess, usable
 from ddpdiag.bench.data import Data, Sweep
@@ -88,7 +90,7 @@ def lowest(limits: Iterable[Limits]) -> Limits:
     switched = values["nvlink_switched"]
     # False where one rank denies it; None where one does not say.
     all_switched = False if False in switched else (None if None in switched else bool(switched) or None)
-    return Limits(**lowest | {"nic": None, "nvlink_switched": all_switched})
+    return structs.replace(Limits(), **lowest | {"nic": None, "nvlink_switched": all_switched})
 
 
 def links_up(ranks: Iterable[Data]) -> tuple[int, int] | None:
