@@ -172,11 +172,12 @@ def nvml_says(run, status, nvlinks):
     return run
 
 
-def failed_with(run, error):
-    """The same run, in which COL001 over nccl failed with this error."""
+def failed_with(run, error, detail=""):
+    """The same run, in which COL001 over nccl failed with this error, and this output."""
     own = max(outcome.trial for outcome in run.recording.outcomes if outcome.code == "COL001")
     outcomes = (
-        structs.replace(o, status=Status.RAISED, error=error) if o.trial == own else o for o in run.recording.outcomes
+        structs.replace(o, status=Status.RAISED, error=error, detail=detail) if o.trial == own else o
+        for o in run.recording.outcomes
     )
     run.recording = structs.replace(run.recording, outcomes=tuple(outcomes))
     return run
@@ -222,6 +223,13 @@ def test_the_order_follows_what_the_error_says(text, name):
     run = failed_with(Run(4, hangs_unless(P2P), options=LONG), LAST_ERROR + text).search()
     assert [own for part, own in run.tried() if part == "all ranks"][1] == name
     assert only(run).env == P2P
+
+
+@pytest.mark.parametrize(("level", "name"), [("INFO", "P2P"), ("WARN", "NVLS")])
+def test_of_the_output_of_nccl_its_warnings_count(level, name):
+    line = f"h:1:2 [0] NCCL {level} NVLS multicast support\n"
+    run = failed_with(Run(4, hangs_unless(P2P), options=LONG), LAST_ERROR, line).search()
+    assert run.tried()[1] == ("all ranks", name)
 
 
 def test_a_small_shared_memory_is_tried_before_p2p():

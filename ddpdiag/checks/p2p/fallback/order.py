@@ -46,10 +46,16 @@ def order_of(seen: Seen[D], usual: tuple[str, ...], failed: Iterable[Outcome]) -
     """The order that this run's search has, or will have: `usual`, unless errors of `failed` or a check say more."""
     if seen.trials:
         return _recorded(seen.trials[0])
-    text = "\n".join(f"{outcome.error}\n{outcome.detail}" for outcome in failed)
+    text = "\n".join(line for outcome in failed for line in _errors(outcome))
     named = tuple(name for name in usual if any(part in text for part in _TEXTS.get(name, ())))
     ranks = dict.fromkeys(_suspected(seen), 1) | dict.fromkeys(named, 0)
     return Order(tuple(sorted(usual, key=lambda name: ranks.get(name, 2))), named)
+
+
+def _errors(outcome: Outcome) -> Iterator[str]:
+    """What the rank raised, and NCCL's warnings in its output: with NCCL_DEBUG=INFO that names all there is."""
+    yield outcome.error
+    yield from (line for line in outcome.detail.split("\n") if "NCCL WARN" in line)
 
 
 def _recorded(trial: Trial) -> Order:
