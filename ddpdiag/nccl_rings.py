@@ -28,14 +28,14 @@ def p2p_level(processor: str | None, gpus: int, nccl: str | None = None) -> int 
     """
     if processor is None:
         return None
-    counts = nccl is None or _version(nccl) >= _COUNTING
+    counts = nccl is None or version_of(nccl) >= _COUNTING
     return _SYS if processor == _AMD and (gpus <= 2 or not counts) else _PXB
 
 
-def _version(text: str) -> tuple[int, ...]:
-    """Its first two numbers; what cannot be read is taken to be new."""
+def version_of(text: str) -> tuple[float, ...]:
+    """The first two numbers of NCCL's version; what cannot be read is taken to be new."""
     parts = text.split(".")[:2]
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else _COUNTING
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else (math.inf,)
 
 
 class Cut(NamedTuple):

@@ -11,6 +11,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.host import shared_memory
+from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
@@ -256,6 +257,13 @@ def test_the_adapters_of_other_gpus_are_left_out_between_hosts_of_several():
     assert only(Run(8, answer, per_host=4, options=LONG).search()).env == {"NCCL_PXN_DISABLE": "1"}
     alone = Run(2, lambda _group, _env: HANGS, per_host=1, options=LONG).search()
     assert not any("PXN" in name for _, name in alone.tried())
+
+
+@pytest.mark.parametrize(("ranks", "nccl", "tried"), [(2, "2.27.7", False), (2, "2.30.7", True), (4, "2.27.7", True)])
+def test_nvls_is_no_question_where_nccl_does_not_take_it(ranks, nccl, tried):
+    run = on_a_fabric(Run(ranks, lambda _group, _env: HANGS, options=LONG))
+    run.told(versions.CHECK, {0: versions.Data(python="3.11", torch="2.9", nccl=nccl)})
+    assert any("NVLS" in name for _, name in run.search().tried()) is tried
 
 
 def test_a_search_that_tells_no_order_is_judged_as_it_was_made():

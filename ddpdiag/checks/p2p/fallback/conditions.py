@@ -11,12 +11,14 @@ from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.fallback.order import Order, order_of
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Status, Trial
+from ddpdiag.nccl_rings import version_of
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 D = TypeVar("D")
@@ -46,6 +48,8 @@ PXN = Member("PXN", {"NCCL_PXN_DISABLE": "1"}, "sending through other GPUs' netw
 PLUGIN = Member("PLUGIN", {"NCCL_NET_PLUGIN": "none"}, "the network plugin")
 IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
 ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
+# From this version on NVLS is used between two GPUs, too.
+_NVLS_OF_TWO = (2, 29)
 # They only watch, or say where something is written.
 _WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Whatever their value, they narrow what NCCL would choose by itself.
@@ -225,7 +229,14 @@ def _no_nvls(seen: Seen[D]) -> str:
     """Without a switch there is no NVLS. GPUs that nobody looked at may have one."""
     cards = cards_of(seen.of(memory_errors.CHECK))
     told = cards and not any(card.health.fabric.state is not None for card in cards)
-    return "no GPU belongs to an NVSwitch fabric" if told else ""
+    if told:
+        return "no GPU belongs to an NVSwitch fabric"
+    hosts = tuple(seen.world.hosts.values())
+    version = next(filter(None, (row.nccl for row in seen.of(versions.CHECK).by_rank.values())), None)
+    # ncclNvlsInit in transport/nvls.cc; between hosts it counts the GPUs of a domain of NVLinks.
+    if len(hosts) == 1 and len(hosts[0]) <= 2 and version is not None and version_of(version) < _NVLS_OF_TWO:
+        return f"NCCL {version} takes it between more than two GPUs"
+    return ""
 
 
 def _no_mnnvl(seen: Seen[D]) -> str:
