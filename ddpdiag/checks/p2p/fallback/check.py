@@ -271,7 +271,7 @@ def needed(seen: Seen[Data]) -> Workarounds:
         return Workarounds(env)
     end, _ = progress_of(seen)
     runs = f" in {runs_text(end)}" if isinstance(end, Ended) else ""
-    text = f"Run the job {workarounds_text(env)}: {seen.world.backend} works so{runs} ({CHECK.code})."
+    text = f"Run the job {workarounds_text(env)}, which worked{runs} ({CHECK.code})."
     return Workarounds(env, needed=True, fix=text)
 
 
