@@ -18,6 +18,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.model.bench import Bottleneck, Expectation, Limits
+from ddpdiag.nccl_rings import nvls_bytes_per_s, weakest_cut
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text
 
@@ -89,10 +90,6 @@ def counts(collective: str, wanted_bytes: int, element_bytes: int, ranks: int) -
 
 
 NVLINK_SHARE = 0.95
-# What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,
-# for links of Hopper and of Blackwell: NCCL's own model (src/graph/tuning.cc: efficiency 0.85 and 0.74). Published for
-# 8 GPUs: H100 480, H200 473 to 482, B200 838 to 845 GB/s.
-_NVLS = {20.6e9: {5: 1.14, 6: 1.19, 7: 1.26, 8: 1.29}, 40.1e9: {6: 1.15, 7: 1.19, 8: 1.23}}
 NETWORK_SHARE = 0.92
 # TCP payload in Ethernet's bits: 1448 of 1538 bytes of a frame with its gap.
 GOODPUT_SHARE = 0.94
@@ -176,47 +173,49 @@ def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Boun
 
 
 def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
-    """Do all GPUs of a host have NVLinks, but perhaps not from each to each other one?
+    """Do all GPUs of a host have NVLinks of which it is not known whether they lead from each to each other one?
 
-    Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not. Links alone do
-    not tell which, a switch or a single pair does.
+    Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not.
     """
     own = [limits[rank] for rank in ranks if rank in limits]
     linked = own and all(_known([limit.nvlink_bytes_per_s]) for limit in own)
-    return bool(linked) and len(ranks) > 2 and not all(limit.nvlink_switched for limit in own)
+    unknown = len(ranks) > 2 and not all(limit.nvlink_switched for limit in own)
+    return bool(linked) and unknown and weakest_cut(own) is None
 
 
 def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bound | None:
-    """What GPUs of one host can send: by NVLink if all have some, else by PCIe; alone on its host, by PCIe.
+    """What GPUs of one host can send: by the weakest place of a ring over them; alone on its host, by PCIe.
 
-    None where NVLinks may not join all of them. `collective` is None where other hosts take part.
+    Where their paths to each other are not known: by NVLink if all have some, else by PCIe; and None where NVLinks may
+    not join all of them. `collective` is None where other hosts take part.
     """
     if _bridged(ranks, limits):
         return None
     own = [limits[rank] for rank in ranks if rank in limits]
     links = _known(limit.nvlink_bytes_per_s for limit in own)
-    if links and len(links) == len(own) and len(ranks) > 1:
+    switched = all(limit.nvlink_switched for limit in own)
+    cut = weakest_cut(own) if len(own) == len(ranks) and not switched else None
+    if links and len(links) == len(own) and len(ranks) > 1 and (cut is None or cut.nvlink_bytes_per_s):
         rate = min(links)
+        if cut is not None:
+            rate = min(rate, cut.nvlink_bytes_per_s)
+            source = f"{NVLINK_SHARE} x {rate_text(rate)} of the NVLinks between these GPUs, as a ring"
+            return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
         nvls = nvls_bytes_per_s(own) if collective == "all_reduce" else None
         beyond = "NVLS may exceed it" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
         source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; {beyond}"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
     if slots := _known(limit.pcie_bytes_per_s for limit in own):
-        return Bound(min(slots), Bottleneck.PCIE, f"{rate_text(min(slots))} of PCIe, NCCL's figure for this slot")
+        return _pcie(min(slots), through_memory=cut is not None and not cut.p2p)
     return None
 
 
-def nvls_bytes_per_s(own: Sequence[Limits]) -> float | None:
-    """The bus bandwidth that an all-reduce of these GPUs, all of one host, may reach with NVLS; None if not known."""
-    rates = {
-        limit.nvlink_bytes_per_s / limit.nvlinks
-        for limit in own
-        if limit.nvlink_switched and limit.nvlink_bytes_per_s and limit.nvlinks
-    }
-    for link, gains in _NVLS.items():
-        if rates and all(math.isclose(rate, link, rel_tol=1e-3) for rate in rates) and len(own) in gains:
-            return gains[len(own)] * min(limit.nvlink_bytes_per_s or 0.0 for limit in own)
-    return None
+def _pcie(rate: float, *, through_memory: bool) -> Bound:
+    """By NCCL's figure for the slot; half where a byte goes into the host's memory and out of it again."""
+    if through_memory:
+        source = f"half of {rate_text(rate)} of PCIe, since NCCL goes through the host's memory (no P2P here)"
+        return Bound(rate / 2, Bottleneck.PCIE, source)
+    return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -4,6 +4,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from ddpdiag.bandwidth import algbw, bound, busbw, factor
 from ddpdiag.bench.bottleneck import SMALL_BYTES, Facts, Point, Slow, assess, usable
 from ddpdiag.bench.data import Data, Sweep
@@ -82,12 +84,13 @@ def _hosts(seen: Seen[Data], sweep: Sweep) -> dict[str, tuple[int, ...]]:
 def lowest(limits: Iterable[Limits]) -> Limits:
     """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
     known = tuple(limits)
-    values = {name: [getattr(own, name) for own in known] for name in Limits.__struct_fields__}
+    names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor")]
+    values = {name: [getattr(own, name) for own in known] for name in names}
     lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
     switched = values["nvlink_switched"]
     # False where one rank denies it; None where one does not say.
     all_switched = False if False in switched else (None if None in switched else bool(switched) or None)
-    return Limits(**lowest | {"nic": None, "nvlink_switched": all_switched})
+    return structs.replace(Limits(), **lowest | {"nic": None, "nvlink_switched": all_switched})
 
 
 def links_up(ranks: Iterable[Data]) -> tuple[int, int] | None:

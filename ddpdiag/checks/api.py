@@ -189,6 +189,7 @@ class Seen(Generic[D]):
         fix: str = "",
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
+        guess: str = "",
     ) -> Finding:
         """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
         return Finding(
@@ -204,6 +205,7 @@ class Seen(Generic[D]):
             fix=fix,
             env=dict(env or {}),
             of_the_run=of_the_run,
+            guess=guess,
         )
 
 

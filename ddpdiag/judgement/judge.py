@@ -51,6 +51,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     judged = _excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.section for own in judged if own.section is not None]
     workarounds = _workarounds_of(world, shown, judged)
+    judged = [_without_guesses(own, workarounds) for own in judged]
     needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
     findings = sorted((f for j in judged for f in j.findings), key=lambda f: _ORDER.index(f.severity))
@@ -154,6 +155,19 @@ def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]
         if own.check.workarounds is not None and own.readable
     )
     return next(found, Workarounds())
+
+
+def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
+    """Findings in which a workaround that was confirmed takes the place of a guess."""
+    if not workarounds.needed:
+        return judged
+
+    def confirmed(finding: Finding) -> Finding:
+        if not finding.guess:
+            return finding
+        return structs.replace(finding, fix=finding.fix.replace(finding.guess, workarounds.fix), guess="")
+
+    return structs.replace(judged, findings=tuple(map(confirmed, judged.findings)))
 
 
 def _excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:

@@ -98,6 +98,18 @@ class Bench(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(sizes))
 
 
+class Peer(Struct, frozen=True, kw_only=True, array_like=True):
+    """The path from a GPU to another one of its host, as NVML tells it; None is what it does not say.
+
+    `nvlinks` are those that are up and lead there, directly or by a switch; `level` is where the PCIe paths meet
+    (nvmlGpuTopologyLevel_t); `p2p` says whether each may read and write the other's memory.
+    """
+
+    nvlinks: int | None = None
+    level: int | None = None
+    p2p: bool | None = None
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """What bounds one rank: bytes per second in one direction, measured by itself, or as its devices say.
 
@@ -107,7 +119,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` are those that are up, `nvlinks_max`
     those that the GPU has, `nvlink_switched` whether all that are up lead to a switch, so to every other GPU;
     `nvlink_bytes_per_s` is what those that are up carry together. `pcie_bytes_per_s` is what card and slot can do
-    together, `pcie_now_bytes_per_s` what they do now. `cores` are those that this process may use.
+    together, `pcie_now_bytes_per_s` what they do now. `cores` are those that this process may use. `uuid` is that of
+    the GPU, `peers` are its paths to others that the process sees, by their UUIDs, and `processor` is the maker of the
+    host's processors.
     """
 
     copy_bytes_per_s: float | None = None
@@ -123,6 +137,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     pcie_bytes_per_s: float | None = None
     pcie_now_bytes_per_s: float | None = None
     cores: int | None = None
+    uuid: str | None = None
+    peers: dict[str, Peer] = {}
+    processor: str | None = None
 
 
 class Spread(Struct, frozen=True, kw_only=True, gc=False):

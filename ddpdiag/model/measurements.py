@@ -79,6 +79,11 @@ class Steps(Struct, frozen=True, kw_only=True):
 # None. `wrong` counts 32-bit words that differed on arrival.
 
 
+# CUDA's text for cudaErrorTooManyPeers. A GPU has 8 peers at most (CUDA C++ programming guide, peer-to-peer memory
+# access), unless NVSwitches join them, and torch never gives one up again.
+NO_PEERS_LEFT = "peer mapping resources exhausted"
+
+
 class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU by torch's index, and its copies from (`to`: towards the GPU) and to the host's pinned memory."""
 
@@ -119,7 +124,8 @@ class BothDirections(Struct, frozen=True, kw_only=True):
 class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one process tried: `done` of `jobs`, in an order that the number of GPUs gives.
 
-    `ring_bytes_per_s` is what each GPU sends when all copy to their next one at the same time.
+    `ring_bytes_per_s` is what each GPU sends when all copy to their next one at the same time. `refused` are links for
+    which CUDA had no peer mappings left.
     """
 
     gpus: tuple[GpuCopies, ...] = ()
@@ -128,6 +134,7 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ring_bytes_per_s: float | None = None
     done: int = 0
     jobs: int = 0
+    refused: tuple[tuple[int, int], ...] = ()
 
 
 # Arithmetic and memory of a GPU ---------------------------------------------------------------------------------------

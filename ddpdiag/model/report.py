@@ -34,7 +34,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
     all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
-    tell what was asked for, not looked at, or how the run was laid out or ended: there is nobody to look for.
+    tell what was asked for, not looked at, or how the run was laid out or ended: there is nobody to look for. `guess`
+    is the part of `fix`, word for word, that proposes a variable which was not tried, and what follows from that.
     """
 
     code: str
@@ -49,13 +50,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix: str = field(default="", name="remedy")
     env: dict[str, str | None] = field(default_factory=dict)
     of_the_run: bool = False
+    guess: str = ""
 
 
 class Matrix(Struct, frozen=True, kw_only=True):
     """A measurement or property of every pair: `cells[i][j]` is that of the link from `rows[i]` to `columns[j]`.
 
     `name` is for scripts ("p2p.copy.n0"), `title` for people. `unit` is "bytes_per_s", or empty for words; a cell is
-    None where nothing is known.
+    None where nothing is known. `gpus` are the UUIDs of the rows or columns that are GPUs.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     cells: tuple[tuple[Scalar, ...], ...]
     unit: str = ""
+    gpus: dict[str, str] = field(default_factory=dict)
 
 
 class WorldLine(Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from msgspec import structs
 
-from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import NO_PEERS_LEFT, BothDirections, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP
 from ddpdiag.workloads.devices import describe
 
@@ -256,7 +256,12 @@ class _Bench:
                 both = BothDirections(one=one, other=other, bytes_per_s=rate)
                 return structs.replace(known, both=(*known.both, both))
             case (source, target):
-                return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))
+                try:
+                    return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))
+                except RuntimeError as error:
+                    if NO_PEERS_LEFT not in str(error):
+                        raise
+                    return structs.replace(known, refused=(*known.refused, (source, target)))
         self._told.step("copy between all GPUs at once")
         count = self._devices.count
         rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])

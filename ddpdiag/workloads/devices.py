@@ -12,9 +12,11 @@ from msgspec import structs
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.gpu.iommu import processor_maker
 from ddpdiag.probes.gpu.links import connections
+from ddpdiag.probes.gpu.paths import peers_of
 from ddpdiag.probes.gpu.visibility import device_index
-from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.probes.net.adapters import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
@@ -88,7 +90,16 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     uuid = describe(device).uuid
     if uuid is None:
         return limits
-    return structs.replace(limits, **structs.asdict(connections(uuid, torch.cuda.get_device_capability(device))))
+    links = connections(uuid, torch.cuda.get_device_capability(device))
+    shown = (describe(torch.device("cuda", index)).uuid for index in range(torch.cuda.device_count()))
+    return structs.replace(
+        limits,
+        **structs.asdict(links),
+        uuid=uuid,
+        # A switch joins all of them alike.
+        peers={} if links.nvlink_switched else peers_of(uuid, [own for own in shown if own is not None]),
+        processor=processor_maker(proc_root(os.environ)),
+    )
 
 
 def synchronize(device: torch.device) -> None:

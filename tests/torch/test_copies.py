@@ -242,3 +242,19 @@ def test_numbers_are_finite():
     figures = CHECK.figures(tried(CpuDevices(2)))
     assert figures["p2p.copy.min_bytes_per_s"] == pytest.approx(100 * MB)
     assert all(math.isfinite(value) for value in figures.values())
+
+
+class FewPeers(CpuDevices):
+    """GPUs of which each has one peer in a process."""
+
+    def copy(self, source, target):
+        if source.gpu is not None and target.gpu is not None and (source.gpu, target.gpu) in {(0, 2), (2, 0)}:
+            raise RuntimeError("CUDA error: peer mapping resources exhausted")
+        super().copy(source, target)
+
+
+def test_pairs_that_cuda_has_no_mappings_for_are_left_out_and_the_others_tried():
+    found = run(FewPeers(3))
+    assert found.refused == ((0, 2), (2, 0))
+    assert {(pair.source, pair.target) for pair in found.pairs} == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert found.done == found.jobs

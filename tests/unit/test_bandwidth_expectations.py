@@ -1,12 +1,14 @@
 """What bus bandwidth this hardware should reach."""
 
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.bandwidth import bound, expect, factor, work
-from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, Peer
 
 # The machine may be busy.
 relaxed = settings(deadline=None)
@@ -163,6 +165,59 @@ def test_a_network_of_unknown_speed_is_told_from_a_known_one() -> None:
     assert [found and found.network_unknown for found in (unknown, half, known, alone)] == [True, True, False, False]
 
 
+PXB, PHB, SYS = 20, 30, 50
+
+
+def on_one_host(limits: Limits, paths: dict[tuple[int, int], Peer], processor: str) -> dict[int, Limits]:
+    """Ranks 0, 1, ... whose GPUs know the paths between them."""
+    count = max(max(pair) for pair in paths) + 1
+    every = {**paths, **{(b, a): path for (a, b), path in paths.items()}}
+    return {
+        rank: structs.replace(
+            limits,
+            uuid=f"GPU-{rank}",
+            processor=processor,
+            peers={f"GPU-{other}": every[rank, other] for other in range(count) if other != rank},
+        )
+        for rank in range(count)
+    }
+
+
+def all_pairs(count: int, path: Peer, **others: Peer) -> dict[tuple[int, int], Peer]:
+    """The same path between all of them but for those that are named: `_0_1`."""
+    named = {tuple(map(int, name[1:].split("_"))): own for name, own in others.items()}
+    return {pair: named.get(pair, path) for pair in combinations(range(count), 2)}
+
+
+# Four A100 that are wired directly: four links from each to each other one.
+WIRED = Limits(nvlinks=12, nvlinks_max=12, nvlink_switched=False, nvlink_bytes_per_s=240e9, pcie_bytes_per_s=24e9)
+CARD = Limits(pcie_bytes_per_s=24e9)
+NEAR, FAR = Peer(nvlinks=0, level=PXB, p2p=True), Peer(nvlinks=0, level=SYS, p2p=True)
+BRIDGE = Peer(nvlinks=4, level=PHB, p2p=True)
+INSIDE = {
+    "all of four wired GPUs": (WIRED, all_pairs(4, BRIDGE), "GenuineIntel", 0.95 * 240e9),
+    "two of four wired GPUs": (WIRED, all_pairs(2, BRIDGE), "GenuineIntel", 0.95 * 80e9),
+    "bridged in pairs, near": (A40, all_pairs(4, NEAR, _0_1=BRIDGE, _2_3=BRIDGE), "GenuineIntel", 24e9),
+    "bridged in pairs, far": (A40, all_pairs(4, FAR, _0_1=BRIDGE, _2_3=BRIDGE), "GenuineIntel", 12e9),
+    "behind one switch": (CARD, all_pairs(4, NEAR), "GenuineIntel", 24e9),
+    "across host bridges": (CARD, all_pairs(4, Peer(nvlinks=0, level=PHB, p2p=True)), "GenuineIntel", 12e9),
+    "two switches": (CARD, all_pairs(4, FAR, _0_1=NEAR, _2_3=NEAR), "GenuineIntel", 12e9),
+    "two cards under AMD": (CARD, all_pairs(2, FAR), "AuthenticAMD", 24e9),
+    "four cards under AMD": (CARD, all_pairs(4, FAR), "AuthenticAMD", 12e9),
+    "cards without P2P": (CARD, all_pairs(2, Peer(nvlinks=0, level=PXB, p2p=False)), "AuthenticAMD", 12e9),
+    "NVML says nothing": (CARD, all_pairs(2, Peer()), "GenuineIntel", 24e9),
+}
+
+
+@pytest.mark.parametrize(("limits", "paths", "processor", "busbw"), INSIDE.values(), ids=INSIDE)
+def test_the_weakest_place_of_a_ring_bounds_it(golden, limits, paths, processor, busbw) -> None:
+    own = on_one_host(limits, paths, processor)
+    found = bound("all_reduce", "nccl", world(len(own)), own)
+    assert found is not None
+    assert found.busbw_bytes_per_s == pytest.approx(busbw)
+    golden(found.source)
+
+
 def test_links_without_a_switch_promise_nothing_to_more_than_a_pair() -> None:
     assert bound("all_reduce", "nccl", world(4), same(A40, 4)) is None
     assert bound("all_reduce", "nccl", world(4), same(structs.replace(A40, nvlink_switched=None), 4)) is None
@@ -213,6 +268,10 @@ def test_gloo_never_sends_less_than_counts(collective: str, ranks: int) -> None:
 
 
 rates = st.none() | st.floats()
+peers = st.dictionaries(
+    st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
+    st.builds(Peer, nvlinks=st.none() | st.integers(0, 18), p2p=st.none() | st.booleans()),
+)
 limits = st.builds(
     Limits,
     copy_bytes_per_s=rates,
@@ -224,6 +283,10 @@ limits = st.builds(
     nvlink_switched=st.none() | st.booleans(),
     nvlink_bytes_per_s=rates,
     pcie_bytes_per_s=rates,
+    nvlinks=st.none() | st.integers(0, 18),
+    uuid=st.none() | st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
+    peers=peers,
+    processor=st.sampled_from([None, "AuthenticAMD", "ARM"]),
 )
 
 

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.p2p.fallback.conditions import ACROSS, GDR, IB, INSIDE, P2P, PLUGIN, interface_overrides
+from ddpdiag.checks.p2p.fallback.conditions import (
+    ACROSS,
+    GDR,
+    IB,
+    INSIDE,
+    MNNVL,
+    NVLS,
+    P2P,
+    PLUGIN,
+    holds_back,
+    interface_overrides,
+)
 from ddpdiag.checks.p2p.fallback.search import (
     CONFIRMED,
     Ended,
@@ -146,6 +157,59 @@ def test_inside_and_between_hosts_at_once() -> None:
 
     end, _ = played(known, answer)
     assert (end.kind, names(end.members)) == (Kind.FOUND, ["SHM", PLUGIN.name])
+
+
+def test_what_the_error_names_is_tried_first_and_alone() -> None:
+    known = ground(named=(NVLS,))
+    end, tried = played(known, broken_unless(known, frozenset({"NVLS"})))
+    assert names(end.members) == ["NVLS"]
+    assert [one.step.set for one in tried if one.step.part is Part.WHOLE] == ["", "NVLS", "NVLS", "NVLS"]
+
+
+def test_what_the_error_names_is_no_end_of_the_search() -> None:
+    known = ground(named=(NVLS,), inside=(NVLS, *(own for own in INSIDE if own is not NVLS)))
+    end, tried = played(known, broken_unless(known, frozenset({"SHM"})))
+    assert names(end.members) == ["SHM"]
+    failed = [one.step.set for one in tried if one.step.members and not one.works]
+    assert failed == ["NVLS", "NVLS + P2P"], "no set fails twice"
+
+
+def test_a_set_that_is_known_to_fail_does_not_run_again() -> None:
+    known = ground()
+    end, tried = played(known, broken_unless(known, frozenset({"P2P", "SHM"})))
+    assert names(end.members) == ["P2P", "SHM"]
+    assert [one.step.set for one in tried if not one.works and one.step.part is Part.WHOLE] == ["", "P2P", "SHM"]
+
+
+def test_nvlinks_between_hosts_are_tried_where_each_host_works_alone() -> None:
+    known = ground(hosts=TWO_HOSTS, across=ACROSS)
+
+    def answer(step: Step, before: int) -> Tried:
+        if step.part is Part.HOSTS:
+            return Tried(step, True, busbw=1e9)
+        return broken_unless(known, frozenset({MNNVL.name}))(step, before)
+
+    end, _ = played(known, answer)
+    assert (end.kind, Step(Part.WHOLE, end.members).env) == (Kind.FOUND, {"NCCL_MNNVL_ENABLE": "0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "narrows"),
+    [
+        ("NCCL_P2P_LEVEL", "SYS", False),
+        ("NCCL_P2P_LEVEL", "PHB", False),
+        ("NCCL_P2P_LEVEL", "5", False),
+        ("NCCL_P2P_LEVEL", "LOC", True),
+        ("NCCL_P2P_LEVEL", "nvl", True),
+        ("NCCL_P2P_LEVEL", "0", True),
+        ("NCCL_NET_GDR_LEVEL", "SYS", False),
+        ("NCCL_NET_GDR_LEVEL", "LOC", True),
+        ("NCCL_P2P_DISABLE", "1", True),
+        ("NCCL_ALGO", "Ring", True),
+    ],
+)
+def test_a_level_that_widens_does_not_narrow(name: str, value: str, narrows: bool) -> None:
+    assert holds_back(name, value) is narrows
 
 
 def test_interfaces_are_tried_one_at_a_time() -> None:

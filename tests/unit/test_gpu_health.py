@@ -130,6 +130,7 @@ def test_every_field_is_read(looked):
     assert (gpu.clocks.margin_celsius, gpu.clocks.power_limit_watts) == (52, 700)
     assert (len(gpu.nvlinks), gpu.nvlinks[17].bytes_per_s, gpu.nvlinks[17].recoveries) == (18, 26.562e9, 0)
     assert (gpu.fabric.state, gpu.fabric.health, gpu.recovery_action) == (3, 1, 0)
+    assert (gpu.fabric.cluster, gpu.fabric.may_span_hosts) == ("0", False)
     assert (gpu.mig, gpu.compute_mode, gpu.persistence) == (False, 0, True)
     assert (gpu.processes, gpu.graphics) == ((), ())
 

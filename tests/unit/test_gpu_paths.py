@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import fake_nvml
+import msgspec
 import pytest
 from seen import seen_of
 
 from ddpdiag.checks.p2p.paths.check import CHECK, Data
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
+from ddpdiag.model.bench import Peer
 from ddpdiag.probes.gpu.paths import Level, Paths
 
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
@@ -21,6 +23,14 @@ import sys
 from ddpdiag.codec import encode
 from ddpdiag.probes.gpu.paths import gpu_paths
 print(encode(gpu_paths(lambda step: print(step, file=sys.stderr, flush=True))).decode())
+"""
+
+
+PEERS = """
+import sys
+from msgspec.json import encode
+from ddpdiag.probes.gpu.paths import peers_of
+print(encode(peers_of(sys.argv[1], sys.argv[2:])).decode())
 """
 
 
@@ -40,6 +50,23 @@ def asked(folder):
         return decode(done.stdout.encode(), Paths), done.stderr.splitlines()
 
     return ask
+
+
+def peers_seen(folder, name, *uuids):
+    environ = os.environ | {"LD_LIBRARY_PATH": str(fake_nvml.build(name, folder))}
+    command = [sys.executable, "-c", PEERS, *uuids]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=True)
+    return msgspec.json.decode(done.stdout, type=dict[str, Peer])
+
+
+def test_a_rank_knows_the_paths_from_its_gpu_to_those_that_it_sees(folder):
+    uuids = [fake_nvml.uuid_of(index) for index in range(4)]
+    assert peers_seen(folder, "bridged", *uuids) == {
+        uuids[1]: Peer(nvlinks=12, level=Level.NODE, p2p=True),
+        uuids[2]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
+        uuids[3]: Peer(nvlinks=0, level=Level.SYS, p2p=True),
+    }
+    assert peers_seen(folder, "bridged", uuids[0], "GPU-of-another-host") == {}
 
 
 def ways(paths):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, acs_control, parameters, surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, acs_control, parameters, processor_maker, surroundings
 
 ACS, AER = 0x000D, 0x0001
 RR_CR_UF = 0x001D  # as the kernel sets it, with source validation
@@ -171,7 +171,7 @@ def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
     proc, sys, dev = board(tmp_path)
     assert surroundings([], proc, sys, dev).processor is None
     (proc / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\nflags\t\t: fpu\n")
-    assert surroundings([], proc, sys, dev).processor == "GenuineIntel"
+    assert surroundings([], proc, sys, dev).processor == processor_maker(proc) == "GenuineIntel"
 
 
 def test_modules_and_device_files_are_seen(tmp_path):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,7 +36,7 @@ def test_infiniband_with_gpudirect_and_nvls() -> None:
     assert (found.nvls, found.nvls_channels, found.nodes) == (True, 16, 2)
     assert found.hops == (
         Hop(source=9, target=0, kind="NET", name="IB", gdr=True, channels=2, devices=(0, 1)),
-        Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,)),
+        Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,), through=(1,)),
         Hop(source=0, target=7, kind="P2P", name="CUMEM", channels=16),
     )
     assert found.choices == (
@@ -99,6 +100,50 @@ def test_lines_in_other_forms() -> None:
     assert line("RoCE : NVLS").nvls is None
     assert parse("[0] [2026-01-02 03:04:05] h:1:2 [0] NCCL INFO Using network IB\r\n").network == "IB"
     assert parse("NCCL version 2.30.7+cuda13.0\n").cuda == "13.0"
+
+
+def test_merged_adapters_are_read_one_by_one() -> None:
+    """NCCL 2.20 to 2.23, net_ib.cc."""
+    merged = line("NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [1]mlx5_4:1/IB [RO]; OOB eth0:10.0.0.1<0>")
+    assert merged.adapters == ("mlx5_0:1/RoCE", "mlx5_1:1/RoCE", "mlx5_4:1/IB")
+
+
+def test_the_communicator_behind_a_path_of_rccl_is_no_part_of_its_name() -> None:
+    assert way("via P2P/IPC comm 0x7f00 nRanks 08").text == "P2P/IPC"
+    assert way("[send] via NET/IB/0/GDRDMA comm 0x7f00 nRanks 08").text == "NET/IB/GDRDMA"
+
+
+def test_a_network_that_reduces_is_read() -> None:
+    assert line("CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA").collnet == "SHARP/GDRDMA"
+    assert line("CollNet 01/1 : 0 [receive] via COLLNET/IB/0").collnet == "IB"
+    assert line("NVLS comm 0x1 headRank 0 nHeads 8").collnet is None
+
+
+def test_the_rank_whose_adapter_is_used_is_told_from_the_adapter() -> None:
+    found = way("[send] via NET/IBext/0(8)")
+    assert (found.text, found.devices, found.through) == ("NET/IBext", (0,), (8,))
+    assert way("[receive] via NET/IBext/0").through == ()
+
+
+def begun(size: int, thread: int = 3, function: str = "ncclCommInitRankConfig ") -> str:
+    told = f"{function}comm 0x{size} rank 0 nranks {size} cudaDev 0 nvmlDev 0 busId 18000 commId 0x1 - Init START"
+    return f"h:1:{thread} [0] NCCL INFO {told}\n"
+
+
+def hop(source: int, target: int, thread: int = 3) -> str:
+    return f"h:1:{thread} [0] NCCL INFO Channel 00/0 : {source}[0] -> {target}[1] via P2P/CUMEM\n"
+
+
+@pytest.mark.parametrize("function", ["", "ncclCommInitRank ", "[Rank 0] ncclCommInitRankConfig "])
+def test_the_paths_of_a_smaller_communicator_are_not_those_of_the_ranks(function: str) -> None:
+    one_after_the_other = begun(8, function=function) + hop(0, 7) + begun(2, function=function) + hop(1, 0)
+    assert [(own.source, own.target) for own in parse(one_after_the_other).hops] == [(0, 7)]
+    side_by_side = begun(2, 4, function) + begun(8, 3, function) + hop(1, 0, 4) + hop(0, 7, 3)
+    assert [(own.source, own.target) for own in parse(side_by_side).hops] == [(0, 7)]
+
+
+def test_a_log_that_does_not_say_when_a_communicator_begins_is_read_whole() -> None:
+    assert len(parse(hop(0, 1) + hop(1, 0)).hops) == 2
 
 
 def test_the_version_of_another_is_not_taken_for_ours() -> None:

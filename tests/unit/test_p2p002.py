@@ -13,12 +13,15 @@ from seen import seen_of, together, with_events
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
 from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.health import Look
+from ddpdiag.probes.gpu.paths import Level
 
 GB = 1e9
 USUAL = 40 * GB
@@ -179,14 +182,86 @@ def test_of_two_gpus_neither_is_slow():
 
 
 @pytest.mark.parametrize(
-    ("processor", "named"), [("GenuineIntel", []), ("ARM", []), ("AuthenticAMD", [8]), (None, [8])]
+    ("processor", "nccl", "named"),
+    [
+        ("GenuineIntel", "2.27.7", []),
+        ("ARM", "2.27.7", []),
+        ("AuthenticAMD", "2.27.7", []),
+        ("AuthenticAMD", None, []),
+        ("AuthenticAMD", "2.21.5", [8]),
+        (None, "2.27.7", [8]),
+    ],
 )
-def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, named):
+def test_peer_access_that_nccl_does_not_use_may_be_slow(processor, nccl, named):
     distant = [(a, b) for a, b in permutations(range(4), 2) if a // 2 != b // 2]
     paths = paths_of(surroundings=around(processor=processor))
     seen = together(world(4, {0: host_of(rates=dict.fromkeys(distant, 13 * GB))}), seen_of(p2p001.CHECK, {0: paths}))
+    seen = together(seen, seen_of(versions.CHECK, {0: versions.Data(python="3.11", torch="2.9", nccl=nccl)}))
     found = [own for own in CHECK.judge(seen) if own.code == "P2P002.p2p-slower"]
     assert [len(own.evidence["pairs"]) for own in found] == named
+
+
+@pytest.mark.parametrize(
+    ("processor", "gpus", "nccl", "level"),
+    [
+        ("AuthenticAMD", 2, "2.27.7", Level.SYS),
+        ("AuthenticAMD", 3, "2.27.7", Level.PXB),
+        ("AuthenticAMD", 8, "2.22.3", Level.SYS),
+        ("AuthenticAMD", 8, "2.23.4", Level.PXB),
+        ("AuthenticAMD", 8, "what", Level.PXB),
+        ("GenuineIntel", 2, "2.27.7", Level.PXB),
+        (None, 2, "2.27.7", None),
+    ],
+)
+def test_how_far_nccl_uses_p2p(processor, gpus, nccl, level):
+    """As in ncclTopoCheckP2p of these versions."""
+    assert p2p_level(processor, gpus, nccl) == level
+
+
+PERMUTED = {0: 2, 1: 0, 2: 3, 3: 1}
+
+
+def permuted(**changes):
+    """Torch's GPU 0 is NVML's 2, and so on, by CUDA_VISIBLE_DEVICES."""
+    gpus = {torch: {"uuid": uuid_of(nvml), "pci": f"0000:{nvml}b:00.0"} for torch, nvml in PERMUTED.items()}
+    return together(world(4, {0: host_of(gpus=gpus, **changes)}), seen_of(p2p001.CHECK, {0: paths_of()}))
+
+
+def test_a_gpu_has_the_number_of_nvml_and_its_uuid_in_every_matrix():
+    seen = permuted(rates={(0, 1): 7 * GB})
+    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    assert copy.rows == copy.columns == ("GPU 0", "GPU 1", "GPU 2", "GPU 3")
+    assert copy.cells[2][0] == 7 * GB
+    topology = next(matrix for matrix in p2p001.CHECK.matrices(seen.of(p2p001.CHECK)))
+    uuids = {f"GPU {index}": uuid_of(index) for index in range(4)}
+    assert topology.rows == copy.rows
+    assert all(matrix.gpus == uuids for matrix in (*CHECK.matrices(seen), topology))
+
+
+def test_findings_name_a_gpu_by_the_same_number(golden):
+    (finding,) = CHECK.judge(permuted(pairs={(0, 1): {"wrong": 3}}))
+    assert finding.gpus == (uuid_of(2), uuid_of(0))
+    assert finding.evidence["pairs"] == ["GPU 2 -> GPU 0"]
+    golden(finding)
+
+
+def test_a_step_that_hangs_is_named_by_the_same_numbers(golden):
+    first = ended(
+        Status.HUNG,
+        process=stuck(),
+        so_far=structs.replace(KNOWN, gpus=(gpu(0, uuid=uuid_of(1)), gpu(1, uuid=uuid_of(0)))),
+    )
+    (finding,) = CHECK.judge(together(first, seen_of(p2p001.CHECK, {0: paths_of(count=2)}, size=2, gpus=2)))
+    assert finding.evidence["last_step"] == "copy GPU 1 -> GPU 0"
+    golden(finding)
+
+
+def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
+    seen = together(
+        world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})}), seen_of(p2p001.CHECK, {0: paths_of(count=2)})
+    )
+    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    assert copy.rows == ("GPU 0", "cuda:1")
 
 
 def test_without_peer_access_the_way_through_the_host_is_no_alternative():
@@ -306,6 +381,19 @@ def test_whatever_ends_a_copy_names_both_gpus(golden, status):
     assert (finding.gpus, finding.ranks) == ((uuid_of(0), uuid_of(1)), (0, 1))
     assert finding.env == {}
     golden(finding)
+
+
+NO_PEERS = "AcceleratorError: CUDA error: peer mapping resources exhausted"
+
+
+def test_what_cuda_has_no_peer_mappings_for_is_not_tested_and_no_fault(golden):
+    met = host_of(10, refused=((0, 9), (9, 0)))
+    kept = tuple(pair for pair in met.pairs if (pair.source, pair.target) not in met.refused)
+    (finding,) = judged(structs.replace(met, pairs=kept), count=10)
+    assert (finding.code, finding.severity) == ("P2P002.peers", Severity.NOTE)
+    golden(finding)
+    (older,) = CHECK.judge(ended(Status.RAISED, error=NO_PEERS))
+    assert (older.code, older.severity) == ("P2P002.peers", Severity.NOTE)
 
 
 def test_what_a_failure_said_is_shown(golden):

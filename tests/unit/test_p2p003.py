@@ -1,21 +1,32 @@
 """P2P003 as a whole: recordings of simulated worlds, from the plan to the finding."""
 
 import pytest
+from cards import host_of
 from fallback_runs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import Raw, structs
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.host import shared_memory
+from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
+from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.probes.gpu.iommu import Surroundings
+from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
+from ddpdiag.probes.host.limits import SharedMemory
 from ddpdiag.render import shell
+from ddpdiag.stats import samples
 
 LONG = Options(budget_seconds=600.0)
 
@@ -160,6 +171,189 @@ def nvml_says(run, status, nvlinks):
     )
     run.told(paths.CHECK, {0: paths.Data(paths=Paths(gpus=gpus, paths=ways), around=Surroundings())})
     return run
+
+
+def failed_with(run, error, detail=""):
+    """The same run, in which COL001 over nccl failed with this error, and this output."""
+    own = max(outcome.trial for outcome in run.recording.outcomes if outcome.code == "COL001")
+    outcomes = (
+        structs.replace(o, status=Status.RAISED, error=error, detail=detail) if o.trial == own else o
+        for o in run.recording.outcomes
+    )
+    run.recording = structs.replace(run.recording, outcomes=tuple(outcomes))
+    return run
+
+
+def on_a_fabric(run, **fabric):
+    """The same run, whose GPUs are on a board with NVSwitches."""
+    per_host = len(next(iter(run.world.hosts.values())))
+    looks = {
+        ranks[0]: host_of(
+            {index: {"fabric": Fabric(**{"state": 3, "status": 0, "health": 1} | fabric)} for index in range(per_host)},
+            host=number,
+            count=per_host,
+        )
+        for number, ranks in enumerate(run.world.hosts.values())
+    }
+    run.told(memory_errors.CHECK, looks)
+    return run
+
+
+LAST_ERROR = (
+    "DistBackendError: NCCL error in: /pytorch/NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.7\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+def test_nvls_goes_first_on_a_board_with_switches():
+    run = on_a_fabric(Run(4, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)).search()
+    assert [name for part, name in run.tried() if part == "all ranks"] == ["", "NVLS", "NVLS", "NVLS"]
+    assert only(run).env == {"NCCL_NVLS_ENABLE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401", "NVLS"),
+        ("Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "SHM"),
+        ("cuMemImportFromShareableHandle failed", "CUMEM"),
+        ("Call to ibv_create_qp failed with error Cannot allocate memory", "IB"),
+    ],
+)
+def test_the_order_follows_what_the_error_says(text, name):
+    run = failed_with(Run(4, hangs_unless(P2P), options=LONG), LAST_ERROR + text).search()
+    assert [own for part, own in run.tried() if part == "all ranks"][1] == name
+    assert only(run).env == P2P
+
+
+@pytest.mark.parametrize(("level", "name"), [("INFO", "P2P"), ("WARN", "NVLS")])
+def test_of_the_output_of_nccl_its_warnings_count(level, name):
+    line = f"h:1:2 [0] NCCL {level} NVLS multicast support\n"
+    run = failed_with(Run(4, hangs_unless(P2P), options=LONG), LAST_ERROR, line).search()
+    assert run.tried()[1] == ("all ranks", name)
+
+
+def test_a_small_shared_memory_is_tried_before_p2p():
+    run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}), options=LONG)
+    run.told(shared_memory.CHECK, {0: shared_memory.Data(SharedMemory(64 << 20, 1 << 20, None))})
+    assert run.search().tried()[1] == ("all ranks", "SHM")
+
+
+def test_nvlinks_between_hosts_are_tried_where_there_may_be_some():
+    def answer(group, env):
+        return HANGS if max(group) > 3 > min(group) and env.get("NCCL_MNNVL_ENABLE") != "0" else WORKS
+
+    domain = Run(8, answer, per_host=4, options=LONG)
+    assert only(on_a_fabric(domain, cluster="7a3f").search()).env == {"NCCL_MNNVL_ENABLE": "0"}
+    board = on_a_fabric(Run(8, answer, per_host=4, options=LONG), cluster="0").search()
+    assert not any("MNNVL" in name for _, name in board.tried())
+    assert "MNNVL (no GPU belongs to a domain of NVLinks between hosts)" in only(board).evidence["not_tried"]
+
+
+def test_the_adapters_of_other_gpus_are_left_out_between_hosts_of_several():
+    def answer(group, env):
+        return HANGS if max(group) > 3 > min(group) and env.get("NCCL_PXN_DISABLE") != "1" else WORKS
+
+    assert only(Run(8, answer, per_host=4, options=LONG).search()).env == {"NCCL_PXN_DISABLE": "1"}
+    alone = Run(2, lambda _group, _env: HANGS, per_host=1, options=LONG).search()
+    assert not any("PXN" in name for _, name in alone.tried())
+
+
+@pytest.mark.parametrize(("ranks", "nccl", "tried"), [(2, "2.27.7", False), (2, "2.30.7", True), (4, "2.27.7", True)])
+def test_nvls_is_no_question_where_nccl_does_not_take_it(ranks, nccl, tried):
+    run = on_a_fabric(Run(ranks, lambda _group, _env: HANGS, options=LONG))
+    run.told(versions.CHECK, {0: versions.Data(python="3.11", torch="2.9", nccl=nccl)})
+    assert any("NVLS" in name for _, name in run.search().tried()) is tried
+
+
+def test_a_search_that_tells_no_order_is_judged_as_it_was_made():
+    run = Run(4, hangs_unless({"NCCL_SHM_DISABLE": "1"}), options=LONG).search()
+    found = only(on_a_fabric(run))
+    trials = (
+        structs.replace(t, params={name: value for name, value in t.params.items() if name not in ("order", "named")})
+        for t in run.recording.trials
+    )
+    run.recording = structs.replace(run.recording, trials=tuple(trials))
+    assert (only(run).code, only(run).env) == (found.code, found.env)
+    assert not any("MNNVL" in text for text in only(run).evidence["not_tried"])
+
+
+def test_a_set_that_hangs_costs_less_where_gloo_is_fast():
+    def seconds(gloo, **options):
+        run = Run(4, hangs_unless(P2P), gloo=gloo, options=Options(budget_seconds=600.0, **options)).search()
+        return run.seen.trials[0].deadline_seconds
+
+    usual = seconds(5.0)
+    assert seconds(0.05) < 0.6 * usual
+    assert seconds(0.05, settings={"P2P003.deadline_seconds": "10"}) == 10.0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: Failed to initialize NCCL communicator: invalid usage (run with NCCL_DEBUG=WARN for details)",
+        f"{LAST_ERROR}Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+    ],
+)
+def test_ranks_that_share_a_gpu_are_no_question_of_variables(error, golden):
+    run = failed_with(Run(2, hangs_unless(P2P)), error)
+    shared = devices.Data(torch="2", cuda="13", gpus=(devices.TorchGpu("H100", uuid_of(0)),), chosen=0)
+    if "Duplicate" not in error:
+        assert fallback.plan(run.seen) != ()
+        run.told(devices.CHECK, {0: shared, 1: shared})
+    assert fallback.plan(run.seen) == ()
+    assert run.findings() == []
+    golden(fallback.moot(run.seen))
+
+
+def copied(run, **changes):
+    """What P2P002 saw: two direct copies."""
+    own = {"access": True, "bytes_per_s": 50e9, "words": 1024}
+    pairs = (PairCopies(source=0, target=1, **(own | changes)), PairCopies(source=1, target=0, **own))
+    run.told(copies.CHECK, {0: Copies(pairs=pairs, done=2, jobs=2)})
+    return run
+
+
+def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
+    run = copied(Run(2, hangs_unless(P2P), options=LONG).search())
+    assert "Not ACS or the IOMMU: 2 direct copies" in only(run).message
+    golden(only(run))
+
+
+def test_what_a_check_found_well_is_not_the_cause(golden):
+    nvls = on_a_fabric(Run(2, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)).search()
+    assert "does not run" not in only(nvls).message
+    shm = Run(2, hangs_unless({"NCCL_SHM_DISABLE": "1"}), options=LONG).search()
+    assert "/dev/shm is too small" in only(shm).message
+    room = shared_memory.Data(SharedMemory(64 << 30, 60 << 30, None))
+    shm.told(shared_memory.CHECK, {0: room})
+    assert "/dev/shm is too small" not in only(shm).message
+    golden(only(nvls), only(shm))
+
+
+def test_copies_that_were_wrong_clear_nothing():
+    run = Run(2, hangs_unless(P2P), options=LONG).search()
+    before = only(run).message
+    assert only(copied(run, wrong=3)).message == before
+
+
+def test_a_confirmed_workaround_replaces_the_guesses(golden):
+    run = Run(4, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)
+    own = max(outcome.trial for outcome in run.recording.outcomes if outcome.code == "COL001")
+    row = all_reduce.Data("nccl", 4, 4, samples([1e-4]), 4 << 20, samples([0.01]), wrong=2)
+    outcomes = (
+        structs.replace(o, status=Status.DONE, data=Raw(encode(row))) if o.trial == own else o
+        for o in run.recording.outcomes
+    )
+    run.recording = structs.replace(run.recording, outcomes=tuple(outcomes))
+    guessed = next(found for found in judge(run.recording, all_checks()).findings if found.code == "COL001.wrong")
+    assert "NCCL_P2P_DISABLE=1" in guessed.guess
+    report = judge(copied(run.search(), wrong=3).recording, all_checks())
+    fixes = {found.code: found.fix for found in report.findings}
+    for code in ("COL001.wrong", "P2P002.wrong"):
+        assert "NCCL_P2P_DISABLE" not in fixes[code]
+        assert "NCCL_NVLS_ENABLE=0" in fixes[code]
+        golden(fixes[code])
 
 
 def test_p2p_is_tried_where_nvml_forbids_it_over_nvlinks():

@@ -1,11 +1,12 @@
 """NVML through a fake pynvml."""
 
+import ctypes
 import sys
 from types import SimpleNamespace
 
 import pytest
 
-from ddpdiag.probes.gpu.nvml import Gpu, Trouble, enumerate_gpus, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, Gpu, Trouble, enumerate_gpus, sysfs_address
 
 
 class NVMLError(Exception):
@@ -116,3 +117,17 @@ def test_a_missing_pynvml_is_an_answer(monkeypatch):
 def test_bus_ids_are_spelled_as_sysfs_does():
     assert sysfs_address("00000000:1B:00.0") == "0000:1b:00.0"
     assert sysfs_address("00010000:C3:00.0") == "10000:c3:00.0"
+
+
+@pytest.mark.parametrize("kind", [ctypes.c_char, ctypes.c_ubyte])
+@pytest.mark.parametrize(("uuid", "number"), [(b"\0\0\0\0", 0), (b"\x01\0\0\x02", 0x01000002), (b"\0\0\x03\0", 0x300)])
+def test_an_array_of_bytes_is_read_behind_its_first_zero(monkeypatch, kind, uuid, number):
+    """As in pynvml's structures of the fabric."""
+    filled = type("Filled", (ctypes.Structure,), {"_fields_": [("clusterUuid", kind * 4), ("state", ctypes.c_uint8)]})
+
+    def fill(_handle, target):
+        ctypes.memmove(target, uuid + b"\x03", 5)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "pynvml", fake(Info=filled, nvmlInfo=fill))
+    assert Device(0).members("nvmlInfo", "Info", ("clusterUuid", "state")) == {"clusterUuid": number, "state": 3}

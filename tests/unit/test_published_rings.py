@@ -9,8 +9,9 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from ddpdiag.bandwidth import expect, nvls_bytes_per_s
+from ddpdiag.bandwidth import expect
 from ddpdiag.model.bench import Limits
+from ddpdiag.nccl_rings import nvls_bytes_per_s
 from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
 
 GB = 1e9

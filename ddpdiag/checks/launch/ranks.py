@@ -195,6 +195,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     ranks, gpus = len(host.ranks), host.gpus
     if gpus == 0 or ranks == gpus:
         return
+    processes = "1 process" if gpus == 1 else f"{gpus} processes"
     if ranks > gpus:
         # Where a container hides the bus, only GPU002 can tell.
         buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
@@ -207,7 +208,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {gpus} processes on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
+            fix=f"Start {processes} on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
         )
     elif _complete(seen):
         yield seen.finding(
@@ -216,7 +217,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {gpus} processes on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
+            fix=f"Start {processes} on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
             "or hide the others.",
         )
 

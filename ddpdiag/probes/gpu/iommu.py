@@ -113,8 +113,17 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
         peermem=(sys_root / "module" / "nvidia_peermem").exists(),
         imex=(dev_root / "nvidia-caps-imex-channels").exists(),
         uvm=(dev_root / "nvidia-uvm").exists(),
-        processor=cpu.get("vendor_id") or ("ARM" if "CPU implementer" in cpu else None),
+        processor=_maker(cpu),
     )
+
+
+def processor_maker(proc_root: Path) -> str | None:
+    """Who made the processors, as `Surroundings.processor`."""
+    return _maker(read_pairs(proc_root / "cpuinfo", ":"))
+
+
+def _maker(cpu: Mapping[str, str]) -> str | None:
+    return cpu.get("vendor_id") or ("ARM" if "CPU implementer" in cpu else None)
 
 
 def parameters(cmdline: str) -> Iterator[str]:

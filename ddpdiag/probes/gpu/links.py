@@ -17,7 +17,7 @@ _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
 TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
-_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary")
+_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary", "clusterUuid")
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,13 +54,20 @@ class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
 class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the GPU stands with the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
 
-    `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed.
+    `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed. `cluster` is
+    the UUID of its domain of NVLinks, in hexadecimal: 0 where that ends with the host (NCCL, mnnvl.cc).
     """
 
     state: int | None = None
     status: int | None = None
     health_mask: int | None = None
     health: int | None = None
+    cluster: str | None = None
+
+    @property
+    def may_span_hosts(self) -> bool:
+        """May NVLinks lead from this GPU to another host? Some drivers do not say."""
+        return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
 def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
@@ -148,6 +155,7 @@ def fabric(device: Device) -> Fabric:
                 status=told["status"],
                 health_mask=told.get("healthMask"),
                 health=told.get("healthSummary"),
+                cluster=f"{told['clusterUuid']:x}" if "clusterUuid" in told else None,
             )
     return Fabric()
 

@@ -199,13 +199,16 @@ class Device:
         return self._ask(function, lambda: str(getattr(self._nvml, function)(self._handle)))
 
     def members(self, function: str, structure: str, names: Sequence[str]) -> Mapping[str, int]:
-        """Members of the structure that the function fills; empty where it does not, or pynvml lacks either."""
+        """Members of the structure that the function fills; empty where it does not, or pynvml lacks either.
+
+        An array of bytes is one number, the first byte its highest.
+        """
         kind = getattr(self._nvml, structure, None)
         if kind is None:
             return {}
         filled = kind()
         done = self._ask(function, lambda: getattr(self._nvml, function)(self._handle, ctypes.byref(filled)) == 0)
-        return {name: int(getattr(filled, name)) for name in names if hasattr(filled, name)} if done else {}
+        return {name: _member(filled, name) for name in names if hasattr(filled, name)} if done else {}
 
     def fields(self, name: str, scopes: Iterable[int] = (0,)) -> tuple[int | None, ...]:
         """The field NVML_FI_`name` for each scope (a link's number); each value has a return code of its own."""
@@ -250,6 +253,15 @@ class Device:
             raise
         except (TypeError, ValueError, AttributeError, OverflowError):
             return None  # an answer of another form than this version knows, such as NaN
+
+
+def _member(filled: ctypes.Structure, name: str) -> int:
+    value = getattr(filled, name)
+    if not isinstance(value, bytes | ctypes.Array):
+        return int(value)
+    # Of an array of characters, ctypes gives the bytes up to the first 0 only.
+    place = getattr(type(filled), name)
+    return int.from_bytes(bytes(filled)[place.offset : place.offset + place.size], "big")
 
 
 def _value(code: int, kind: int, value: object) -> int | None:

@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from msgspec import Struct, field
 
+from ddpdiag.model.bench import Peer
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
 
@@ -101,6 +102,32 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
             return Paths(gpus=tuple(gpu for gpu, _ in opened), paths=tuple(_paths(opened, step)))
     except NvmlError as error:
         return Paths(error=str(error))
+
+
+def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
+    """The paths from the GPU with this UUID to others; nothing where NVML says nothing of one of them."""
+    try:
+        with opened_nvml() as pynvml:
+            devices = {own: Device(pynvml.nvmlDeviceGetHandleByUUID(own)) for own in dict.fromkeys((uuid, *others))}
+            pcis = {own: device.pci() for own, device in devices.items()}
+            links = {own: _links(device, frozenset(filter(None, pcis.values()))) for own, device in devices.items()}
+            return {
+                other: _peer(devices[uuid], devices[other], _count(links[uuid], links[other], pcis[other]))
+                for other in devices
+                if other != uuid
+            }
+    except (NvmlError, OSError):
+        return {}
+
+
+def _peer(device: Device, other: Device, nvlinks: int | None) -> Peer:
+    told = [device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE)]
+    known = [status for status in told if status not in (None, P2P.UNKNOWN)]
+    return Peer(
+        nvlinks=nvlinks,
+        level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
+        p2p=all(status == P2P.OK for status in known) if known else None,
+    )
 
 
 def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:

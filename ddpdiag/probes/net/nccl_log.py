@@ -7,8 +7,9 @@ version: a line of another form is left out, and what no line says is None.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -23,13 +24,20 @@ _ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_
 _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
+# In front of "NCCL" stand host, process and thread ("alpha1:4101:4190 [0]"), and a time if that is asked for.
+_THREAD = re.compile(r"(\S+:\d+:\d+) \[\d+\] $")
+# "[Rank 0]" since 2.30; the name of the function since 2.21.
+_BEGUN = re.compile(r"(?:\[Rank \d+\] )?(?:\w+ )?comm \S+ rank \d+ nranks (\d+) .*Init START")
 _VERSION = re.compile(r"NCCL version (\d[\w.]*)(?:\+cuda([\d.]+))?")
 # "Channel 02 : 0[1000] -> 1[2000]" up to 2.12 and for SHM still; "Channel 02/0 : 0[0] -> 1[1] [send] via ..." else.
 _CHANNEL = re.compile(
     r"Channel (\d+)(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
+# RCCL ends it with the communicator.
+_RCCL_END = re.compile(r" comm 0x[0-9a-f]+ nRanks \d+.*")
 # The name of a plugin may hold a space ("AWS Libfabric"); "(5)" is the rank whose NIC is used (PXN).
-_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/.*)?")
+_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\((\d+)\))?(/.*)?")
+_COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d+ \[(?:send|receive)\] via COLLNET/([^/]+)/\d+(/GDRDMA)?")
 _GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
 _NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
 _TUNED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
@@ -51,7 +59,8 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How `source` sends to `target`, both by rank. `kind` is P2P, SHM or NET.
 
     `name` is the network ("IB", "Socket") or the flavour ("CUMEM", "IPC", "direct"). `gdr`: the NIC reads or writes the
-    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
+    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs. `through` are ranks of the source's
+    host through whose GPUs and NICs it sends (PXN).
     """
 
     source: int
@@ -61,6 +70,7 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gdr: bool = False
     channels: int = 1
     devices: tuple[int, ...] = ()
+    through: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -78,12 +88,13 @@ class Choice(Struct, frozen=True, kw_only=True):
 
 
 class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One rank's log.
+    """One rank's log; of several communicators the largest one's hops.
 
     `network` carries what goes to other hosts. `bootstrap` and `sockets` are names of interfaces, `adapters` RDMA ports
     ("mlx5_0:1/IB"), `gdr` says of an adapter whether GPUDirect RDMA could be used with it. `nvls`: does the GPU offer
     NVLink SHARP? It is used if `nvls_channels` is above 0. `nodes` is how many hosts NCCL takes the ranks to be on.
     `nvlinked` lists, for each GPU of the host by rank, those to which NVLinks lead, directly or through a switch.
+    `collnet` is the network that reduces by itself (SHARP), such as "SHARP/GDRDMA", if NCCL opened a path to it.
     `settings` are variables that NCCL obeyed, `remarks` reasons, `warnings` its own.
     """
 
@@ -104,6 +115,7 @@ class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
     settings: dict[str, str] = {}
     notes: tuple[str, ...] = field(default=(), name="remarks")
     warnings: tuple[str, ...] = ()
+    collnet: str | None = None
 
 
 def read_log(path: Path) -> Log | None:
@@ -120,7 +132,7 @@ def read_log(path: Path) -> Log | None:
 def parse(text: str) -> Log:
     """What the lines of a log say; never raises."""
     told = list(_messages(text))
-    lines = [message for _, message in told]
+    lines = [line.message for line in told]
     version = next((found for line in lines if (found := _VERSION.match(line))), None)
     nvls = _said(lines, r"NVLS multicast support is (not )?available")
     return Log(
@@ -130,9 +142,9 @@ def parse(text: str) -> Log:
         plugin=_said(lines, r"NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?$"),
         bootstrap=_said(lines, r"Bootstrap ?: Using (?:\[0\])?([^\s:]+):"),
         sockets=_listed(lines, r"NET/Socket : Using (.*)", r"\[\d+\]([^\s:]+):"),
-        adapters=_listed(lines, r"NET/IB : Using (.*?)(?:; OOB .*)?$", r"\[\d+\](\S+)"),
+        adapters=_listed(lines, r"NET/IB : Using (.*?)(?:; OOB .*)?$", r"\[\d+\] ?([^\s=\[\]{},]+)"),
         gdr={found[2]: found[1] == "Enabled" for line in lines if (found := _GDR.match(line))},
-        hops=_hops(lines),
+        hops=_hops(_of_the_largest(told)),
         nvls=None if nvls is None else not nvls,
         nvls_channels=_number(_said(lines, r"\d+ coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")),
         nodes=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
@@ -140,17 +152,43 @@ def parse(text: str) -> Log:
         choices=_choices(lines),
         settings=_settings(lines),
         notes=_some(line for line in lines if line.startswith(_NOTES)),
-        warnings=_some(message for level, message in told if level == "WARN"),
+        warnings=_some(line.message for line in told if line.level == "WARN"),
+        collnet=next((f"{own[1]}{own[2] or ''}" for line in lines if (own := _COLLNET.match(line))), None),
     )
 
 
-def _messages(text: str) -> Iterator[tuple[str, str]]:
-    """Level and message of each line; in front of both stand time, host, process, thread and device."""
+class _Line(NamedTuple):
+    """A line of the log; `thread` is empty where it is not written in front."""
+
+    level: str
+    message: str
+    thread: str = ""
+
+
+def _messages(text: str) -> Iterator[_Line]:
     for line in text.split("\n"):
         if found := _LINE.search(line):
-            yield found[1], found[2].strip()
+            thread = _THREAD.search(line[: found.start()])
+            yield _Line(found[1], found[2].strip(), thread[1] if thread else "")
         elif line.startswith("NCCL version"):
-            yield "INFO", line.strip()
+            yield _Line("INFO", line.strip())
+
+
+def _of_the_largest(told: Iterable[_Line]) -> list[str]:
+    """The lines of the communicators with the most ranks; of other sizes, ranks have other numbers.
+
+    A line belongs to the communicator that its thread began last, else to the one that any thread did.
+    """
+    begun: dict[str, int] = {}
+    last = 0
+    sized: list[tuple[int, str]] = []
+    for line in told:
+        if (found := _BEGUN.match(line.message)) and (size := _number(found[1])) is not None:
+            begun[line.thread] = last = size
+        sized.append((begun.get(line.thread, last), line.message))
+    # What was written before the first communicator belongs to each: NCCL up to 2.17 does not say when one begins.
+    largest = max((size for size, _ in sized), default=0)
+    return [message for size, message in sized if size in (0, largest)]
 
 
 def _said(lines: Sequence[str], pattern: str) -> str | None:
@@ -175,22 +213,35 @@ def _some(messages: Iterator[str]) -> tuple[str, ...]:
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
     channels: dict[tuple[int, int, str, str, bool], set[str]] = defaultdict(set)
     devices: dict[tuple[int, int, str, str, bool], set[int]] = defaultdict(set)
+    through: dict[tuple[int, int, str, str, bool], set[int]] = defaultdict(set)
     for line in lines:
         if (found := _CHANNEL.match(line)) is None:
             continue
         source, target = _number(found[2]), _number(found[3])
         if source is None or target is None:
             continue
-        kind, _, rest = found[4].partition("/")
-        net = _NET.match(found[4])
-        name, gdr = (net[1], "GDRDMA" in (net[3] or "")) if net else (rest.partition("/")[0], False)
+        path = _RCCL_END.sub("", found[4])
+        kind, _, rest = path.partition("/")
+        net = _NET.match(path)
+        name, gdr = (net[1], "GDRDMA" in (net[4] or "")) if net else (rest.partition("/")[0], False)
         key = (source, target, kind, name, gdr)
         channels[key].add(found[1])
         if net and (device := _number(net[2])) is not None:
             devices[key].add(device)
+        if net and net[3] and (rank := _number(net[3])) is not None:
+            through[key].add(rank)
     return tuple(
-        Hop(source=s, target=t, kind=k, name=n, gdr=g, channels=len(own), devices=tuple(sorted(devices[s, t, k, n, g])))
-        for (s, t, k, n, g), own in channels.items()
+        Hop(
+            source=key[0],
+            target=key[1],
+            kind=key[2],
+            name=key[3],
+            gdr=key[4],
+            channels=len(own),
+            devices=tuple(sorted(devices[key])),
+            through=tuple(sorted(through[key])),
+        )
+        for key, own in channels.items()
     )
 
 

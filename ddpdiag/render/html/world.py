@@ -244,7 +244,7 @@ def _table(own: Alike, name: str, caption: str, cell: Callable[[Scalar], Cell]) 
         rows=tuple(
             (Cell(words(source)), *map(cell, row)) for source, row in zip(matrix.rows, matrix.cells, strict=True)
         ),
-        note=_legend(matrix),
+        note=" ".join(filter(None, (_legend(matrix), _gpus(own)))),
         folded=bool(matrix.unit),
     )
 
@@ -258,6 +258,13 @@ def _rate(value: Scalar, unit: Unit) -> Cell:
 
 def _word(value: Scalar) -> Cell:
     return Cell(ABSENT if value is None else words(str(value)))
+
+
+def _gpus(own: Alike) -> str:
+    """The UUIDs of GPUs; hosts that are alike have different ones."""
+    if len(own.hosts) > 1 or not own.matrix.gpus:
+        return ""
+    return f"{words('; '.join(f'{name}: {uuid}' for name, uuid in own.matrix.gpus.items()))}."
 
 
 def _legend(matrix: Matrix) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.page import ALL_SHOWN, Column, Page, Short, fitted, one_line, shorter, write_hosts_rule
+from ddpdiag.render.terminal.ranks import SHORT_UUID
 from ddpdiag.text import ABSENT, count, figure, fold_hosts
 
 # So many different tables are always shown; more of them bury the findings.
@@ -47,9 +48,14 @@ def write_matrices(
     # A few of a thousand hosts show what it looks like, and a matrix of a thousand hosts is for scripts.
     small = [own for own in wanted if max(len(own.matrix.rows), len(own.matrix.columns)) <= ALL_SHOWN]
     shown = wanted if details else small[: 2 * FEW]
+    told = ""
     for own in shown:
         page.write(own.title, style="bold")
         _table(page, own.matrix)
+        # Tables of one host follow each other.
+        if (gpus := _gpus_text(own, details=details)) and gpus != told:
+            page.write(gpus, style="dim")
+            told = gpus
         page.blank()
     if hidden := len(tables) - len(shown):
         shows = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
@@ -86,6 +92,14 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
         and (not finding.nodes or not own.hosts or not {*finding.nodes}.isdisjoint(own.hosts))
         for finding in findings
     )
+
+
+def _gpus_text(own: Alike, *, details: bool) -> str:
+    """Such as "GPU 0: GPU-3f1c2a7b, GPU 1: GPU-77ae0c12"; hosts that are alike have different ones."""
+    if len(own.hosts) > 1:
+        return ""
+    uuids = own.matrix.gpus.items()
+    return ", ".join(one_line(f"{name}: {uuid if details else uuid[:SHORT_UUID]}") for name, uuid in uuids)
 
 
 def _table(page: Page, matrix: Matrix) -> None:

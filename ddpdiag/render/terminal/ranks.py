@@ -25,7 +25,7 @@ _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8
 # CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
-_SHORT_UUID = 12
+SHORT_UUID = 12
 _MARKS = {Severity.ERROR: ("FAIL", "bold red"), Severity.WARNING: ("warn", "yellow")}
 
 
@@ -236,7 +236,7 @@ def _gpus(ranks: Ranks, absent: str) -> Column | None:
 def _short_uuids(rows: Sequence[Row]) -> dict[str, str]:
     """The beginning of each GPU's UUID, as far as those are all different; else nothing."""
     uuids = {one_line(uuid) for row in rows if isinstance(uuid := row.get("gpu_uuid"), str)}
-    short = {uuid: uuid[:_SHORT_UUID] for uuid in uuids}
+    short = {uuid: uuid[:SHORT_UUID] for uuid in uuids}
     return short if len(set(short.values())) == len(short) else {}
 
 

@@ -21,7 +21,7 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 (github.com/NVIDIA/nvbandwidth).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from statistics import median
 
@@ -32,10 +32,10 @@ from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import RankCopies, copies_by_rank, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
-from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
+from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
-from ddpdiag.model.measurements import Copies, PairCopies
+from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 
 _NO_P2P = "NCCL_P2P_DISABLE"
@@ -63,7 +63,8 @@ FINDINGS = {
     ),
     "p2p-slower": Explained.warning(
         "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
-        "processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself."
+        "processor do not count, unless it is of AMD and the host has two ranks: NCCL goes through the host's memory "
+        "there by itself."
     ),
     "host-slow": Explained.warning(
         "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
@@ -76,6 +77,7 @@ FINDINGS = {
     **dict.fromkeys(
         ("apart", "taken"), Explained.note("ranks see GPUs of their own, or have them to themselves.", same_item=True)
     ),
+    "peers": Explained.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
 }
 
 # How often what lies behind a copy that did not end is tried in a new process.
@@ -157,6 +159,7 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from indirect(seen, copies, told)
     yield from host_slow(seen, all_copies)
     yield from untried(seen, all_copies)
+    yield from refused(seen, all_copies)
     yield from nothing(seen, all_copies)
     yield from apart(seen, all_copies)
 
@@ -193,7 +196,8 @@ def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
 
 
 def _between(copies: RankCopies, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:
-    labels = tuple(map(copies.label, copies.gpus))
+    gpus = copies.in_order
+    labels = tuple(map(copies.label, gpus))
     own = "" if copies.alone else f".rank{copies.rank}"
     rates = {link: rate(pair) for link, pair in copies.pairs.items()}
     return Matrix(
@@ -201,8 +205,9 @@ def _between(copies: RankCopies, what: str, how: str, rate: Callable[[PairCopies
         title=f"Copies between GPUs{how}",
         rows=labels,
         columns=labels,
-        cells=tuple(tuple(rates.get((a, b)) for b in copies.gpus) for a in copies.gpus),
+        cells=tuple(tuple(rates.get((a, b)) for b in gpus) for a in gpus),
         unit="bytes_per_s",
+        gpus=_uuids((copies.label(index), copies.gpus[index]) for index in gpus),
     )
 
 
@@ -211,7 +216,7 @@ def _with_host(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
     known = {
         gpu.uuid or (copies.rank, index): (copies.label(index), gpu)
         for copies in all_copies
-        for index, gpu in copies.gpus.items()
+        for index, gpu in ((index, copies.gpus[index]) for index in copies.in_order)
     }
     gpus = list(known.values())
     return Matrix(
@@ -221,7 +226,12 @@ def _with_host(host: Host, all_copies: Sequence[RankCopies]) -> Matrix:
         columns=tuple(label for label, _ in gpus),
         cells=(tuple(gpu.to_bytes_per_s for _, gpu in gpus), tuple(gpu.from_bytes_per_s for _, gpu in gpus)),
         unit="bytes_per_s",
+        gpus=_uuids(gpus),
     )
+
+
+def _uuids(gpus: Iterable[tuple[str, GpuCopies]]) -> dict[str, str]:
+    return {label: gpu.uuid for label, gpu in gpus if gpu.uuid}
 
 
 def excuse(seen: Seen[Copies], finding: Finding) -> str | None:

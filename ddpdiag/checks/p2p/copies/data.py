@@ -1,5 +1,6 @@
 """The GPUs of one host and the copies between them, put together from all that P2P002 tried there."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,13 +12,18 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
+from ddpdiag.checks.p2p.paths import check as paths
+from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+
+_GPU = re.compile(r"GPU (\d+)")
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
-    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them.
+    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `numbers` are those of NVML,
+    which counts otherwise than torch where CUDA_VISIBLE_DEVICES is set.
     """
 
     host: Host
@@ -29,12 +35,26 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     ring_bytes_per_s: float | None
     done: int
     jobs: int
+    refused: tuple[Link, ...]
     cards: Mapping[int, Card]
     takers: Mapping[int, Sequence[int]]
+    numbers: Mapping[int, int]
+
+    @property
+    def in_order(self) -> list[int]:
+        """The GPUs by NVML's numbers, as far as these are known."""
+        return sorted(self.gpus, key=lambda gpu: (self.numbers.get(gpu, len(self.gpus)), gpu))
 
     def label(self, gpu: int) -> str:
-        """Such as "GPU 2"; where ranks see GPUs of their own, "GPU 0 of rank 2"."""
-        return f"GPU {gpu}" if self.alone else f"GPU {gpu} of rank {self.rank}"
+        """Such as "GPU 2", by NVML; where its number is not known, "GPU 0 of rank 2" if ranks see GPUs of their own."""
+        if gpu in self.numbers:
+            return f"GPU {self.numbers[gpu]}"
+        name = f"cuda:{gpu}" if self.numbers else f"GPU {gpu}"
+        return name if self.alone else f"{name} of rank {self.rank}"
+
+    def renumbered(self, step: str) -> str:
+        """A step of the measurement, which knows of torch's numbers only, with NVML's."""
+        return _GPU.sub(lambda found: self.label(int(found[1])), step) if self.numbers else step
 
     def full_label(self, gpu: int) -> str:
         """With UUID and PCI address."""
@@ -67,11 +87,27 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
         if answer.gpu is not None and answer.gpu.uuid:
             takers[answer.gpu.uuid].append(rank)
     all_copies = []
+    numbered = _numbers(seen)
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
-        all_copies += [_rank_copies(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
+        numbers = numbered.get(host.ranks, {})
+        all_copies += [
+            _rank_copies(host, rank, rows, len(shown) == 1, cards, takers, numbers) for rank, rows in own.items()
+        ]
     return all_copies
+
+
+def _numbers(seen: Seen[Copies]) -> dict[tuple[int, ...], dict[str, int]]:
+    """The numbers of GPUs by UUID, for the ranks of each host: those of P2P001, else NVML's in GPU003."""
+    numbers: dict[tuple[int, ...], dict[str, int]] = {}
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        if card.health.uuid is not None:
+            numbers.setdefault(card.host.ranks, {})[card.health.uuid] = card.health.index
+    # Where each rank is shown one GPU, all of them are number 0.
+    unique = {ranks: own for ranks, own in numbers.items() if len(set(own.values())) == len(own)}
+    known = host_paths(seen.of(paths.CHECK))
+    return unique | {own.host.ranks: {gpu.uuid: gpu.index for gpu in own.gpus if gpu.uuid} for own in known if own.gpus}
 
 
 def _rank_copies(
@@ -81,6 +117,7 @@ def _rank_copies(
     alone: bool,
     cards: Mapping[str, Card],
     takers: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, int],
 ) -> RankCopies:
     """One after the other, since a trial goes on behind what the one before did not survive."""
     gpus: dict[int, GpuCopies] = {}
@@ -97,8 +134,10 @@ def _rank_copies(
         ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
         done=max(row.done for row in rows),
         jobs=max(row.jobs for row in rows),
+        refused=tuple(dict.fromkeys(link for row in rows for link in row.refused)),
         cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
         takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
+        numbers={own.index: numbers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in numbers},
     )
 
 

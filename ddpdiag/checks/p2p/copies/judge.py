@@ -15,7 +15,7 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies, PairCopies
-from ddpdiag.text import rate_text, share_text
+from ddpdiag.text import begun, rate_text, share_text
 
 _SHOWN_LINKS = 4
 # GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
@@ -23,6 +23,8 @@ _SHOWN_LINKS = 4
 # 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
 _FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
+# Whether NCCL works without such copies is P2P003's to find out.
+GUESS = "Try the job with NCCL_P2P_DISABLE=1."
 _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lspci -vvv | grep ACSCtl`)"
 
 
@@ -48,6 +50,7 @@ class Subject(NamedTuple):
         evidence: Mapping[str, float | int | str],
         fix: str,
         severity: Severity | None = None,
+        guess: str = "",
     ) -> Finding:
         """A finding about these links."""
         return seen.finding(
@@ -60,6 +63,7 @@ class Subject(NamedTuple):
             gpus=self.copies.uuids(self.gpus),
             evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
             fix=fix,
+            guess=guess,
         )
 
 
@@ -115,8 +119,9 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
             + (
                 f"Test its GPUs and its memory (`dcgmi diag -r 3`, `dmesg`); {_ACS}."
                 if also
-                else f"Try the job with NCCL_P2P_DISABLE=1, and {_ACS}."
+                else f"{GUESS} {begun(_ACS)}."
             ),
+            guess="" if also else GUESS,
         )
 
 

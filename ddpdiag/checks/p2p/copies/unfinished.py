@@ -12,8 +12,9 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p.copies.data import RankCopies
+from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
-from ddpdiag.model.measurements import Copies
+from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
 
 D = TypeVar("D")
 
@@ -41,8 +42,10 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
         if outcome.rank in lost:
             continue
         copies = by_rank.get(outcome.rank)
+        if NO_PEERS_LEFT in outcome.error:
+            continue  # `refused` says so
         if was_going_on(seen, outcome):
-            yield _unfinished(seen, outcome)
+            yield _unfinished(seen, outcome, copies)
         elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
             yield _taken(seen, outcome, copies)
         else:
@@ -63,13 +66,13 @@ def _is_exclusive(copies: RankCopies) -> bool:
 
 
 def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:
-    name = copies.host.name
+    name, step = copies.host.name, copies.renumbered(outcome.at)
     return seen.finding(
         "taken",
         "pairs of GPUs were not all tried",
-        f"{name}: '{outcome.at}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
+        f"{name}: '{step}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
         "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
-        evidence=_evidence(outcome),
+        evidence=_evidence(outcome, step),
         fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
     )
 
@@ -78,9 +81,11 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     node = seen.world.node_of(outcome.rank)
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
-    what = f"'{outcome.at}'" if outcome.at else "the copying of GPUs"
+    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
+    what = f"'{step}'" if step else "the copying of GPUs"
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
+    fix = _fix(outcome, node, direct=direct)
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
@@ -88,8 +93,9 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
         nodes=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
-        evidence=_evidence(outcome),
-        fix=_fix(outcome, node, direct=direct),
+        evidence=_evidence(outcome, step),
+        fix=fix,
+        guess=GUESS if GUESS in fix else "",
     )
 
 
@@ -115,10 +121,10 @@ def _others(copies: RankCopies | None) -> str:
     return f"{known} {left} of {copies.jobs} steps were not done." if left > 1 else known
 
 
-def _evidence(outcome: Outcome) -> dict[str, Scalar | list[Scalar]]:
+def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
     process = outcome.process
     return {
-        "last_step": outcome.at,
+        "last_step": step,
         "rank": outcome.rank,
         "trial": outcome.trial,
         "seconds": round(outcome.seconds, 1),
@@ -137,23 +143,43 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
         return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
     look = f"Look for Xid lines in `dmesg` on {node}"
     if direct:
-        return f"{look}; try the job with NCCL_P2P_DISABLE=1; check ACS and IOMMU (BIOS, `iommu=pt`)."
+        return f"{look}. {GUESS} Check ACS and IOMMU (BIOS, `iommu=pt`)."
     return f"{look}; reset the GPU, or leave {node} out of the job."
 
 
-def _unfinished(seen: Seen[Copies], outcome: Outcome) -> Finding:
+def _unfinished(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
     node = seen.world.node_of(outcome.rank)
+    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
     return seen.finding(
         "unmeasured",
         "copies between GPUs were not all measured",
-        f"rank {outcome.rank} on {node} was still going on at '{outcome.at}' after {outcome.seconds:.1f} s: UNKNOWN "
+        f"rank {outcome.rank} on {node} was still going on at '{step}' after {outcome.seconds:.1f} s: UNKNOWN "
         "whether the rest is well.",
         ranks=(outcome.rank,),
-        evidence=_evidence(outcome),
+        evidence=_evidence(outcome, step),
         fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
         f"{node} busy.",
         of_the_run=True,
     )
+
+
+def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """Links that CUDA had no peer mappings left for, which is no fault of theirs."""
+    # In older recordings such a copy ended its process.
+    ended = {outcome.rank for outcome in failed(seen) if NO_PEERS_LEFT in outcome.error}
+    for copies in all_copies:
+        if copies.refused or copies.rank in ended:
+            name, number = copies.host.name, len(copies.gpus)
+            tried = f"{len(copies.pairs)} of {number * (number - 1)} pairs of its {number} GPUs were tried"
+            yield seen.finding(
+                "peers",
+                "pairs of GPUs were not all tried",
+                f"{name}: {tried}; the others are not tested, since CUDA allows a GPU 8 peers in one process "
+                f"('{NO_PEERS_LEFT}').",
+                nodes=(name,),
+                evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
+                fix="Nothing is to be done: the collectives tell of the pairs that a job uses.",
+            )
 
 
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:

@@ -7,12 +7,14 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
 from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs
-from ddpdiag.model import Severity
+from ddpdiag.checks.registry import by_code
+from ddpdiag.model import Severity, Status
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.stats import quantile
 
@@ -41,6 +43,19 @@ _USUAL = {
     "IFNAME": "NCCL chooses an interface that does not lead to the other hosts",
 }
 
+# What is left where a check has looked at the usual cause and found nothing.
+_CLEARED = {
+    "SHM": "/dev/shm has room (HST003): look whether the ranks' containers share it; docker --ipc=host.",
+    "NVLS": "All GPUs have joined their NVSwitch fabric (GPU007): compare the version of nvidia-fabricmanager with the "
+    "driver's, and look for SXid lines in `dmesg`.",
+}
+# What NCCL's ranks do, and copies within one process do not (transport/p2p.cc).
+_BETWEEN_PROCESSES = (
+    "Not ACS or the IOMMU: {copies} between the GPUs arrived right inside one process (P2P002). NCCL's ranks open each "
+    "other's memory from process to process (CUDA IPC or cuMem): compare the IPC and PID namespaces of their "
+    "containers, and look for Xid lines in `dmesg`."
+)
+
 
 def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
@@ -55,25 +70,46 @@ def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str
         return ""
     if kind == "P2P":
         hosts = [ranks for (name, _), ranks in seen.world.hosts.items() if not nodes or name in nodes]
-        found = (suspicions(seen.of(paths.CHECK), ranks) for ranks in hosts)
+        right = _right_copies(seen, hosts)
+        found = (suspicions(seen.of(paths.CHECK), ranks, copied=bool(right)) for ranks in hosts)
         if said := next(filter(None, found), ()):
             return f"Probable cause: {said[0]}."
+        if right:
+            return _BETWEEN_PROCESSES.format(copies="1 direct copy" if right == 1 else f"{right} direct copies")
     for finding in chain.from_iterable(map(seen.findings_of, _CHECKS_THAT_SEE_IT.get(kind, ()))):
         elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
-    return f"Mostly, {_USUAL[kind]}."
+    return _CLEARED[kind] if _is_cleared(seen, kind) else f"Mostly, {_USUAL[kind]}."
 
 
-def suspicions(seen: Seen[Data], host_ranks: Sequence[int]) -> tuple[str, ...]:
+def _is_cleared(seen: Seen[D], kind: str) -> bool:
+    """Did a check look at the usual cause and find nothing?"""
+    if kind == "SHM":
+        return bool(seen.of(shared_memory.CHECK).by_rank)
+    cards = cards_of(seen.of(memory_errors.CHECK)) if kind == "NVLS" else ()
+    return bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+
+
+def _right_copies(seen: Seen[D], hosts: Sequence[Sequence[int]]) -> int:
+    """How many direct copies between GPUs of these hosts P2P002 made; 0 unless all of them ended and were right."""
+    copies = seen.of(by_code("P2P002"))
+    ranks = frozenset(chain.from_iterable(hosts))
+    pairs = [pair for row in copies.rows_so_far if row.place.rank in ranks for pair in row.data.pairs if pair.access]
+    ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
+    return len(pairs) if ended and not any(pair.wrong for pair in pairs) else 0
+
+
+def suspicions(seen: Seen[Data], host_ranks: Sequence[int], *, copied: bool = False) -> tuple[str, ...]:
     """What on the host of these ranks speaks for P2P to fail, one sentence each without a full stop, likeliest first.
 
-    Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`).
+    Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`). With
+    `copied`, direct copies arrived right, so that nothing on the PCIe paths keeps them from it.
     """
     ranks = frozenset(host_ranks)
     said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
     if paths_here := next((own for own in host_paths(seen) if ranks & {*own.host.ranks}), None):
-        said += [*said_of_pairs(seen, paths_here), *_pcie(paths_here)]
+        said += [*said_of_pairs(seen, paths_here), *(() if copied else _pcie(paths_here))]
     # What NCCL takes instead of P2P, and for setting it up.
     shm = (own for own in seen.findings_of("HST003") if own.severity is not Severity.NOTE and ranks & {*own.ranks})
     return (*said, *(finding.message.removesuffix(".") for finding in shm))

@@ -2,14 +2,17 @@
 
 The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
 over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
-fault, and this check climbs a ladder. Every rung is an all-reduce with checked values, in fresh processes:
+fault, and this check searches for variables. Every attempt is an all-reduce with checked values, in fresh processes:
 
-1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; then, one on top of the other, inside
-a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0, NCCL_CUMEM_ENABLE=0; between hosts:
-NCCL_NET_GDR_LEVEL=LOC, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network,
-too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. Rungs that cannot matter here are left out. Of the
-first set that works, each member is left out once, and what is not needed goes. What is left must work three times
-before it is recommended. Pairs of ranks inside a host then show between which GPUs it fails, if there is time.
+1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
+names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0
+(first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts: NCCL_MNNVL_ENABLE=0,
+NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
+starts its network, too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. What another check suspects goes
+before the others, and what cannot matter here is left out. Of the first set that works, each member is left out once,
+and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a host
+then show between which GPUs it fails, if there is time. A set may take less time where gloo was fast. Ranks that share
+a GPU are not searched: NCCL refuses them.
 
 Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
 all-reduce without it shows what that costs.
@@ -41,15 +44,16 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
-from ddpdiag.checks.findings import Explained, Workarounds
-from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here
-from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings
+from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
+from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
+from ddpdiag.checks.p2p.fallback.deadlines import LARGE_ON_GPU_BYTES, first_use_seconds, pairs_deadline, set_deadline
+from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Expectation, Limits
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
+from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, samples
 
 D = TypeVar("D")
@@ -65,16 +69,13 @@ FINDINGS = {
     "transient": Explained.warning("it failed in COL001, and not in three runs after that."),
     "unreliable": Explained("a set of variables worked, and then did not."),
     "nothing": Explained("none works.", same_item=True),
-    "unfinished": Explained.warning("the budget (or the run) ended before the ladder did."),
+    "unfinished": Explained.warning("the budget (or the run) ended before the search did."),
     "both": Explained.note("gloo fails as well, so it is not how GPUs are joined.", same_item=True),
 }
 
 _SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
 _LARGE_BYTES = {"cpu": 4 << 20}
-_LARGE_ON_GPU_BYTES = 64 << 20
-# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
-_PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
 # What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
@@ -104,7 +105,7 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, backend) as device:
         connect(ctx, device)
         small = check_all_reduce(ctx, _SMALL_BYTES, device)
-        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, _LARGE_ON_GPU_BYTES), device)
+        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, LARGE_ON_GPU_BYTES), device)
         seconds = [large.seconds]
         if not on_any_rank(ctx, small.wrong + large.wrong > 0):
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
@@ -123,19 +124,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     trial = _trial(seen, step)
     if step.stands is None:
-        return (trial,)
-    trial = structs.replace(trial, deadline_seconds=_pairs_deadline(seen, trial.deadline_seconds))
+        return (structs.replace(trial, deadline_seconds=set_deadline(seen, trial.deadline_seconds)),)
+    trial = structs.replace(trial, deadline_seconds=pairs_deadline(seen, trial.deadline_seconds))
     later = _LATER_SECONDS if seen.options.uses_workarounds and step.stands.kind is Outcomes.FOUND else 0.0
     return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
-
-
-def _pairs_deadline(seen: Seen[Data], usual: float) -> float:
-    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
-    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
-    if not worked or "P2P003.deadline_seconds" in seen.options.settings:
-        return usual
-    slowest = max(outcome.seconds for outcome in seen.outcomes if outcome.trial in worked)
-    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
@@ -145,16 +137,15 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
         Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
         Part.PAIRS: pairs_of(hosts, step.round),
     }[step.part]
-    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
+    params = {
+        "backend": seen.world.backend,
+        "part": step.part.value,
+        "set": step.set,
+        "round": step.round,
+        **search_order(seen).params,
+    }
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
-    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, _first_use_seconds(seen)))
-
-
-def _first_use_seconds(seen: Seen[Data]) -> float:
-    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
-    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
-    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
-    return max(_LEAST_DEADLINE, _PATIENCE * slowest)
+    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)))
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
@@ -274,8 +265,14 @@ def blocks(seen: Seen[D]) -> str | None:
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The workarounds, and whether the backend fails without them."""
-    return Workarounds(workarounds(seen), works_with_workarounds(seen))
+    """The workarounds, whether the backend fails without them, and the sentence that says to set them."""
+    env = workarounds(seen)
+    if not env or not works_with_workarounds(seen):
+        return Workarounds(env)
+    end, _ = progress_of(seen)
+    runs = f" in {runs_text(end)}" if isinstance(end, Ended) else ""
+    text = f"Run the job {workarounds_text(env)}, which worked{runs} ({CHECK.code})."
+    return Workarounds(env, needed=True, fix=text)
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
@@ -316,7 +313,7 @@ CHECK = Check(
     figures=figures,
     follows=(all_reduce.CHECK.code,),
     kind=Kind.TORCH,
-    # NCCL needs 1 to 3 s to start, and each set that hangs costs all of this.
+    # NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this, or less (`_deadline`).
     deadline=10,
     fresh=True,
     # gain: below it, noise of a busy host would look like a price. rescue, slower_than_gloo: gloo goes through the

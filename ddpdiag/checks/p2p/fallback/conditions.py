@@ -11,11 +11,14 @@ from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.launch import variables as lch002
+from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p.fallback.order import Order, order_of
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Status, Trial
+from ddpdiag.nccl_rings import version_of
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 D = TypeVar("D")
@@ -38,19 +41,28 @@ SHM = Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)")
 NVLS = Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)")
 CUMEM = Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}, "memory shared by cuMem")
 INSIDE = (P2P, SHM, NVLS, CUMEM)
+# NCCL looks for it where it runs on several hosts only (init.cc, mnnvl.cc).
+MNNVL = Member("MNNVL", {"NCCL_MNNVL_ENABLE": "0"}, "NVLinks between hosts (MNNVL)")
 GDR = Member("GDR", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect RDMA")
+PXN = Member("PXN", {"NCCL_PXN_DISABLE": "1"}, "sending through other GPUs' network adapters (PXN)")
 PLUGIN = Member("PLUGIN", {"NCCL_NET_PLUGIN": "none"}, "the network plugin")
 IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
-ACROSS = (GDR, PLUGIN, IB)
+ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
+# From this version on NVLS is used between two GPUs, too.
+_NVLS_OF_TWO = (2, 29)
 # They only watch, or say where something is written.
 _WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Whatever their value, they narrow what NCCL would choose by itself.
 _NARROWING = frozenset(
     {
         "NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
-        "NCCL_HOSTID", "NCCL_P2P_LEVEL", "NCCL_SHM_LEVEL", "NCCL_NET_GDR_LEVEL",
+        "NCCL_HOSTID", "NCCL_SHM_LEVEL",
     }
 )  # fmt: skip
+# These narrow only with a level below what NCCL takes by itself: PXB, and SYS between two GPUs under AMD's processors
+# (paths.cc); in the older numbers 2 is PXB.
+_LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"})
+_NARROW_LEVELS = frozenset({"loc", "nvl", "pix", "pxb", "0", "1", "2"})
 # With these values they take a way out of use.
 _CLOSING = {
     "NCCL_P2P_DISABLE": "1", "NCCL_P2P_DIRECT_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1",
@@ -104,9 +116,19 @@ def moot(seen: Seen[D]) -> str | None:
 def _other_reason(seen: Seen[D], own: Before) -> str:
     """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
     outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
-    errors = [o.error.partition("\n")[0] for o in outcomes if not o.told and not is_echo(o)]
-    other = errors and all(any(text in error for text in _OTHER_REASONS) for error in errors)
-    return errors[0] if other else ""
+    if not outcomes:
+        return ""
+    shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
+    if shared is not None:
+        return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
+    # NCCL's own words are behind torch's first line.
+    errors = [o.error for o in outcomes if not o.told and not is_echo(o)]
+    lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
+    return lines[0] or "" if lines and None not in lines else ""
+
+
+def _is_other_reason(line: str) -> bool:
+    return any(text in line for text in _OTHER_REASONS)
 
 
 def ground_of(seen: Seen[D]) -> Ground:
@@ -115,18 +137,32 @@ def ground_of(seen: Seen[D]) -> Ground:
     settings, files = _settings(seen)
     mine = own_overrides(settings, files)
     known, _ = overrides_here(seen)
+    by_name = {override.name: override for override in known}
+    order = search_order(seen)
+    ordered = [by_name[name] for name in order.names if name in by_name]
     return Ground(
         broken=own is not None and not own.works,
         slow_below=_slow_below(seen, own, gloo),
         hosts=tuple(seen.world.hosts.values()),
         own=mine,
         holding=holding_back(settings, files, mine),
-        inside=tuple(override for override in known if override in INSIDE),
-        across=tuple(override for override in known if override in ACROSS),
+        inside=tuple(override for override in ordered if override in INSIDE),
+        across=tuple(override for override in ordered if override in ACROSS),
         alternatives=tuple(override for override in known if override not in (*INSIDE, *ACROSS)),
+        named=tuple(by_name[name] for name in order.named if name in by_name),
         gain=seen.number("gain"),
         rescue=seen.number("rescue"),
     )
+
+
+def search_order(seen: Seen[D]) -> Order:
+    """In which order overrides are tried, going by the errors of COL001 over the job's backend."""
+    usual = tuple(override.name for override in (*INSIDE, *ACROSS))
+    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
+    if not seen.trials and (own is None or (own.works and _slow_below(seen, own, gloo) is None)):
+        return Order(usual)  # nothing is searched for, and large worlds have many findings
+    failed = (o for o in seen.recording.outcomes if own is not None and o.trial == own.trial.number)
+    return order_of(seen, usual, failed)
 
 
 def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float | None:
@@ -161,12 +197,19 @@ def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
     if reason := _no_rdma(seen):
-        skipped |= dict.fromkeys(("GDR", "IB"), reason)
+        skipped |= dict.fromkeys(("GDR", "PXN", "IB"), reason)
+    if max(map(len, hosts), default=0) < 2:
+        skipped["PXN"] = "each host has one rank"
     if len(hosts) < 2:
-        skipped["IFNAME"] = "there is one host"
+        skipped |= dict.fromkeys(("MNNVL", "PXN", "IFNAME"), "there is one host")
+    elif reason := _no_mnnvl(seen):
+        skipped["MNNVL"] = reason
     names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) > 1 and len(names) < 2:
         skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
+    # An older version's search did not know of all of them.
+    known = search_order(seen).names
+    skipped = {name: why for name, why in skipped.items() if name in known or name == "IFNAME"}
     overrides: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_overrides(names) if "IFNAME" not in skipped else ()))
     return tuple(override for override in overrides if override.name not in skipped), skipped
 
@@ -186,7 +229,21 @@ def _no_nvls(seen: Seen[D]) -> str:
     """Without a switch there is no NVLS. GPUs that nobody looked at may have one."""
     cards = cards_of(seen.of(memory_errors.CHECK))
     told = cards and not any(card.health.fabric.state is not None for card in cards)
-    return "no GPU belongs to an NVSwitch fabric" if told else ""
+    if told:
+        return "no GPU belongs to an NVSwitch fabric"
+    hosts = tuple(seen.world.hosts.values())
+    version = next(filter(None, (row.nccl for row in seen.of(versions.CHECK).by_rank.values())), None)
+    # ncclNvlsInit in transport/nvls.cc; between hosts it counts the GPUs of a domain of NVLinks.
+    if len(hosts) == 1 and len(hosts[0]) <= 2 and version is not None and version_of(version) < _NVLS_OF_TWO:
+        return f"NCCL {version} takes it between more than two GPUs"
+    return ""
+
+
+def _no_mnnvl(seen: Seen[D]) -> str:
+    """A domain of NVLinks that spans hosts has a UUID."""
+    cards = cards_of(seen.of(memory_errors.CHECK))
+    told = cards and not any(card.health.fabric.may_span_hosts for card in cards)
+    return "no GPU belongs to a domain of NVLinks between hosts" if told else ""
 
 
 def _no_rdma(seen: Seen[D]) -> str:
@@ -240,7 +297,11 @@ def holding_back(settings: Mapping[str, str], files: Files, own: Members) -> Mem
 
 def holds_back(name: str, value: str | None) -> bool:
     """Does a variable with this value cost speed where nothing needs it?"""
-    return value is not None and (name in _NARROWING or _CLOSING.get(name) == value.strip().lower())
+    if value is None:
+        return False
+    if name in _LEVELS:
+        return value.strip().lower() in _NARROW_LEVELS
+    return name in _NARROWING or _CLOSING.get(name) == value.strip().lower()
 
 
 def interface_overrides(names: Sequence[str]) -> Members:

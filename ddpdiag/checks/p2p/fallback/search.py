@@ -3,9 +3,10 @@
 The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `replay` plays the
 known answers back to it, so that the plan and the judgement run the same lines.
 
-First the environment as it is; then the same without the user's own overrides; then overrides accumulate until a set
-works. Each member of that set is left out once, and what works without it goes. The rest runs until it has worked
-CONFIRMED times. At last pairs of ranks run as it is, to show between whom it fails.
+First the environment as it is; then the same without the user's own overrides; then each override that an error names,
+alone; then overrides accumulate until a set works. Each member of that set is left out once, and what works without it
+goes. No set runs again that failed with all ranks. The rest runs until it has worked CONFIRMED times. At last pairs of
+ranks run as it is, to show between whom it fails.
 """
 
 from collections import deque
@@ -90,8 +91,8 @@ class Ground(NamedTuple):
     `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
     bandwidth below which it is.
     `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
-    `inside` and `across` are the overrides that may matter here; the `alternatives` come last, one at a time. `hosts`
-    are the ranks of each host.
+    `inside` and `across` are the overrides that may matter here; of these, `named` are those that an error names. The
+    `alternatives` come last, one at a time. `hosts` are the ranks of each host.
     """
 
     broken: bool
@@ -102,6 +103,7 @@ class Ground(NamedTuple):
     inside: Members = ()
     across: Members = ()
     alternatives: Members = ()
+    named: Members = ()
     gain: float = 1.2
     rescue: float = 2.0
 
@@ -134,6 +136,9 @@ class Ended(NamedTuple):
 
 Answers = Mapping[tuple[str, str, int], Sequence[Tried]]
 Search = Generator[Step, Tried, Ended]
+# Sets, by their members' names, that all ranks tried together, and that do not do.
+Failed = set[frozenset[str]]
+Found = tuple[Members, Tried]
 
 
 def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried, ...]]:
@@ -164,10 +169,11 @@ def _search(ground: Ground) -> Search:
             return (yield from _price(ground, runs, best))
         return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
     least = ground.rescue * best if first.works else 0.0
-    found, inside_works = yield from _accumulate(ground, least)
+    failed: Failed = set()
+    found, inside_works = yield from _accumulate(ground, least, failed)
     if found is None:
         return (yield from _pairs(ground, Ended(Kind.NOTHING, inside_works=inside_works)))
-    members, last = yield from _minimise(found, least)
+    members, last = yield from _minimise(found, least, failed)
     runs, steady = yield from _confirm(members, last)
     kind = Kind.FOUND if steady else Kind.UNRELIABLE
     return (yield from _pairs(ground, Ended(kind, members, runs, inside_works=inside_works)))
@@ -187,37 +193,47 @@ def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Search:
     if not _is_fast_enough(without, least):
         return Ended(Kind.WORKS, (), (*usual, without))
     # What is nearly as fast with an override as without it does not blame that one.
-    members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain))
+    members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain), set())
     runs, steady = yield from _confirm(members, last)
     fast = steady and all(_is_fast_enough(run, least) for run in runs)
     return Ended(Kind.HELD_BACK if fast else Kind.WORKS, members if fast else (), runs)
 
 
-def _accumulate(ground: Ground, least: float) -> Generator[Step, Tried, tuple[tuple[Members, Tried] | None, bool]]:
+def _whole(members: Members, least: float, failed: Failed) -> Generator[Step, Tried, Found | None]:
+    """The set with its run, where it works with all ranks; it does not run if it is known not to."""
+    names = frozenset(member.name for member in members)
+    if names in failed:
+        return None
+    tried = yield Step(Part.WHOLE, members)
+    if _is_fast_enough(tried, least):
+        return members, tried
+    failed.add(names)
+    return None
+
+
+def _accumulate(ground: Ground, least: float, failed: Failed) -> Generator[Step, Tried, tuple[Found | None, bool]]:
     """The first set that works, with its run, and whether all is well inside each host as it is."""
     inside_works = False
     if len(ground.hosts) > 1 and max(map(len, ground.hosts)) > 1:
         inside_works = _is_fast_enough((yield Step(Part.HOSTS)), least)
     members = ground.own
-    if members:
-        tried = yield Step(Part.WHOLE, members)
-        if _is_fast_enough(tried, least):
-            return (members, tried), inside_works
+    for candidate in (*((members,) if members else ()), *((*members, override) for override in ground.named)):
+        if found := (yield from _whole(candidate, least, failed)):
+            return found, inside_works
     if not inside_works:
-        members, last = yield from _accumulate_inside(ground, members, least)
-        if last is not None and _is_fast_enough(last, least):
-            return (members, last), inside_works
+        members, found = yield from _accumulate_inside(ground, members, least, failed)
+        if found is not None:
+            return found, inside_works
     across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
     for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
-        tried = yield Step(Part.WHOLE, candidate)
-        if _is_fast_enough(tried, least):
-            return (candidate, tried), inside_works
+        if found := (yield from _whole(candidate, least, failed)):
+            return found, inside_works
     return None, inside_works
 
 
 def _accumulate_inside(
-    ground: Ground, members: Members, least: float
-) -> Generator[Step, Tried, tuple[Members, Tried | None]]:
+    ground: Ground, members: Members, least: float, failed: Failed
+) -> Generator[Step, Tried, tuple[Members, Found | None]]:
     """The overrides inside a host, one on top of the other, and the run of all ranks with the last of them.
 
     Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
@@ -226,25 +242,19 @@ def _accumulate_inside(
         members = (*members, override)
         if len(ground.hosts) > 1:
             if _is_fast_enough((yield Step(Part.HOSTS, members)), least):
-                return members, (yield Step(Part.WHOLE, members))
-            continue
-        tried = yield Step(Part.WHOLE, members)
-        if _is_fast_enough(tried, least):
-            return members, tried
+                return members, (yield from _whole(members, least, failed))
+        elif found := (yield from _whole(members, least, failed)):
+            return members, found
     return members, None
 
 
-def _minimise(found: tuple[Members, Tried], least: float) -> Generator[Step, Tried, tuple[Members, Tried]]:
+def _minimise(found: Found, least: float, failed: Failed) -> Generator[Step, Tried, Found]:
     """Leave each member out once; the last run of the set that is left. The empty set is known not to do."""
-    members, last = found
-    for member in members:
-        rest = tuple(other for other in members if other is not member)
-        if not rest:
-            break
-        tried = yield Step(Part.WHOLE, rest)
-        if _is_fast_enough(tried, least):
-            members, last = rest, tried
-    return members, last
+    for member in found[0]:
+        rest = tuple(other for other in found[0] if other is not member)
+        if rest and (smaller := (yield from _whole(rest, least, failed))):
+            found = smaller
+    return found
 
 
 def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tuple[Tried, ...], bool]]:

@@ -151,7 +151,8 @@ def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[GpuPath, Pa
     order = [gpu.index for gpu in paths.gpus]
     cells = tuple(tuple("X" if row == column else known.get((row, column)) for column in order) for row in order)
     names = tuple(f"GPU {index}" for index in order)
-    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells)
+    gpus = {name: gpu.uuid for name, gpu in zip(names, paths.gpus, strict=True) if gpu.uuid}
+    return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells, gpus=gpus)
 
 
 CHECK = Check(

@@ -11,6 +11,8 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.launch import versions
+from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.iommu import Surroundings
 from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
 
@@ -82,7 +84,7 @@ class Pair(NamedTuple):
 class HostPaths(Struct, frozen=True, kw_only=True):
     """One host: the job's GPUs, each pair of them, and what lies around; `errors` are those of NVML itself.
 
-    `shown` says how many GPUs each rank that was asked is shown.
+    `shown` says how many GPUs each rank that was asked is shown. `nccl` is the version that its ranks load (LCH003).
     """
 
     host: Host
@@ -91,6 +93,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
     around: Surroundings
     shown: tuple[int, ...]
     errors: tuple[str, ...] = ()
+    nccl: str | None = None
 
     @property
     def unlinked(self) -> tuple[Pair, ...]:
@@ -99,13 +102,11 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
     @property
     def through_memory(self) -> tuple[Pair, ...]:
-        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are.
-
-        But for processors of AMD it uses P2P no further than behind PCIe switches (graph/paths.cc, ncclTopoCheckP2p).
-        """
-        if self.around.processor in (None, "AuthenticAMD"):
-            return ()
-        return tuple(pair for pair in self.unlinked if pair.level is not None and pair.level > Level.PXB)
+        """Pairs that NCCL by itself connects through the host's memory, however fast their copies are."""
+        most = p2p_level(self.around.processor, len(self.host.ranks), self.nccl)
+        return tuple(
+            pair for pair in self.unlinked if pair.level is not None and most is not None and pair.level > most
+        )
 
 
 def status_of(path: GpuPath) -> P2P | None:
@@ -125,7 +126,14 @@ def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
     which there is no P2P.
     """
     ours = _ours(seen)
-    return tuple(_host_paths(host, tuple(rows.values()), ours.get(host.ranks)) for host, rows in answers_by_host(seen))
+    loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
+    return tuple(
+        structs.replace(
+            _host_paths(host, tuple(rows.values()), ours.get(host.ranks)),
+            nccl=next(filter(None, map(loaded.get, host.ranks)), None),
+        )
+        for host, rows in answers_by_host(seen)
+    )
 
 
 def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:

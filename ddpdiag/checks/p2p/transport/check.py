@@ -103,11 +103,19 @@ def measure(ctx: Context) -> Data:
 
 def _as_ranks(log: Log, group: Sequence[int]) -> Log:
     """The log with the job's ranks in place of NCCL's, which count within the group."""
-    hops = (hop for hop in log.hops if hop.source < len(group) and hop.target < len(group))
+    hops = (hop for hop in log.hops if max(hop.source, hop.target, *hop.through) < len(group))
     links = {rank: peers for rank, peers in log.nvlinked.items() if max(rank, *peers) < len(group)}
     return structs.replace(
         log,
-        hops=tuple(structs.replace(hop, source=group[hop.source], target=group[hop.target]) for hop in hops),
+        hops=tuple(
+            structs.replace(
+                hop,
+                source=group[hop.source],
+                target=group[hop.target],
+                through=tuple(group[rank] for rank in hop.through),
+            )
+            for hop in hops
+        ),
         nvlinked={group[rank]: tuple(group[peer] for peer in peers) for rank, peers in links.items()},
     )
 
@@ -147,9 +155,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, NVLS"."""
+    """The paths that each rank uses, such as "P2P/CUMEM, NET/IB/GDRDMA, COLLNET/SHARP, NVLS"."""
     nccl = transport_log(seen)
     texts = {rank: {"NVLS"} if log.nvls_channels else set() for rank, log in nccl.logs.items()}
+    for rank, log in nccl.logs.items():
+        texts[rank] |= {f"COLLNET/{log.collnet}"} if log.collnet else set()
     for hop in nccl.hops:
         for rank in nccl.logs.keys() & {hop.source, hop.target}:
             texts[rank].add(hop.text)

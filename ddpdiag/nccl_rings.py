@@ -1,0 +1,103 @@
+"""How NCCL connects the GPUs of one host by itself, and what a ring over these connections can carry."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from ddpdiag.model.bench import Limits, Peer
+
+# Where PCIe paths meet (nvml.h, nvmlGpuTopologyLevel_t): behind several switches, on different sockets.
+_PXB, _SYS = 20, 50
+_AMD = "AuthenticAMD"
+# From this version on the number of GPUs counts (graph/paths.cc of 2.22.3 and 2.23.4).
+_COUNTING = (2, 23)
+# More GPUs than this are joined by switches; their cuts would be too many.
+_MOST_GPUS = 10
+# What an all-reduce may gain where an NVSwitch adds (NVLS), as a multiple of the links' figure by the number of GPUs,
+# for links of Hopper and of Blackwell: NCCL's own model (src/graph/tuning.cc: efficiency 0.85 and 0.74). Published for
+# 8 GPUs: H100 480, H200 473 to 482, B200 838 to 845 GB/s.
+_NVLS = {20.6e9: {5: 1.14, 6: 1.19, 7: 1.26, 8: 1.29}, 40.1e9: {6: 1.15, 7: 1.19, 8: 1.23}}
+
+
+def p2p_level(processor: str | None, gpus: int, nccl: str | None = None) -> int | None:
+    """The farthest at which NCCL uses P2P over PCIe; None where the processor is not known.
+
+    No farther than behind PCIe switches; but as far as the other socket under processors of AMD, between two GPUs of
+    the communicator on this host at most (graph/paths.cc, ncclTopoCheckP2p; up to 2.22 between any number of them).
+    """
+    if processor is None:
+        return None
+    counts = nccl is None or version_of(nccl) >= _COUNTING
+    return _SYS if processor == _AMD and (gpus <= 2 or not counts) else _PXB
+
+
+def version_of(text: str) -> tuple[float, ...]:
+    """The first two numbers of NCCL's version; what cannot be read is taken to be new."""
+    parts = text.split(".")[:2]
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else (math.inf,)
+
+
+class Cut(NamedTuple):
+    """The weakest division of some GPUs into two parts: what NVLinks carry between these, and whether P2P is used."""
+
+    nvlink_bytes_per_s: float
+    p2p: bool
+
+
+def weakest_cut(own: Sequence[Limits]) -> Cut | None:
+    """Where a ring over these GPUs of one host is narrowest; None where not all paths between them are known.
+
+    Every ring leaves each part of them, over NVLinks where there are some, else by P2P over PCIe, else through the
+    host's memory.
+    """
+    count = len(own)
+    if not 1 < count <= _MOST_GPUS or len({limit.uuid for limit in own if limit.uuid}) < count:
+        return None
+    paths = {pair: _path(own[pair[0]], own[pair[1]]) for pair in combinations(range(count), 2)}
+    known = {pair: path for pair, path in paths.items() if path is not None}
+    if len(known) < len(paths):
+        return None
+    cuts = []
+    for part in _parts(count):
+        crossing = [(pair, path) for pair, path in known.items() if (pair[0] in part) is not (pair[1] in part)]
+        links = sum((path.nvlinks or 0) * min(_link_rate(own[a]), _link_rate(own[b])) for (a, b), path in crossing)
+        p2p = any(_is_p2p(path, own[pair[0]].processor, count) for pair, path in crossing)
+        cuts.append(Cut(links, p2p))
+    return min(cuts)
+
+
+def _parts(count: int) -> Iterator[frozenset[int]]:
+    """Each division into two parts once, by the part that has the first of them."""
+    for size in range(count - 1):
+        for others in combinations(range(1, count), size):
+            yield frozenset((0, *others))
+
+
+def _path(one: Limits, other: Limits) -> Peer | None:
+    return one.peers.get(other.uuid or "") or other.peers.get(one.uuid or "")
+
+
+def _link_rate(limit: Limits) -> float:
+    rate = limit.nvlink_bytes_per_s
+    return rate / limit.nvlinks if rate is not None and limit.nvlinks and 0 < rate < math.inf else 0.0
+
+
+def _is_p2p(path: Peer, processor: str | None, gpus: int) -> bool:
+    """Does NCCL use P2P over PCIe? What NVML does not say is no reason against it."""
+    most = p2p_level(processor, gpus)
+    near = path.level is None or most is None or path.level <= most
+    return path.p2p is not False and near
+
+
+def nvls_bytes_per_s(own: Sequence[Limits]) -> float | None:
+    """The bus bandwidth that an all-reduce of these GPUs, all of one host, may reach with NVLS; None if not known."""
+    rates = {
+        limit.nvlink_bytes_per_s / limit.nvlinks
+        for limit in own
+        if limit.nvlink_switched and limit.nvlink_bytes_per_s and limit.nvlinks
+    }
+    for link, gains in _NVLS.items():
+        if rates and all(math.isclose(rate, link, rel_tol=1e-3) for rate in rates) and len(own) in gains:
+            return gains[len(own)] * min(limit.nvlink_bytes_per_s or 0.0 for limit in own)
+    return None
