@@ -12,7 +12,7 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.text import rate_text, share_text, size_text, time_text
+from ddpdiag.text import is_exceeded, rate_text, share_text, size_text, time_text
 
 # So many sentences; of more, how many there are.
 _MOST_SAID = 3
@@ -57,8 +57,8 @@ def _together(found: Sequence[Series], what: str) -> str:
         return f"{names} over {found[0].backend}{many}: {busbw}; {what}"
     shares = sorted(one.share for one in found if one.share is not None)
     reached = ""
-    if len(shares) == len(found):
-        reached = f", {_span(f'{shares[0] * 100:.0f} %', f'{shares[-1] * 100:.0f} %')} of what is expected"
+    if len(shares) == len(found) and not is_exceeded(shares[-1], 1.0):
+        reached = f", {_span(share_text(shares[0]), share_text(shares[-1]))} of what is expected"
     return f"{names} over {found[0].backend}{many}: each {what}, {busbw}{reached}."
 
 
