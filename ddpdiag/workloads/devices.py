@@ -12,6 +12,7 @@ from msgspec import structs
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.gpu.health import GpuUse, gpu_use
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.kernel import sys_root
@@ -86,6 +87,13 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     if uuid is None:
         return limits
     return structs.replace(limits, **structs.asdict(connections(uuid, torch.cuda.get_device_capability(device))))
+
+
+def gpu_use_before(local_rank: int | None) -> GpuUse:
+    """Who uses the GPU that this rank will take, while this process has no context on it."""
+    index = device_index(local_rank, torch.cuda.device_count())
+    uuid = describe(torch.device("cuda", index)).uuid if index is not None else None
+    return gpu_use(uuid) if uuid is not None else GpuUse()
 
 
 def synchronize(device: torch.device) -> None:

@@ -45,7 +45,7 @@ FINDINGS = {
 _PROHIBITED = 2
 _EXCLUSIVE = (1, 3)
 # A process that uses CUDA takes more, for its context alone.
-_CONTEXT_BYTES = 96 * MIB
+CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -59,7 +59,7 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     # Of a GPU that is cut into slices, the slices themselves take some, and those of others are none of the job's.
     if used is None or used <= most * MIB or card.health.mig:
         return
-    small = used <= _CONTEXT_BYTES and not card.health.processes
+    small = used <= CONTEXT_BYTES and not card.health.processes
     yield Fault(
         "in-use",
         "GPU memory is in use already",

@@ -114,6 +114,13 @@ class Process(Struct, frozen=True):
     used_bytes: int | None
 
 
+class GpuUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who uses a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
+
+    used_bytes: int | None = None
+    pids: tuple[int, ...] | None = None
+
+
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What holds the clocks down, and what may: temperatures in degrees Celsius, limits in watts.
 
@@ -223,6 +230,20 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
         # Last, because every question may have told.
         broken=device.broken,
     )
+
+
+def gpu_use(uuid: str) -> GpuUse:
+    """Who uses the GPU with this UUID; nothing where NVML does not say."""
+    try:
+        with opened_nvml() as pynvml:
+            device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            used, processes = device.of(memory), device.processes()
+            return GpuUse(
+                used_bytes=None if used is None else used[1],
+                pids=None if processes is None else tuple(pid for pid, _ in processes),
+            )
+    except (NvmlError, OSError):
+        return GpuUse()
 
 
 def tells_recovery(driver: str | None) -> bool:

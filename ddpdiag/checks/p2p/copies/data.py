@@ -4,20 +4,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
+from ddpdiag.model import Trial
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+
+# The parameter of a trial, with the rank behind it, that lists the pairs to be measured once more.
+AGAIN = "again."
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
-    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them.
+    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `again` are pairs that were far
+    below what is expected, measured a second time.
     """
 
     host: Host
@@ -31,6 +36,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     jobs: int
     cards: Mapping[int, Card]
     takers: Mapping[int, Sequence[int]]
+    again: Mapping[Link, PairCopies] = {}
 
     def label(self, gpu: int) -> str:
         """Such as "GPU 2"; where ranks see GPUs of their own, "GPU 0 of rank 2"."""
@@ -59,8 +65,12 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
     tried = defaultdict(list)
+    again: dict[int, dict[Link, PairCopies]] = defaultdict(dict)
     for row in seen.rows_so_far:
-        tried[row.place.rank].append(row.data)
+        if is_repetition(row.trial):
+            again[row.place.rank] |= {(pair.source, pair.target): pair for pair in row.data.pairs}
+        else:
+            tried[row.place.rank].append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
     takers = defaultdict(list)
     for rank, answer in seen.of(devices.CHECK).by_rank.items():
@@ -70,8 +80,15 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     for host in hosts_of(seen):
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
-        all_copies += [_rank_copies(host, rank, rows, len(shown) == 1, cards, takers) for rank, rows in own.items()]
+        for rank, rows in own.items():
+            copies = _rank_copies(host, rank, rows, len(shown) == 1, cards, takers)
+            all_copies.append(structs.replace(copies, again=again[rank]))
     return all_copies
+
+
+def is_repetition(trial: Trial) -> bool:
+    """Were pairs measured a second time in it?"""
+    return any(name.startswith(AGAIN) for name in trial.params)
 
 
 def _rank_copies(
