@@ -253,11 +253,12 @@ def _falls(facts: Facts) -> Verdict | None:
     if not rates or rates[-1][1] >= best[1] * (1 - DROP_SHARE):
         return None
     size, rate = rates[-1]
+    # Inside one host no network takes part.
+    causes = "congestion, flow control (PFC) or heat" if facts.hosts > 1 else "heat, or other load on the host"
     return (
         Bottleneck.CONGESTION,
         f"{facts.subject} falls from {rate_text(best[1])} busbw at {size_text(best[0])} to {rate_text(rate)} at"
-        f" {size_text(size)}, which is congestion, flow control (PFC) or heat: run it again, and see whether p95 leaves"
-        " the shortest time behind.",
+        f" {size_text(size)}, which is {causes}: run it again, and see whether p95 leaves the shortest time behind.",
     )
 
 

@@ -20,6 +20,8 @@ from ddpdiag.probes.net.adapters import route_out
 
 # Where it is not the first of the devices for which a backend was registered: gloo takes tensors of GPUs as well.
 _USUAL = {"nccl": "cuda", "gloo": "cpu"}
+# This rank's worker before, which was ended, may take so long to release the GPU's memory.
+_RELEASE_SECONDS = 2.0
 SIZE = 512
 # Products of such integers stay below 2^24, so float32 holds every partial sum exactly, in whatever order they are
 # added; TensorFloat-32 holds the factors.
@@ -93,7 +95,13 @@ def gpu_use_before(local_rank: int | None) -> GpuUse:
     """Who uses the GPU that this rank will take, while this process has no context on it."""
     index = device_index(local_rank, torch.cuda.device_count())
     uuid = describe(torch.device("cuda", index)).uuid if index is not None else None
-    return gpu_use(uuid) if uuid is not None else GpuUse()
+    if uuid is None:
+        return GpuUse()
+    end, use = time.monotonic() + _RELEASE_SECONDS, gpu_use(uuid)
+    while use.is_taken and time.monotonic() < end:
+        time.sleep(0.1)
+        use = gpu_use(uuid)
+    return use
 
 
 def synchronize(device: torch.device) -> None:

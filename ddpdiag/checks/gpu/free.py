@@ -6,7 +6,6 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.gpu.other_users import CONTEXT_BYTES
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.health import GpuUse
@@ -42,5 +41,5 @@ def used_meanwhile(uses: Sequence[tuple[str, GpuUse]]) -> Iterator[str]:
             yield f"whether another process uses {name} is not known"
         elif use.pids:
             yield f"{name} is used by pid {', '.join(map(str, use.pids))}"
-        elif (use.used_bytes or 0) > CONTEXT_BYTES:
+        elif use.is_taken:
             yield f"{(use.used_bytes or 0) / MIB:.0f} MiB of {name} are in use"

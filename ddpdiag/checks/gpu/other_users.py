@@ -23,6 +23,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.health import CONTEXT_BYTES
 
 FINDINGS = {
     "in-use": Explained(
@@ -44,8 +45,6 @@ FINDINGS = {
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
 _EXCLUSIVE = (1, 3)
-# A process that uses CUDA takes more, for its context alone.
-CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:

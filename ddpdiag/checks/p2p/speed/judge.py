@@ -1,8 +1,7 @@
 """What P2P005 measured, and its finding: the rate, the path, what speaks against an error, and the causes seen."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -12,7 +11,7 @@ from ddpdiag.checks.gpu.free import not_free, used_meanwhile
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.copies.data import copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.path import Path, Timed, path_of
+from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, doubts_of, doubts_text, limited_by, path_of
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.bench import Bottleneck
@@ -20,12 +19,6 @@ from ddpdiag.probes.gpu.health import GpuUse
 from ddpdiag.stats import Samples
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
-# Variables that let NCCL use less of the links than it can (NCCL user guide, environment variables).
-LIMITING = (
-    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE",
-    "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_ALGO",
-    "NCCL_PROTO", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE",
-)  # fmt: skip
 _CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown")
 _COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
 # Findings of other checks that tell what makes a path slow, by what sets its rate.
@@ -48,13 +41,6 @@ class Data(Struct, frozen=True, kw_only=True):
     small_seconds: Samples
     large_seconds: Samples
     before: GpuUse = GpuUse()
-
-
-class Cause(NamedTuple):
-    """What the run shows that makes a path slow, and what to do about it (empty: nothing by itself)."""
-
-    text: str
-    fix: str = ""
 
 
 def first_of(seen: Seen[Data]) -> Timed | None:
@@ -116,8 +102,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         "far-below",
         f"the all-reduce over {backend} is far below what its path can do: {rate_text(rate)}",
         f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}, "
-        f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {_path_text(path)}. "
-        f"{why}{_doubts_text(doubts)}",
+        f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {path.text}. "
+        f"{why}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
         evidence={
@@ -133,22 +119,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     )
 
 
-def _path_text(path: Path) -> str:
-    return f"{path.transports} in NCCL's log, {path.source}" if path.transports else path.source
-
-
-def _doubts_text(doubts: Sequence[str]) -> str:
-    return f" This is a warning only, because {'; '.join(doubts)}." if doubts else ""
-
-
 def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> Iterator[str]:
     """What speaks against an error."""
-    if not path.by_log:
-        yield "NCCL's log does not show the path"
-    if again is None:
-        yield "it was measured once only"
-    elif not again.is_far_below(path.busbw_bytes_per_s, ratio):
-        yield "the second measurement does not agree with the first"
+    yield from doubts_of(path, again, ratio)
     if (crowd := seen.world.ranks_per_core) > 1:
         yield f"{crowd:.1f} ranks share each core"
     yield from not_free(seen, _uuids(seen))
@@ -165,9 +138,7 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     for finding in seen.findings_of("P2P003"):
         if finding.code in ("P2P003.slow", "P2P003.held-back"):
             yield Cause(f"{finding.title} ({finding.code})", finding.fix)
-    if limiting := _limiting(seen):
-        names = ", ".join(sorted({setting.partition("=")[0] for setting in limiting}))
-        yield Cause(f"NCCL was given {', '.join(limiting)}", f"Unset {names} and check again.")
+    yield from limited_by(seen.of(transport.CHECK).by_rank)
     uuids = {*_uuids(seen)}
     codes = _SEEN_BY.get(path.part, ())
     found: dict[str, Finding] = {}
@@ -178,14 +149,6 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     for finding in found.values():
         yield Cause(f"{finding.title} ({finding.code})", finding.fix)
     yield from _by_copies(seen, uuids)
-
-
-def _limiting(seen: Seen[Data]) -> tuple[str, ...]:
-    """Settings in NCCL's own log that limit it."""
-    logs = (row.log for row in seen.of(transport.CHECK).by_rank.values() if row.log is not None)
-    return tuple(
-        dict.fromkeys(f"{name}={log.settings[name]}" for log in logs for name in LIMITING if name in log.settings)
-    )
 
 
 def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:

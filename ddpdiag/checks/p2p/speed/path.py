@@ -1,6 +1,6 @@
 """What the path that NCCL chose can do, by its own log and by the links that NVML shows; and what is far below that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -15,6 +15,12 @@ from ddpdiag.probes.net.nccl_log import Hop
 # AzNHC fails a host below 76 to 87 % of its rates, and 80 % is called good (stas00, ml-engineering). A tenth is far
 # from both; it is what a wrong network costs (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
 FAR_RATIO = 0.1
+# Variables that let NCCL use less of the links than it can (NCCL user guide, environment variables).
+_LIMITING = (
+    "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_P2P_DIRECT_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE",
+    "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_ALGO",
+    "NCCL_PROTO", "NCCL_GRAPH_FILE", "NCCL_TOPO_FILE",
+)  # fmt: skip
 # A message that gives each rank less costs its calls more than its bytes (bench.bottleneck, on every fabric).
 _LEAST_PART_BYTES = 64 << 10
 # What goes through the host's memory crosses PCIe twice (NCCL's SHM).
@@ -36,6 +42,11 @@ class Path(NamedTuple):
     transports: str
     by_log: bool
 
+    @property
+    def text(self) -> str:
+        """Such as "P2P/CUMEM in NCCL's log, 0.95 x 371 GB/s of the GPU's NVLinks"."""
+        return f"{self.transports} in NCCL's log, {self.source}" if self.transports else self.source
+
 
 class Timed(NamedTuple):
     """A collective as it was measured: the shortest call of the slowest rank, and that of a few bytes."""
@@ -56,6 +67,37 @@ class Timed(NamedTuple):
         share = far_ratio * min(1.0, self.size_bytes / self.ranks / _LEAST_PART_BYTES)
         moving = self.seconds - self.latency_seconds
         return moving > 0 and busbw(self.collective, self.size_bytes, moving, self.ranks) < share * expected_bytes_per_s
+
+
+class Cause(NamedTuple):
+    """What a run shows that makes a path slow, and what to do about it (empty: nothing by itself)."""
+
+    text: str
+    fix: str = ""
+
+
+def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str]:
+    """What speaks against an error: a path that is only supposed, a rate that was not measured twice."""
+    if not path.by_log:
+        yield "NCCL's log does not show the path"
+    if again is None:
+        yield "it was measured once only"
+    elif not again.is_far_below(path.busbw_bytes_per_s, far_ratio):
+        yield "the second measurement does not agree with the first"
+
+
+def doubts_text(doubts: Sequence[str]) -> str:
+    """A sentence, with a space before it; nothing without doubts."""
+    return f" This is a warning only, because {'; '.join(doubts)}." if doubts else ""
+
+
+def limited_by(rows: Rows) -> Iterator[Cause]:
+    """Variables in NCCL's own log that limit it."""
+    logs = [row.log for row in rows.values() if row.log is not None]
+    given = dict.fromkeys(f"{name}={log.settings[name]}" for log in logs for name in _LIMITING if name in log.settings)
+    if given:
+        names = ", ".join(sorted({setting.partition("=")[0] for setting in given}))
+        yield Cause(f"NCCL was given {', '.join(given)}", f"Unset {names} and check again.")
 
 
 def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:
