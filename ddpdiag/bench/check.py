@@ -157,6 +157,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
                 if in_pairs not in tried:
                     groups = round_robin(seen.world.living, number)
                     return (_lasting(seen, new_trial(seen, groups=groups, params=in_pairs), _PAIR_SECONDS),)
+    if seen.left_seconds < _SECOND_SECONDS:
+        return ()
     done = {trial.params["collective"] for trial in seen.trials if AGAIN in trial.params}
     slow = (one for one in suspects(seen, bench_of(seen).series) if one.collective not in done)
     return tuple(_lasting(seen, second_trial(seen, one), _SECOND_SECONDS) for one in islice(slow, 1))
