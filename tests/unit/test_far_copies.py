@@ -39,12 +39,13 @@ def run(rates, *, again=None, changes=None, sick=None, log=True, count=4, every=
     return with_second(seen, again) if again is not None else seen
 
 
-def with_second(seen, rates):
+def with_second(seen, rates, copies=None):
     """The same run, with the second measurement that its plan asks for."""
     (trial,) = CHECK.plan(seen)
     trial = structs.replace(trial, number=len(seen.recording.trials))
     pairs = tuple(pair for pair in host_of(4, rates=rates).pairs if (pair.source, pair.target) in rates)
-    data = Raw(encode(Copies(gpus=host_of(4).gpus, pairs=pairs, done=len(pairs), jobs=len(pairs))))
+    gpus = tuple(structs.replace(gpu, to_bytes_per_s=None, from_bytes_per_s=None) for gpu in host_of(4).gpus)
+    data = Raw(encode(copies or Copies(gpus=gpus, pairs=pairs, done=len(pairs), jobs=len(pairs))))
     done = Outcome(trial=trial.number, code="P2P002", rank=0, status=Status.DONE, data=data)
     recording = seen.recording
     recording = structs.replace(recording, trials=(*recording.trials, trial), outcomes=(*recording.outcomes, done))
@@ -128,6 +129,12 @@ def test_peers_are_an_expectation_as_well(golden):
     golden(finding)
 
 
+def test_between_sockets_all_may_be_slow():
+    rates = slow(40 * GB) | {link: 3 * GB for link in EVERY if sum(gpu < 2 for gpu in link) == 1}
+    rates[0, 2] = 5 * GB
+    assert "P2P002.far-below" not in {own.code for own in judged(rates, changes={}, log=False)}
+
+
 def test_behind_one_switch_the_slots_are_what_is_expected():
     near = both(0, 1) | both(2, 3)
     rates = slow(40 * GB) | {(0, 1): 2 * GB}
@@ -140,3 +147,30 @@ def test_behind_one_switch_the_slots_are_what_is_expected():
 def test_across_processors_nothing_is_promised():
     rates = {(0, 1): 2 * GB, (1, 0): 2 * GB}
     assert [own.code for own in judged(rates, count=2, changes=both(0, 1, level=50))] == ["P2P002.p2p-slower"]
+
+
+def test_a_gpu_whose_link_to_the_host_is_far_below_its_siblings_twice_is_an_error(golden):
+    slow_gpu = {"to_bytes_per_s": 2 * GB}
+
+    def found(**sick):
+        seen = world(4, {0: host_of(gpus={1: slow_gpu})})
+        shape = {"size": 4, "ranks_per_node": 4, "gpus": 4}
+        seen = together(seen, seen_of(memory_errors.CHECK, {0: cards_of({1: sick}, count=4)}, **shape))
+        (trial,) = CHECK.plan(seen)
+        assert trial.params == {"again.0": "1"}
+        (once,) = CHECK.judge(seen)
+        second = structs.replace(host_of(gpus={1: slow_gpu}), pairs=())
+        (twice,) = CHECK.judge(with_second(seen, {}, second))
+        return once, twice
+
+    once, twice = found()
+    assert (once.severity, twice.severity, twice.gpus) == (Severity.WARNING, Severity.ERROR, (uuid_of(1),))
+    golden(twice)
+    assert found(memory_used_bytes=20 << 30)[1].severity is Severity.WARNING
+
+
+def test_words_that_are_wrong_the_second_time_only_are_wrong():
+    seen = run(slow(2 * GB))
+    bad = tuple(structs.replace(pair, wrong=3) for pair in host_of(4, rates=slow(2 * GB)).pairs[:1])
+    seen = with_second(seen, {}, Copies(gpus=(), pairs=bad, done=1, jobs=1))
+    assert "P2P002.wrong" in {finding.code for finding in CHECK.judge(seen)}

@@ -31,7 +31,7 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import AGAIN, RankCopies, copies_by_rank, host_memory_links, is_repetition
-from ddpdiag.checks.p2p.copies.far_below import far_below, links_from, to_repeat
+from ddpdiag.checks.p2p.copies.far_below import far_below, repeated_from, to_repeat
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
@@ -72,9 +72,10 @@ FINDINGS = {
         "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
         "processor of Intel or ARM do not count: NCCL goes through the host's memory there by itself."
     ),
-    "host-slow": Explained.warning(
+    "host-slow": Explained(
         "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
-        "such a slot: half of the lanes, a generation lost, memory of another socket."
+        "such a slot: half of the lanes, a generation lost, memory of another socket. A warning; an error below "
+        "`far_ratio` of the siblings, where it was measured twice and nothing else uses the GPU."
     ),
     "unmeasured": Explained.not_seen(
         "there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to copy "
@@ -99,7 +100,7 @@ def measure(ctx: Context) -> Copies:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
-    only = links_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
+    only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
     return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, only=only, end=lambda: ctx.end)
 
 
@@ -125,7 +126,8 @@ def plan(seen: Seen[Copies]) -> Sequence[Trial]:
 def _repetition(seen: Seen[Copies]) -> Sequence[Trial]:
     if any(map(is_repetition, seen.trials)):
         return ()
-    suspects = {copies.rank: to_repeat(seen, copies) for copies in copies_by_rank(seen)}
+    all_copies = copies_by_rank(seen)
+    suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
     params = {f"{AGAIN}{rank}": links for rank, links in suspects.items() if links and rank in seen.world.living}
     groups = tuple((int(name.removeprefix(AGAIN)),) for name in params)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()

@@ -14,15 +14,15 @@ from ddpdiag.checks.matrix import Link
 from ddpdiag.model import Trial
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 
-# The parameter of a trial, with the rank behind it, that lists the pairs to be measured once more.
+# The parameter of a trial, with the rank behind it, that lists the pairs and GPUs to be measured once more.
 AGAIN = "again."
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
-    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `again` are pairs that were far
-    below what is expected, measured a second time.
+    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `again` and
+    `again_gpus` are pairs and links to the host that were far below what is expected, measured a second time.
     """
 
     host: Host
@@ -37,6 +37,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     cards: Mapping[int, Card]
     takers: Mapping[int, Sequence[int]]
     again: Mapping[Link, PairCopies] = {}
+    again_gpus: Mapping[int, GpuCopies] = {}
 
     def label(self, gpu: int) -> str:
         """Such as "GPU 2"; where ranks see GPUs of their own, "GPU 0 of rank 2"."""
@@ -65,10 +66,10 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
     tried = defaultdict(list)
-    again: dict[int, dict[Link, PairCopies]] = defaultdict(dict)
+    again: dict[int, list[Copies]] = defaultdict(list)
     for row in seen.rows_so_far:
         if is_repetition(row.trial):
-            again[row.place.rank] |= {(pair.source, pair.target): pair for pair in row.data.pairs}
+            again[row.place.rank].append(row.data)
         else:
             tried[row.place.rank].append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
@@ -82,8 +83,22 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
         for rank, rows in own.items():
             copies = _rank_copies(host, rank, rows, len(shown) == 1, cards, takers)
-            all_copies.append(structs.replace(copies, again=again[rank]))
+            second = {(pair.source, pair.target): pair for row in again[rank] for pair in row.pairs}
+            gpus = {gpu.index: gpu for row in again[rank] for gpu in row.gpus if gpu.to_bytes_per_s is not None}
+            pairs = {
+                link: _worse(pair, second[link]) if link in second else pair for link, pair in copies.pairs.items()
+            }
+            all_copies.append(structs.replace(copies, pairs=pairs, again=second, again_gpus=gpus))
     return all_copies
+
+
+def _worse(first: PairCopies, second: PairCopies) -> PairCopies:
+    """The first rates, and the wrong words of either."""
+    return structs.replace(
+        first,
+        wrong=max(first.wrong, second.wrong),
+        wrong_through_host=max(first.wrong_through_host, second.wrong_through_host),
+    )
 
 
 def is_repetition(trial: Trial) -> bool:

@@ -1,14 +1,21 @@
 """Copies between two GPUs that are far below what their path carries, or what most GPUs of the host reach."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.matrix import Link
-from ddpdiag.checks.p2p.copies.data import RankCopies
-from ddpdiag.checks.p2p.copies.judge import Subject, rates_by_access, slot_rate, subjects, usual_rate
+from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
+from ddpdiag.checks.p2p.copies.judge import (
+    Subject,
+    rates_by_access,
+    siblings_rate,
+    slot_rate,
+    subjects,
+    usual_rate,
+)
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Pair, host_paths
 from ddpdiag.checks.p2p.transport import check as transport
@@ -19,6 +26,8 @@ from ddpdiag.text import rate_text, reached_text, share_text
 
 # Each takes some 0.2 s where it is slow.
 _MOST_REPEATED = 8
+# Half is what P2P002 calls slow.
+_PROOF_SHARE = 0.5
 
 
 class Expected(NamedTuple):
@@ -29,15 +38,26 @@ class Expected(NamedTuple):
     by_peers: bool = False
 
 
-def to_repeat(seen: Seen[Copies], copies: RankCopies) -> str:
-    """Pairs to be measured once more, such as "0>1 1>0": those far below, or as many of these as there is time for."""
-    far = sorted(_far(seen, copies))
-    return " ".join(f"{source}>{target}" for source, target in far[:: -(-len(far) // _MOST_REPEATED) or 1])
+def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
+    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are, or
+    as many of these as there is time for."""
+    pairs = sorted(_far(seen, copies))
+    gpus = {own.gpu for own in far_from_host(seen, all_copies) if own.copies.rank == copies.rank}
+    words = [*(f"{source}>{target}" for source, target in pairs), *map(str, sorted(gpus))]
+    return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
 
 
-def links_from(text: str) -> tuple[Link, ...]:
-    """Pairs as `to_repeat` writes them."""
-    return tuple((int(source), int(target)) for source, _, target in (one.partition(">") for one in text.split()))
+def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
+    """Pairs and GPUs as `to_repeat` writes them."""
+    return tuple(tuple(map(int, word.split(">"))) for word in text.split())
+
+
+def far_from_host(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Measured]:
+    """Links between a GPU and the host that are far below those of its siblings, in one direction or the other."""
+    for _, links in host_memory_links(all_copies):
+        for own in links:
+            if own.bytes_per_s < seen.number("far_ratio") * siblings_rate(own, links):
+                yield own
 
 
 def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject, Finding]]:
@@ -71,14 +91,13 @@ def _expected(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
         for pair in host.pairs
         if pair not in host.through_memory
     }
-    found = {}
-    for link in rates:
-        pair = pairs.get(frozenset(copies.uuids(link)))
-        own = _by_path(copies, link, pair) if pair is not None else None
-        if own is None and usual is not None:
-            own = Expected(usual, "most GPUs of the host reach it", by_peers=True)
-        if own is not None:
-            found[link] = own
+    known = {link: pair for link in rates if (pair := pairs.get(frozenset(copies.uuids(link)))) is not None}
+    found = {link: own for link, pair in known.items() if (own := _by_path(copies, link, pair)) is not None}
+    if usual is not None:
+        # Others of that level show what it can do: between sockets all may be slow.
+        fast = {known[link].level for link, rate in rates.items() if link in known and rate > usual * _PROOF_SHARE}
+        peers = Expected(usual, "most GPUs of the host reach it", by_peers=True)
+        found |= {link: peers for link, pair in known.items() if link not in found and pair.level in fast}
     return found
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.cards import Card
+from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
@@ -253,14 +254,29 @@ def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
     for there, links in host_memory_links(all_copies):
         for own in links:
-            siblings = [other.bytes_per_s for other in links if other.model == own.model]
-            # Of an even split the lower half: behind another socket than the memory all are slower.
-            usual = median_low(siblings) if len(siblings) > 2 else 0.0
+            usual = siblings_rate(own, links)
             slot, source = slot_rate(own.copies.cards.get(own.gpu))
             if own.bytes_per_s < least_of_usual * usual:
-                yield _slow(seen, own, there, usual, "its siblings reach in the median")
+                far = _is_far_below(seen, own, there, usual)
+                yield _slow(seen, own, there, usual, "its siblings reach in the median", far=far)
             elif own.bytes_per_s < least_of_slot * slot:
                 yield _slow(seen, own, there, slot, source)
+
+
+def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
+    """What GPUs of its model on the host reach in the median; 0 of two, of which neither is usual."""
+    siblings = [other.bytes_per_s for other in links if other.model == own.model]
+    # Of an even split the lower half: behind another socket than the memory all are slower.
+    return median_low(siblings) if len(siblings) > 2 else 0.0
+
+
+def _is_far_below(seen: Seen[Copies], own: Measured, there: bool, usual: float) -> bool:
+    """Is a GPU that nothing else uses far below its siblings, twice?"""
+    again = own.copies.again_gpus.get(own.gpu)
+    second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
+    least = seen.number("far_ratio") * usual
+    twice = own.bytes_per_s < least and second is not None and second < least
+    return twice and not any(not_free(seen, own.copies.uuids((own.gpu,))))
 
 
 def slot_rate(card: Card | None) -> tuple[float, str]:
@@ -276,7 +292,9 @@ def slot_rate(card: Card | None) -> tuple[float, str]:
     return link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)"
 
 
-def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str) -> Finding:
+def _slow(
+    seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str, *, far: bool = False
+) -> Finding:
     copies, name = own.copies, own.copies.host.name
     card = copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
@@ -288,7 +306,9 @@ def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, sourc
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
         f"{rate_text(own.bytes_per_s)} from {'the host' if there else copies.full_label(own.gpu)} to "
         f"{copies.full_label(own.gpu) if there else 'the host'} on {name}, "
-        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}. {causes}",
+        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}"
+        f"{', twice' if far else ''}. {causes}",
+        severity=Severity.ERROR if far else Severity.WARNING,
         ranks=copies.ranks_of((own.gpu,)),
         nodes=(name,),
         gpus=copies.uuids((own.gpu,)),
