@@ -160,7 +160,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if seen.left_seconds < _SECOND_SECONDS:
         return ()
     done = {trial.params["collective"] for trial in seen.trials if AGAIN in trial.params}
-    slow = (one for one in suspects(seen, bench_of(seen).series) if one.collective not in done)
+    far = suspects(seen, bench_of(seen).series, seen.number("far_ratio"))
+    slow = (one for one in far if one.collective not in done)
     return tuple(_lasting(seen, second_trial(seen, one), _SECOND_SECONDS) for one in islice(slow, 1))
 
 

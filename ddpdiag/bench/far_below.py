@@ -21,14 +21,14 @@ _COMPARE = (
 )
 
 
-def suspects(seen: Seen[Data], found: Sequence[Series]) -> Iterator[Series]:
+def suspects(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Series]:
     """Of each collective over NCCL the first series that is far below what is expected."""
     named: set[str] = set()
     for one in found:
         expected = one.expectation
         if one.backend != "nccl" or one.collective in named or expected is None:
             continue
-        if _first(seen, one).is_far_below(expected.busbw_bytes_per_s, seen.number("far_ratio")):
+        if _first(seen, one).is_far_below(expected.busbw_bytes_per_s, far_ratio):
             named.add(one.collective)
             yield one
 
@@ -55,15 +55,15 @@ def second_bench(trial: Trial) -> Bench:
     )
 
 
-def far_below(seen: Seen[Data], found: Sequence[Series]) -> Iterator[Finding]:
+def far_below(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Finding]:
     """One for each collective, unless its path promises nothing (TCP sockets)."""
-    for one in suspects(seen, found):
+    for one in suspects(seen, found, far_ratio):
         rows = _second_rows(seen, one)
         hosts = hosts_of_ranks(seen, seen.world.living)
         path = path_of(one.collective, {rank: row.path for rank, row in rows.items() if row.path is not None}, hosts)
         # A network card's nominal speed is no expectation where NCCL's log does not show that it is used.
         if len(hosts) == 1 or isinstance(path, Path):
-            yield _finding(seen, one, path, rows)
+            yield _finding(seen, one, path, rows, far_ratio)
 
 
 def _first(seen: Seen[Data], one: Series) -> Timed:
@@ -88,12 +88,12 @@ def _second(first: Timed, rows: Mapping[int, Data]) -> Timed | None:
     return first._replace(seconds=max(seconds), latency_seconds=min(first.latency_seconds, max(seconds) / 2))
 
 
-def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int, Data]) -> Finding:
+def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int, Data], far_ratio: float) -> Finding:
     expectation, name = one.expectation, f"{one.collective} over {one.backend}"
     expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
-    first, ratio = _first(seen, one), seen.number("far_ratio")
+    first = _first(seen, one)
     again = _second(first, rows)
-    doubts = [*_doubts(first, again, path, rows, ratio)]
+    doubts = [*_doubts(first, again, path, rows, far_ratio)]
     causes = [*_causes(one, path, rows)]
     rate = one.peak_busbw_bytes_per_s
     second = f"; once more, {rate_text(again.busbw_bytes_per_s)}" if again else ""
@@ -102,7 +102,7 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
         "far-below",
         f"{name} is far below what this hardware should reach: {rate_text(rate)}",
         f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}; "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least {share_text(ratio)} "
+        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least {share_text(far_ratio)} "
         f"expected. {why}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),

@@ -159,7 +159,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _rows_missing(seen, report)
     yield from _wrong(seen, report)
     yield from _slow(seen, report)
-    yield from far_below(seen, report.series)
+    yield from far_below(seen, report.series, seen.number("far_ratio"))
     yield from _below(seen, report)
     yield from _compared(seen, report)
 

@@ -18,6 +18,7 @@ from ddpdiag.checks.p2p.copies.judge import (
 )
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Pair, host_paths
+from ddpdiag.checks.p2p.speed.path import doubts_text
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies
@@ -125,7 +126,6 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
     expected = min(far.values())
     doubts = [*_doubts(seen, subject, far)]
     second = f"; {rate_text(median(again))} when measured again" if again else ""
-    only = f" This is a warning only, because {'; '.join(doubts)}." if doubts else ""
     through = [p.through_host_bytes_per_s for link in far if (p := copies.pairs[link]).through_host_bytes_per_s]
     around = median(each or 0.0 for each in through) if through else 0.0
     faster = around * seen.number("indirect_ratio") > rate
@@ -136,7 +136,7 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
         f"copies between GPUs of {copies.host.name} are far below what their path carries: {rate_text(rate)}",
         f"{rate_text(rate)} {subject.where} (median of {len(far)}{second}), "
         f"{reached_text(rate, expected.bytes_per_s)} ({expected.source}); at least "
-        f"{share_text(seen.number('far_ratio'))} expected.{beside}{only}",
+        f"{share_text(seen.number('far_ratio'))} expected.{beside}{doubts_text(doubts)}",
         {
             "bytes_per_s": rate,
             "expected_bytes_per_s": expected.bytes_per_s,

@@ -25,6 +25,8 @@ _LIMITING = (
 _LEAST_PART_BYTES = 64 << 10
 # What goes through the host's memory crosses PCIe twice (NCCL's SHM).
 _THROUGH_HOST_SHARE = 0.5
+# Each of many GPUs may be in use.
+_DOUBTS_SHOWN = 3
 
 Rows = Mapping[int, Data]
 Hosts = Mapping[str, Sequence[int]]
@@ -88,7 +90,8 @@ def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str
 
 def doubts_text(doubts: Sequence[str]) -> str:
     """A sentence, with a space before it; nothing without doubts."""
-    return f" This is a warning only, because {'; '.join(doubts)}." if doubts else ""
+    more = f" (and {len(doubts) - _DOUBTS_SHOWN} more reasons)" if len(doubts) > _DOUBTS_SHOWN else ""
+    return f" This is a warning only, because {'; '.join(doubts[:_DOUBTS_SHOWN])}{more}." if doubts else ""
 
 
 def limited_by(rows: Rows) -> Iterator[Cause]:
