@@ -102,8 +102,8 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
         "far-below",
         f"{name} is far below what this hardware should reach: {rate_text(rate)}",
         f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}; "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least {share_text(far_ratio)} "
-        f"expected. {why}{doubts_text(doubts)}",
+        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least "
+        f"{share_text(far_ratio)} expected. {why}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
         evidence={
