@@ -35,9 +35,15 @@ def suspects(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Ite
 
 def second_trial(seen: Seen[Data], one: Series) -> Trial:
     """The same collective at its best size once more, in a worker that writes NCCL's log."""
-    params = {"backend": one.backend, "collective": one.collective, AGAIN: one.best_bytes}
-    kind = {"dtype": one.dtype, "op": one.op, "root": one.root}
-    return new_trial(seen, params={**params, **kind}, env=LOG_ENV, fresh=True)
+    params: dict[str, str | int | float | bool] = {
+        "backend": one.backend,
+        "collective": one.collective,
+        AGAIN: one.best_bytes,
+        "dtype": one.dtype,
+        "op": one.op,
+        "root": one.root,
+    }
+    return new_trial(seen, params=params, env=LOG_ENV, fresh=True)
 
 
 def second_bench(trial: Trial) -> Bench:

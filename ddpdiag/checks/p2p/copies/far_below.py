@@ -130,6 +130,13 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
     around = median(each or 0.0 for each in through) if through else 0.0
     faster = around * seen.number("indirect_ratio") > rate
     beside = f" Through the host's memory they reach {rate_text(around)}." if around else ""
+    evidence: dict[str, float | int | str] = {
+        "bytes_per_s": rate,
+        "expected_bytes_per_s": expected.bytes_per_s,
+        "source": expected.source,
+        **({"again_bytes_per_s": median(again)} if again else {}),
+        **({"doubts": "; ".join(doubts)} if doubts else {}),
+    }
     return subject.finding(
         seen,
         "far-below",
@@ -137,13 +144,7 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
         f"{rate_text(rate)} {subject.where} (median of {len(far)}{second}), "
         f"{reached_text(rate, expected.bytes_per_s)} ({expected.source}); at least "
         f"{share_text(seen.number('far_ratio'))} expected.{beside}{doubts_text(doubts)}",
-        {
-            "bytes_per_s": rate,
-            "expected_bytes_per_s": expected.bytes_per_s,
-            "source": expected.source,
-        }
-        | ({"again_bytes_per_s": median(again)} if again else {})
-        | ({"doubts": "; ".join(doubts)} if doubts else {}),
+        evidence,
         ("Try NCCL_P2P_DISABLE=1 until the cause is mended. " if faster else "")
         + "Compare `nvidia-smi nvlink -s`, `nvidia-smi nvlink -e` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load "
         "with another host's; reset the GPUs or reboot.",
