@@ -121,11 +121,11 @@ def _second(ctx: Context, empty: Data) -> Data:
     """One size once more, with a look at who uses the GPU before, and NCCL's log after it."""
     from ddpdiag.bench.workloads.measure import one_size
     from ddpdiag.workloads.collectives import connect
-    from ddpdiag.workloads.devices import gpu_use_before
+    from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
     ctx.step(CONTEXT_STEP)
-    before, log = gpu_use_before(ctx.place.local_rank), transport.start_log(ctx)
+    before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
     with process_group(ctx, empty.backend) as device:
         connect(ctx, device)
         lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines

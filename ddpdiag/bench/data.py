@@ -15,7 +15,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.p2p.transport import judge as transport
 from ddpdiag.model import Trial
 from ddpdiag.model.bench import Average, Bench, BenchRow, Limits, Measured, RankTime, Spread
-from ddpdiag.probes.gpu.health import GpuUse
+from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.stats import quantile
 
 
@@ -113,7 +113,7 @@ class Data(Struct, frozen=True, kw_only=True):
     unsupported: tuple[str, ...] = ()
     whole: bool = True
     path: transport.Data | None = None
-    before: GpuUse | None = None
+    before: GpuUsers | None = None
 
 
 # Sweeps --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from msgspec import structs
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.health import GpuUse, gpu_use
+from ddpdiag.probes.gpu.health import GpuUsers, gpu_users
 from ddpdiag.probes.gpu.links import connections
 from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.probes.host.kernel import sys_root
@@ -91,16 +91,16 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     return structs.replace(limits, **structs.asdict(connections(uuid, torch.cuda.get_device_capability(device))))
 
 
-def gpu_use_before(local_rank: int | None) -> GpuUse:
+def gpu_users_before(local_rank: int | None) -> GpuUsers:
     """Who uses the GPU that this rank will take, while this process has no context on it."""
     index = device_index(local_rank, torch.cuda.device_count())
     uuid = describe(torch.device("cuda", index)).uuid if index is not None else None
     if uuid is None:
-        return GpuUse()
-    end, use = time.monotonic() + _RELEASE_SECONDS, gpu_use(uuid)
+        return GpuUsers()
+    end, use = time.monotonic() + _RELEASE_SECONDS, gpu_users(uuid)
     while use.is_taken and time.monotonic() < end:
         time.sleep(0.1)
-        use = gpu_use(uuid)
+        use = gpu_users(uuid)
     return use
 
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.p2p.speed.check import CHECK
 from ddpdiag.checks.p2p.speed.judge import Data
 from ddpdiag.checks.p2p.transport import check as transport
-from ddpdiag.probes.gpu.health import GpuUse
+from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
@@ -21,7 +21,7 @@ H100 = Connections(
 )
 PCIE = Connections(pcie_bytes_per_s=24 * GB)
 LATENCY = 30e-6
-FREE = GpuUse(used_bytes=1 << 20, pids=())
+FREE = GpuUsers(used_bytes=1 << 20, pids=())
 
 
 def timing(seconds):

@@ -12,7 +12,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, Severity, Status
 from ddpdiag.model.bench import Bench, Limits
-from ddpdiag.probes.gpu.health import GpuUse
+from ddpdiag.probes.gpu.health import GpuUsers
 
 NVLINKED = Limits(
     nvlinks=18,
@@ -87,8 +87,8 @@ def test_the_second_measurement_is_no_row_of_the_table():
     ("more", "said"),
     [
         ({"log": False}, "NCCL's log does not show the path"),
-        ({"before": GpuUse(used_bytes=20 << 30, pids=(4711,))}, "the GPU of rank 0 is used by pid 4711"),
-        ({"before": GpuUse()}, "whether another process uses the GPU of rank 0 is not known"),
+        ({"before": GpuUsers(used_bytes=20 << 30, pids=(4711,))}, "the GPU of rank 0 is used by pid 4711"),
+        ({"before": GpuUsers()}, "whether another process uses the GPU of rank 0 is not known"),
         ({"kind": "SHM", "name": "direct"}, "the path that NCCL takes (SHM/direct) can do 24 GB/s only"),
     ],
 )

@@ -11,7 +11,7 @@ from ddpdiag.checks.p2p.speed.check import CHECK
 from ddpdiag.checks.p2p.speed.path import Timed, path_of
 from ddpdiag.model import Options, Severity
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
-from ddpdiag.probes.gpu.health import GpuUse, Process
+from ddpdiag.probes.gpu.health import GpuUsers, Process
 
 
 def judged(*rates, **more):
@@ -119,9 +119,9 @@ def test_gpus_that_were_not_asked_are_not_known_to_be_free():
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        (GpuUse(used_bytes=5 << 30, pids=(4711,)), "the GPU of rank 0 is used by pid 4711"),
-        (GpuUse(used_bytes=5 << 30, pids=()), "5120 MiB of the GPU of rank 0 are in use"),
-        (GpuUse(), "whether another process uses the GPU of rank 0 is not known"),
+        (GpuUsers(used_bytes=5 << 30, pids=(4711,)), "the GPU of rank 0 is used by pid 4711"),
+        (GpuUsers(used_bytes=5 << 30, pids=()), "5120 MiB of the GPU of rank 0 are in use"),
+        (GpuUsers(), "whether another process uses the GPU of rank 0 is not known"),
     ],
 )
 def test_a_gpu_that_was_taken_meanwhile_is_a_warning(before, said):

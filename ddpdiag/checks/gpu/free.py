@@ -8,7 +8,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu.health import GpuUse
+from ddpdiag.probes.gpu.health import GpuUsers
 
 D = TypeVar("D")
 
@@ -34,7 +34,7 @@ def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
             yield f"{ranks_text(card.takers)} share {card.label}"
 
 
-def used_meanwhile(uses: Sequence[tuple[str, GpuUse]]) -> Iterator[str]:
+def used_meanwhile(uses: Sequence[tuple[str, GpuUsers]]) -> Iterator[str]:
     """Reasons why GPUs, each with who used it right before a measurement, may not have been free."""
     for name, use in uses:
         if use.pids is None and use.used_bytes is None:

@@ -119,7 +119,7 @@ class Process(Struct, frozen=True):
     used_bytes: int | None
 
 
-class GpuUse(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GpuUsers(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who uses a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
 
     used_bytes: int | None = None
@@ -242,18 +242,18 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
     )
 
 
-def gpu_use(uuid: str) -> GpuUse:
+def gpu_users(uuid: str) -> GpuUsers:
     """Who uses the GPU with this UUID, beside this process; nothing where NVML does not say."""
     try:
         with opened_nvml() as pynvml:
             device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
             used, processes = device.of(memory), device.processes()
-            return GpuUse(
+            return GpuUsers(
                 used_bytes=None if used is None else used[1],
                 pids=None if processes is None else tuple(pid for pid, _ in processes if pid != os.getpid()),
             )
     except (NvmlError, OSError):
-        return GpuUse()
+        return GpuUsers()
 
 
 def tells_recovery(driver: str | None) -> bool:

@@ -52,12 +52,12 @@ _CALL_SECONDS = 0.4
 def measure(ctx: Context) -> Data:
     """Who uses this rank's GPU before it does, and the seconds of a small and of a large all-reduce."""
     from ddpdiag.workloads.collectives import Calls, connect, time_all_reduce
-    from ddpdiag.workloads.devices import gpu_use_before
+    from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
     backend, size = str(ctx.trial.params["backend"]), int(ctx.trial.params["bytes"])
     ctx.step(CONTEXT_STEP)
-    before = gpu_use_before(ctx.place.local_rank)
+    before = gpu_users_before(ctx.place.local_rank)
     with process_group(ctx, backend) as device:
         connect(ctx, device)
         small = time_all_reduce(ctx, SMALL_BYTES, device, Calls(5, 20))

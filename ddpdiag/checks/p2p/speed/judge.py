@@ -15,7 +15,7 @@ from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, doubts_of, doubts_
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.bench import Bottleneck
-from ddpdiag.probes.gpu.health import GpuUse
+from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.stats import Samples
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
@@ -40,7 +40,7 @@ class Data(Struct, frozen=True, kw_only=True):
     bytes: int
     small_seconds: Samples
     large_seconds: Samples
-    before: GpuUse = GpuUse()
+    before: GpuUsers = GpuUsers()
 
 
 def first_of(seen: Seen[Data]) -> Timed | None:
