@@ -35,6 +35,9 @@ _BYTES = tuple(Unit(1024.0**power, symbol) for power, symbol in enumerate(("B", 
 _PER_SECOND = (Unit(1.0, "/s"),)
 _SHARE = (Unit(0.01, "%"),)
 _PLAIN = Unit(1.0, "")
+_LEAST_PERCENT = 0.001
+# A fifth above an expectation is more than noise.
+_WRONG_FROM = 1.2
 
 # Longest first: "_bytes_per_s" also ends in "_per_s".
 _SUFFIXES: tuple[tuple[str, tuple[Unit, ...]], ...] = (
@@ -106,8 +109,25 @@ def size_text(size_bytes: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """In a sentence: "91 %"."""
-    return f"{share:.0%}".replace("%", " %")
+    """In a sentence: "91 %", and "0.4 %": only nothing is "0 %"."""
+    percents = abs(share) * 100
+    if 0 < percents < _LEAST_PERCENT:
+        return f"less than {_LEAST_PERCENT:g} %"
+    # One digit that is not 0.
+    decimals = -math.floor(math.log10(percents)) if 0 < percents < 0.95 else 0
+    return f"{share * 100:.{decimals}f} %"
+
+
+def reached_text(bytes_per_s: float, expected_bytes_per_s: float) -> str:
+    """In a sentence: "91 % of 1.44 GB/s"; an expectation that is far exceeded was wrong, and is no percentage."""
+    if is_exceeded(bytes_per_s, expected_bytes_per_s):
+        return f"more than the {rate_text(expected_bytes_per_s)} expected"
+    return f"{share_text(bytes_per_s / expected_bytes_per_s)} of {rate_text(expected_bytes_per_s)}"
+
+
+def is_exceeded(bytes_per_s: float, expected_bytes_per_s: float) -> bool:
+    """Is a rate so much above what was expected that the expectation was wrong?"""
+    return bytes_per_s > _WRONG_FROM * expected_bytes_per_s
 
 
 def times_text(ratio: float) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ddpdiag.bandwidth import Bound, busbw
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile
-from ddpdiag.text import rate_text, share_text, size_text, time_text
+from ddpdiag.text import rate_text, reached_text, size_text, time_text
 
 # At least this much of the expectation is as it should be (stas00, ml-engineering: 80 %).
 GOOD_SHARE = 0.8
@@ -97,8 +97,8 @@ class Facts(NamedTuple):
         """Such as "1.31 GB/s busbw at 64 MiB, 91 % of 1.44 GB/s (source)"."""
         if self.bound is None or self.share is None:
             return self.peak
-        expected = rate_text(self.bound.busbw_bytes_per_s)
-        return f"{self.peak}, {share_text(self.share)} of {expected} ({self.bound.source})"
+        reached = reached_text(self.peak_busbw_bytes_per_s, self.bound.busbw_bytes_per_s)
+        return f"{self.peak}, {reached} ({self.bound.source})"
 
 
 # The table of decisions ----------------------------------------------------------------------------------------------
@@ -253,11 +253,12 @@ def _falls(facts: Facts) -> Verdict | None:
     if not rates or rates[-1][1] >= best[1] * (1 - DROP_SHARE):
         return None
     size, rate = rates[-1]
+    # Inside one host no network takes part.
+    causes = "congestion, flow control (PFC) or heat" if facts.hosts > 1 else "heat, or other load on the host"
     return (
         Bottleneck.CONGESTION,
         f"{facts.subject} falls from {rate_text(best[1])} busbw at {size_text(best[0])} to {rate_text(rate)} at"
-        f" {size_text(size)}, which is congestion, flow control (PFC) or heat: run it again, and see whether p95 leaves"
-        " the shortest time behind.",
+        f" {size_text(size)}, which is {causes}: run it again, and see whether p95 leaves the shortest time behind.",
     )
 
 

@@ -18,19 +18,23 @@ Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % again
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from msgspec import structs
 
 from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import Data, Line
+from ddpdiag.bench.data import AGAIN, Data, Line
+from ddpdiag.bench.far_below import second_bench, second_trial, suspects
 from ddpdiag.bench.judge import bench_of, judge
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Effect, Explained, Section
+from ddpdiag.checks.p2p.speed.path import FAR_RATIO
+from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.checks.world import World
 from ddpdiag.model import Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
-from ddpdiag.model.trial import Context
+from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.text import rate_text, size_text
 
 FINDINGS = {
@@ -41,6 +45,11 @@ FINDINGS = {
         "one rank copies or communicates 1.5 times slower than the others, or comes last every time: a core that it "
         "shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
     ),
+    "far-below": Explained(
+        "the bus bandwidth over nccl is less than `far_ratio` of what the path that NCCL's log shows can do. It is "
+        "measured once more then; an error where both measurements agree and nothing else uses the GPUs, else a "
+        "warning, which says what is missing."
+    ),
     "below": Explained.error("the bus bandwidth does not reach `--min-busbw`."),
     "worse": Explained.warning(
         "5 % less than the baseline of this world, and more than the spread of both runs. Look at what has changed."
@@ -48,7 +57,9 @@ FINDINGS = {
     "incomparable": Explained.not_seen(
         "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
     ),
-    "unmeasured": Explained.not_seen("there was no time or no memory for any size, so nothing is known."),
+    "unmeasured": Explained.not_seen(
+        "there was no time or no memory for some sizes, which are listed, or for any, so not all is known."
+    ),
     "unsupported": Explained.error(
         "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
     ),
@@ -57,6 +68,8 @@ FINDINGS = {
 # Rounds of pairs, each with other partners: of three ranks all pairs are needed to tell one from its partners.
 ROUNDS = 3
 _PAIR_SECONDS = 4.0
+# What is measured once more is one size, six times.
+_SECOND_SECONDS = 10.0
 # Of the budget, what rounds of pairs may take.
 _PAIR_SHARE = 0.3
 # What opening a group may take: NCCL some seconds.
@@ -68,7 +81,7 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.bench.workloads.measure import TrialResult, bench, pair
+    from ddpdiag.bench.workloads.measure import TrialResult, bench, one_size
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group, unknown_backend
@@ -77,6 +90,8 @@ def measure(ctx: Context) -> Data:
     empty = Data(backend=backend, collective=collective, ranks=len(ctx.group), pid=os.getpid(), device="")
     if (unknown := unknown_backend(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
+    if AGAIN in ctx.trial.params:
+        return _second(ctx, empty)
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
@@ -97,9 +112,24 @@ def measure(ctx: Context) -> Data:
 
         connect(ctx, device)
         if "round" in ctx.trial.params:
-            return data(pair(ctx, _PAIR_BENCH, device, _PAIR_SECONDS))
+            return data(one_size(ctx, _PAIR_BENCH, "all_reduce", device, _PAIR_SECONDS))
         seconds = share_seconds(ctx.options, ctx.place.world_size)
         return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, report))
+
+
+def _second(ctx: Context, empty: Data) -> Data:
+    """One size once more, with a look at who uses the GPU before, and NCCL's log after it."""
+    from ddpdiag.bench.workloads.measure import one_size
+    from ddpdiag.workloads.collectives import connect
+    from ddpdiag.workloads.devices import gpu_users_before
+    from ddpdiag.workloads.group import process_group
+
+    ctx.step(CONTEXT_STEP)
+    before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
+    with process_group(ctx, empty.backend) as device:
+        connect(ctx, device)
+        lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines
+    return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
 
 
 def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
@@ -110,7 +140,8 @@ def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Each collective over each backend; then pairs of ranks, over the backends that went well."""
+    """Each collective over each backend; then pairs of ranks, over the backends that went well; then once more what is
+    far below its expectation."""
     asked = seen.options.bench or Bench()
     backends = asked.backends or (seen.world.backend,)
     tried = [trial.params for trial in seen.trials]
@@ -126,7 +157,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
                 if in_pairs not in tried:
                     groups = round_robin(seen.world.living, number)
                     return (_lasting(seen, new_trial(seen, groups=groups, params=in_pairs), _PAIR_SECONDS),)
-    return ()
+    if seen.left_seconds < _SECOND_SECONDS:
+        return ()
+    done = {trial.params["collective"] for trial in seen.trials if AGAIN in trial.params}
+    far = suspects(seen, bench_of(seen).series, seen.number("far_ratio"))
+    slow = (one for one in far if one.collective not in done)
+    return tuple(_lasting(seen, second_trial(seen, one), _SECOND_SECONDS) for one in islice(slow, 1))
 
 
 def share_seconds(options: Options, world_size: int) -> float:
@@ -196,4 +232,5 @@ CHECK = Check(
     kind=Kind.TORCH,
     deadline=60,
     by_name=True,
+    settings={"far_ratio": FAR_RATIO},
 )

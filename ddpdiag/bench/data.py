@@ -10,10 +10,12 @@ from functools import cached_property
 
 from msgspec import Struct, field
 
-from ddpdiag.bandwidth import algbw, busbw
+from ddpdiag.bandwidth import SPLIT, algbw, busbw, counts
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.p2p.transport import judge as transport
 from ddpdiag.model import Trial
-from ddpdiag.model.bench import Average, BenchRow, Limits, Measured, RankTime, Spread
+from ddpdiag.model.bench import Average, Bench, BenchRow, Limits, Measured, RankTime, Spread
+from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.stats import quantile
 
 
@@ -92,7 +94,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
     `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `notes` say
     what was left out and why, and are the same on all ranks; `unsupported` names what was asked for and is not there.
-    `whole`: neither time nor room was short.
+    `whole`: neither time nor room was short. Of a second measurement `path` is what NCCL chose, and `before` who used
+    this rank's GPU right before it.
     """
 
     backend: str
@@ -109,6 +112,8 @@ class Data(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = field(default=(), name="remarks")
     unsupported: tuple[str, ...] = ()
     whole: bool = True
+    path: transport.Data | None = None
+    before: GpuUsers | None = None
 
 
 # Sweeps --------------------------------------------------------------------------------------------------------------
@@ -138,12 +143,21 @@ class Sweep:
         return lines
 
 
+# A parameter of trials that measure once more what was far below its expectation.
+AGAIN = "again"
+
+
+def is_sweep(trial: Trial) -> bool:
+    """Does it measure all sizes among all ranks? Else one size, in pairs or once more."""
+    return "round" not in trial.params and AGAIN not in trial.params
+
+
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     """The sweeps, in the order in which they were run; the answers of trials that were cut short count as well."""
     trials: dict[int, Trial] = {}
     ranks: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
-        if "round" not in row.trial.params:
+        if is_sweep(row.trial):
             trials[row.trial.number] = row.trial
             ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
@@ -179,6 +193,20 @@ def rows(sweep: Sweep, average: Average) -> Iterator[BenchRow]:
         )
         if row.natural() is not None:
             yield row
+
+
+def missing_sizes(asked: Bench, sweep: Sweep, own: Sequence[BenchRow]) -> list[int]:
+    """Sizes that were asked for and have no row, of any type, operation and root of the sweep's rows."""
+    kinds: dict[tuple[str, str, int], list[BenchRow]] = {}
+    for row in own:
+        kinds.setdefault((row.dtype, row.op, row.root), []).append(row)
+    parts = sweep.size if sweep.collective in SPLIT else 1
+    missing: set[int] = set()
+    for alike in kinds.values():
+        width = max(1, alike[0].size_bytes // max(1, alike[0].count * parts))
+        wanted = {counts(sweep.collective, size, width, sweep.size).size_bytes for size in asked.sizes}
+        missing |= wanted - {row.size_bytes for row in alike}
+    return sorted(missing)
 
 
 def _measured(sweep: Sweep, line: Line, cells: Mapping[int, Cell], average: Average) -> Measured | None:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ddpdiag.bench.data import Data, Sweep, rows, sweeps
+from ddpdiag.bench.data import Data, Sweep, missing_sizes, rows, sweeps
+from ddpdiag.bench.far_below import far_below
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
@@ -12,7 +13,7 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.text import rate_text, share_text, size_text, time_text
+from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text, time_text
 
 # So many sentences; of more, how many there are.
 _MOST_SAID = 3
@@ -57,8 +58,8 @@ def _together(found: Sequence[Series], what: str) -> str:
         return f"{names} over {found[0].backend}{many}: {busbw}; {what}"
     shares = sorted(one.share for one in found if one.share is not None)
     reached = ""
-    if len(shares) == len(found):
-        reached = f", {_span(f'{shares[0] * 100:.0f} %', f'{shares[-1] * 100:.0f} %')} of what is expected"
+    if len(shares) == len(found) and not is_exceeded(shares[-1], 1.0):
+        reached = f", {_span(share_text(shares[0]), share_text(shares[-1]))} of what is expected"
     return f"{names} over {found[0].backend}{many}: each {what}, {busbw}{reached}."
 
 
@@ -155,8 +156,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     report = bench_of(seen)
     yield from _unsupported(seen)
     yield from _unmeasured(seen, report)
+    yield from _rows_missing(seen, report)
     yield from _wrong(seen, report)
     yield from _slow(seen, report)
+    yield from far_below(seen, report.series, seen.number("far_ratio"))
     yield from _below(seen, report)
     yield from _compared(seen, report)
 
@@ -189,6 +192,29 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             fix="Ask for smaller sizes (-b, -e), or for more time (-T).",
             of_the_run=True,
         )
+
+
+def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
+    """Sizes of sweeps that went well for which time or memory was short; what a gate asks for is said by itself."""
+    least = report.asked.min_busbw_bytes_per_s or 0.0
+    open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
+    for sweep in sweeps(seen):
+        own = [row for row in report.rows if (row.backend, row.collective) == (sweep.backend, sweep.collective)]
+        if not own or _is_whole(seen, sweep) or not seen.went_well(sweep.trial):
+            continue
+        sizes = missing_sizes(report.asked, sweep, own)
+        if sizes and (sweep.backend, sweep.collective) not in open_gates:
+            shown = f"{', '.join(map(size_text, sizes[:_SHOWN]))}{', ...' if len(sizes) > _SHOWN else ''}"
+            notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
+            yield seen.finding(
+                "unmeasured",
+                f"{count(len(sizes), 'size')} of {sweep.collective} over {sweep.backend} "
+                f"{'was' if len(sizes) == 1 else 'were'} not measured",
+                f"Not measured: {shown}{f' ({notes})' if notes else ''}. What was measured is in the table.",
+                evidence={"sizes_bytes": [*sizes[:_SHOWN]]},
+                fix="Ask for these sizes alone (-b, -e), for fewer calls (-n), or for more time (-T).",
+                of_the_run=True,
+            )
 
 
 def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from ddpdiag.text import (
     bytes_per_s,
     column_unit,
     count,
+    is_exceeded,
     percent,
     seconds,
 )
@@ -105,12 +106,18 @@ def _series(bench: BenchReport) -> Table:
                 Cell(bytes_per_s(own.peak_busbw_bytes_per_s)),
                 Cell(byte_count(own.best_bytes)),
                 Cell(bytes_per_s(own.expectation.busbw_bytes_per_s) if own.expectation else ABSENT),
-                Cell(percent(own.share)),
+                Cell(_reached(own)),
                 Cell(words(own.expectation.source) if own.expectation else ABSENT),
             )
             for own in bench.series
         ),
     )
+
+
+def _reached(own: Series) -> str:
+    expected = own.expectation.busbw_bytes_per_s if own.expectation else None
+    exceeded = expected is not None and is_exceeded(own.peak_busbw_bytes_per_s, expected)
+    return "exceeded" if exceeded else percent(own.share)
 
 
 def _ranks(bench: BenchReport) -> Table:

@@ -32,7 +32,7 @@ def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[tuple[BenchRow, Me
     points = [(row.size_bytes, max((rank.seconds.min for rank in mode.ranks), default=0.0)) for row, mode in own]
     known = fit(sweep.collective, sweep.size, points)
     among = standing(seen, sweep.backend)
-    hosts = _hosts(seen, sweep)
+    hosts = hosts_of_ranks(seen, sweep.trial.ranks)
     limits = {rank: data.limits for rank, data in sweep.ranks.items()}
     # What ranks measure that wait for each other's cores is no limit of the machine.
     limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
@@ -69,9 +69,9 @@ def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[tuple[BenchRow, Me
     )
 
 
-def _hosts(seen: Seen[Data], sweep: Sweep) -> dict[str, tuple[int, ...]]:
-    """The sweep's ranks by host; of machines that share a name, the second one is "name (2)"."""
-    taking = frozenset(sweep.trial.ranks)
+def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    """These ranks by host; of machines that share a name, the second one is "name (2)"."""
+    taking = frozenset(ranks)
     hosts: dict[str, tuple[int, ...]] = {}
     numbers: Counter[str] = Counter()
     for (name, _boot), ranks in seen.world.hosts.items():

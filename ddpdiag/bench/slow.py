@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import Cell, Data
+from ddpdiag.bench.data import Cell, Data, is_sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison.noise import median_without
@@ -150,7 +150,7 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
         return None
     machines: dict[str, dict[int, int]] = {}
     for row in seen.rows_so_far:
-        if row.data.backend == backend and "round" not in row.trial.params:
+        if row.data.backend == backend and is_sweep(row.trial):
             own = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
             own[row.place.rank] = row.data.limits.cores or 0
     bound = seen.of(hst001.CHECK).by_rank
@@ -173,7 +173,7 @@ def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict
     """What each rank did alone, in pairs, and how late it came, in all trials over a backend."""
     together: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
-        if row.data.backend == backend and "round" not in row.trial.params:
+        if row.data.backend == backend and is_sweep(row.trial):
             together.setdefault(row.place.rank, []).append(row.data)
     moments = min((sum(len(data.copies) for data in own) for own in together.values()), default=0)
     return {rank: _of_rank(own, moments, pairs.get(rank)) for rank, own in together.items()}

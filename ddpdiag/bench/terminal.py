@@ -20,7 +20,7 @@ from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
 from ddpdiag.render.terminal.report import write_head, write_notes, write_timings, write_verdict
-from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, percent, seconds
+from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, is_exceeded, percent, seconds
 
 _AVERAGES = {
     Average.RANK_0: "rank 0",
@@ -316,6 +316,8 @@ def _reached(series: Series) -> str:
     if series.expectation is None:
         judged = series.bottleneck is not Bottleneck.NOT_JUDGED
         return f"{best}; what this hardware should reach is not known" if judged else best
-    share = f"{percent(series.share)} of " if series.share is not None else ""
+    exceeded = is_exceeded(series.peak_busbw_bytes_per_s, series.expectation.busbw_bytes_per_s)
+    reached = "more than the " if exceeded else f"{percent(series.share)} of "
+    share = reached if series.share is not None else ""
     expected = bytes_per_s(series.expectation.busbw_bytes_per_s)
     return f"{best}: {share}{expected} expected ({one_line(series.expectation.source)})"

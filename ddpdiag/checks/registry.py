@@ -50,6 +50,7 @@ MODULES = {
     "P2P003": "p2p.fallback.check",
     "P2P002": "p2p.copies.check",
     "P2P004": "p2p.transport.check",
+    "P2P005": "p2p.speed.check",
     "FAB001": "fabric.hosts.check",
     "FAB002": "fabric.gpus",
     "TRN001": "training.mnist",

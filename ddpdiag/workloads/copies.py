@@ -9,7 +9,7 @@ costs nothing else.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations, permutations
 from typing import NamedTuple
 
@@ -174,14 +174,25 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
 
 
 def copies(
-    devices: CudaDevices, told: Told, *, deep: bool = False, begin: int = 0, end: Callable[[], float] = lambda: math.inf
+    devices: CudaDevices,
+    told: Told,
+    *,
+    deep: bool = False,
+    begin: int = 0,
+    only: Collection[tuple[int, ...]] = (),
+    end: Callable[[], float] = lambda: math.inf,
 ) -> Copies:
-    """Try all jobs from number `begin` on, until `end` on the clock of `time.monotonic`, which may still move on."""
+    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs.
+
+    Until `end` on the clock of `time.monotonic`, which may still move on.
+    """
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
         told.step(f"properties of GPU {gpu}")
         gpus.append(devices.about(gpu))
     todo = jobs(devices.count, deep=deep)
+    if only:
+        todo = tuple(job for job in todo if job.gpus in only and not job.both)
     known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
     told.report(known)
     before = time.monotonic()

@@ -185,10 +185,11 @@ def test_ways_of_waiting(start, blocking):
 @pytest.mark.deep
 def test_a_time_limit_leaves_out_what_it_must(start):
     job = start(*BENCH, "-b", "8", "-e", "1G", "-T", "14")
-    assert job.wait(60) == 0, job.told()
+    assert job.wait(60) == 3, job.told()
     assert job.report["results"], job.told()
     assert job.report["remarks"], job.told()
     assert job.report["results"][-1]["size"] < 1 << 30
+    assert "not measured" in job.report["verdict"]["sentence"], job.told()
 
 
 class Slowed(threading.Thread):

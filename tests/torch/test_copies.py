@@ -60,6 +60,13 @@ def test_every_way_has_its_rate():
     assert not any(own.wrong or own.wrong_through_host for own in found.pairs)
 
 
+def test_only_some_links_are_measured_once_more():
+    found = run(CpuDevices(3), only=[(2, 0), (1,)])
+    assert [(own.source, own.target) for own in found.pairs] == [(2, 0)]
+    assert [own.index for own in found.gpus if own.to_bytes_per_s is not None] == [1]
+    assert found.done == found.jobs == 2
+
+
 def test_the_rate_of_a_fast_way_comes_from_more_than_a_probe():
     assert pair(run(CpuDevices(2, rate=800 * MB)), 0, 1).words > PROBE_BYTES // 4
 

@@ -49,3 +49,10 @@ def test_fit_with_a_slow_rank_is_no_contradiction_in_a_terminal(golden):
 def test_of_many_alike_ranks_a_terminal_shows_the_ranges(golden):
     many = healthy(bench(ranks=tuple(bench_rank(rank, node=f"n{rank // 8}") for rank in range(64))))
     golden(ranks_of("\n".join(drawn(many, 120))), ranks_of(plain(many, 120)))
+
+
+def test_an_expectation_that_was_far_exceeded_is_no_percentage():
+    beyond = structs.replace(series_of("gloo"), peak_busbw_bytes_per_s=1.7e9, share=1.7 / 1.3)
+    near = structs.replace(series_of("gloo"), peak_busbw_bytes_per_s=1.5e9, share=1.5 / 1.3)
+    assert "1.7 GB/s busbw at 128 MiB: more than the 1.3 GB/s expected" in plain(healthy(bench(series=(beyond,))), 160)
+    assert "1.5 GB/s busbw at 128 MiB: 115 % of 1.3 GB/s expected" in plain(healthy(bench(series=(near,))), 160)

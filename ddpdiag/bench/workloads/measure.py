@@ -11,6 +11,7 @@ from msgspec import structs
 
 from ddpdiag.bench.data import Line
 from ddpdiag.bench.workloads.calls import finish
+from ddpdiag.bench.workloads.operations import OUT_OF_PLACE_ONLY
 from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
 from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.trial import Context
@@ -78,10 +79,11 @@ def bench(
     return TrialResult(result, tuple(copies.rates), limits)
 
 
-def pair(ctx: Context, asked: Bench, device: torch.device, seconds: float) -> TrialResult:
-    """The same, without own limits: two ranks alone, one size."""
+def one_size(ctx: Context, asked: Bench, collective: str, device: torch.device, seconds: float) -> TrialResult:
+    """The same, without own limits: two ranks alone, or all of them once more."""
     free, end = _free_bytes(ctx, device), _end(ctx, seconds)
-    context = SweepContext(asked, "all_reduce", device, free, end, ctx.step, on_line=lambda _: None, modes=(True,))
+    in_place = collective not in OUT_OF_PLACE_ONLY
+    context = SweepContext(asked, collective, device, free, end, ctx.step, on_line=lambda _: None, modes=(in_place,))
     return TrialResult(sweep(context), (), Limits())
 
 

@@ -134,7 +134,7 @@ class SweepContext(NamedTuple):
 
 class SweepResult(NamedTuple):
     """The lines, what was left out and why, and combinations that backend or torch do not have. `whole`: the sizes were
-    not cut short by the time, nor by what a report holds."""
+    not cut short by the time, by memory, or by what a report holds."""
 
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
@@ -156,7 +156,7 @@ def sweep(context: SweepContext) -> SweepResult:
             break
     # Cycles without end are whole once the first of them is.
     whole = went_on or (not context.bench.cycles and any(line.cycle > 0 for line in run.lines))
-    return SweepResult(tuple(run.lines), run.all_notes, found.missing, whole)
+    return SweepResult(tuple(run.lines), run.all_notes, found.missing, whole and run.has_room)
 
 
 class _Run:
@@ -165,6 +165,7 @@ class _Run:
     def __init__(self, context: SweepContext) -> None:
         self.lines: list[Line] = []
         self.notes: list[str] = []
+        self.has_room = True
         self._fewer: dict[int, int] = {}
         self._numbers = 0
         self._context = context
@@ -200,6 +201,7 @@ class _Run:
         fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
         least = self._agree([len(fits)])[0]
         if least < len(sizes):
+            self.has_room = False
             note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
             self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
         return sizes[:least]

@@ -25,7 +25,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.health import Health, Process
+from ddpdiag.probes.gpu.health import CONTEXT_BYTES, Health, Process
 
 FINDINGS = {
     "in-use": Explained(
@@ -48,8 +48,6 @@ FINDINGS = {
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
 _EXCLUSIVE = (1, 3)
-# A process that uses CUDA takes more, for its context alone.
-_CONTEXT_BYTES = 96 * MIB
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -67,8 +65,8 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     # Of a GPU that is cut into slices, the slices themselves take some, and those of others are none of the job's.
     if used is None or used <= most * MIB or card.health.mig:
         return
-    small = used <= _CONTEXT_BYTES and not card.health.processes
     drawn = _is_display(card.health, used)
+    small = used <= CONTEXT_BYTES and not card.health.processes
     yield Fault(
         "in-use",
         "GPU memory is in use already",

@@ -4,6 +4,7 @@ Only a worker calls this, since a sick GPU may hang in any of these questions. "
 by itself.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_
@@ -107,11 +108,27 @@ _SLOWDOWN = 1
 _RECOVERY_DRIVER = 570
 
 
+# A process that uses CUDA takes more, for its context alone.
+CONTEXT_BYTES = 96 << 20
+
+
 class Process(Struct, frozen=True):
     """A process by its pid on the host; None for bytes that are not told."""
 
     pid: int
     used_bytes: int | None
+
+
+class GpuUsers(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who uses a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
+
+    used_bytes: int | None = None
+    pids: tuple[int, ...] | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Is there a compute process on it, or more memory in use than without one?"""
+        return bool(self.pids) or (self.used_bytes or 0) > CONTEXT_BYTES
 
 
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -231,6 +248,20 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
 def _processes(device: Device, kind: str) -> tuple[Process, ...] | None:
     found = device.processes(kind)
     return None if found is None else tuple(Process(*process) for process in found)
+
+
+def gpu_users(uuid: str) -> GpuUsers:
+    """Who uses the GPU with this UUID, beside this process; nothing where NVML does not say."""
+    try:
+        with opened_nvml() as pynvml:
+            device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            used, processes = device.of(memory), device.processes("Compute")
+            return GpuUsers(
+                used_bytes=None if used is None else used[1],
+                pids=None if processes is None else tuple(pid for pid, _ in processes if pid != os.getpid()),
+            )
+    except (NvmlError, OSError):
+        return GpuUsers()
 
 
 def tells_recovery(driver: str | None) -> bool:

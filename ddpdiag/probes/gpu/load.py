@@ -36,7 +36,7 @@ class Watched:
 
     def pids(self) -> tuple[int, ...] | None:
         """The processes that compute on it, as NVML numbers them."""
-        found = None if self._device is None else self._device.processes()
+        found = None if self._device is None else self._device.processes("Compute")
         return None if found is None else tuple(pid for pid, _ in found)
 
 

@@ -30,17 +30,19 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
-from ddpdiag.checks.p2p.copies.data import RankCopies, copies_by_rank, host_memory_links
+from ddpdiag.checks.p2p.copies.data import AGAIN, RankCopies, copies_by_rank, host_memory_links, is_repetition
+from ddpdiag.checks.p2p.copies.far_below import far_below, repeated_from, to_repeat
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.speed.path import FAR_RATIO
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 
 _NO_P2P = "NCCL_P2P_DISABLE"
 # Errors of links between GPUs, for a job that takes them.
-_COPIES = ("P2P002.wrong", "P2P002.hung", "P2P002.died", "P2P002.raised")
+_COPIES = ("P2P002.wrong", "P2P002.far-below", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -61,14 +63,20 @@ FINDINGS = {
         "less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer "
         "access). Where whole groups are far from each other (sockets, bridges) it is good to know only."
     ),
+    "far-below": Explained(
+        "less than `far_ratio` of what the NVLinks or the PCIe switch between two GPUs carry, or of what most GPUs of "
+        "the host reach: an error where it was measured twice, NCCL's log shows the path (or others reach it), and "
+        "nothing else uses the GPUs; else a warning, which says what is missing."
+    ),
     "p2p-slower": Explained.warning(
         "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
         "processor do not count, unless it is of AMD and the host has two ranks: NCCL goes through the host's memory "
         "there by itself."
     ),
-    "host-slow": Explained.warning(
+    "host-slow": Explained(
         "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
-        "such a slot: half of the lanes, a generation lost, memory of another socket."
+        "such a slot: half of the lanes, a generation lost, memory of another socket. A warning; an error below "
+        "`far_ratio` of the siblings, where it was measured twice and nothing else uses the GPU."
     ),
     "unmeasured": Explained.not_seen(
         "there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to copy "
@@ -94,7 +102,8 @@ def measure(ctx: Context) -> Copies:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
     told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
-    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, end=lambda: ctx.end)
+    only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
+    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, only=only, end=lambda: ctx.end)
 
 
 def _begin(rank: int) -> str:
@@ -103,13 +112,26 @@ def _begin(rank: int) -> str:
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed."""
+    """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed; then
+    once more pairs that are far below what is expected."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
     lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
     fresh = [min(ranks) for ranks in lookers if ranks]
     again = {} if fresh else _again(seen)
     params = {_begin(rank): begin for rank, begin in again.items()}
     groups = tuple((rank,) for rank in fresh or again)
+    if not groups:
+        return _repetition(seen)
+    return (new_trial(seen, groups=groups, params=params, may_fail=True),)
+
+
+def _repetition(seen: Seen[Copies]) -> Sequence[Trial]:
+    if any(map(is_repetition, seen.trials)):
+        return ()
+    all_copies = copies_by_rank(seen)
+    suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
+    params = {f"{AGAIN}{rank}": links for rank, links in suspects.items() if links and rank in seen.world.living}
+    groups = tuple((int(name.removeprefix(AGAIN)),) for name in params)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
@@ -138,7 +160,7 @@ def _again(seen: Seen[Copies]) -> dict[int, int]:
     """For ranks whose last trial failed at a copy: from which step on to go on."""
     last = {outcome.rank: outcome for outcome in seen.outcomes}
     again = {}
-    for rank, known in {row.place.rank: row.data for row in seen.rows_so_far}.items():
+    for rank, known in {r.place.rank: r.data for r in seen.rows_so_far if not is_repetition(r.trial)}.items():
         retries = sum(_begin(rank) in trial.params for trial in seen.trials)
         stuck = last[rank] in failed(seen) and not was_going_on(seen, last[rank]) and "copy" in last[rank].at
         if stuck and retries < MOST_RETRIES and rank in seen.world.living and known.done + 1 < known.jobs:
@@ -152,8 +174,11 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
     for copies in all_copies:
         yield from wrong(seen, copies)
         yield from host_wrong(seen, copies)
-        found = tuple(short(seen, copies))
-        told = {link for own in found for link in own.links}
+        far = tuple(far_below(seen, copies))
+        yield from (finding for _, finding in far)
+        told = {link for own, _ in far for link in own.links}
+        found = tuple(short(seen, copies, told))
+        told |= {link for own in found for link in own.links}
         yield from (slow(seen, own) for own in found)
         yield from asymmetric(seen, copies, told)
         yield from indirect(seen, copies, told)
@@ -276,6 +301,8 @@ CHECK = Check(
         "asymmetric_ratio": 0.7,
         # Half is a part that is missing (science of bottlenecks: x8, a generation, one link of two); noise is less.
         "slow_ratio": 0.5,
+        # See there.
+        "far_ratio": FAR_RATIO,
         # Peer-to-peer off was faster on eight A40 (nccl-tests issue 74); a tenth is noise.
         "indirect_ratio": 0.9,
         # x8 gives 0.5; GPUs of one host reach the same within a tenth, and memory of the other socket costs up to 0.3.

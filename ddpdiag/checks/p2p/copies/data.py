@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
@@ -14,16 +14,20 @@ from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.model import Trial
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 
 _GPU = re.compile(r"GPU (\d+)")
+# The parameter of a trial, with the rank behind it, that lists the pairs and GPUs to be measured once more.
+AGAIN = "again."
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
     """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
     `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `numbers` are those of NVML,
-    which counts otherwise than torch where CUDA_VISIBLE_DEVICES is set.
+    which counts otherwise than torch where CUDA_VISIBLE_DEVICES is set. `again` and `again_gpus` are pairs and links to
+    the host that were far below what is expected, measured a second time.
     """
 
     host: Host
@@ -39,6 +43,8 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     cards: Mapping[int, Card]
     takers: Mapping[int, Sequence[int]]
     numbers: Mapping[int, int]
+    again: Mapping[Link, PairCopies] = {}
+    again_gpus: Mapping[int, GpuCopies] = {}
 
     @property
     def in_order(self) -> list[int]:
@@ -79,8 +85,12 @@ class RankCopies(Struct, frozen=True, kw_only=True):
 def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
     """One for each rank that tried something, in the order of hosts."""
     tried = defaultdict(list)
+    again: dict[int, list[Copies]] = defaultdict(list)
     for row in seen.rows_so_far:
-        tried[row.place.rank].append(row.data)
+        if is_repetition(row.trial):
+            again[row.place.rank].append(row.data)
+        else:
+            tried[row.place.rank].append(row.data)
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
     takers = defaultdict(list)
     for rank, answer in seen.of(devices.CHECK).by_rank.items():
@@ -92,9 +102,14 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
         own = {rank: tried[rank] for rank in host.ranks if rank in tried}
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
         numbers = numbered.get(host.ranks, {})
-        all_copies += [
-            _rank_copies(host, rank, rows, len(shown) == 1, cards, takers, numbers) for rank, rows in own.items()
-        ]
+        for rank, rows in own.items():
+            copies = _rank_copies(host, rank, rows, len(shown) == 1, cards, takers, numbers)
+            second = {(pair.source, pair.target): pair for row in again[rank] for pair in row.pairs}
+            gpus = {gpu.index: gpu for row in again[rank] for gpu in row.gpus if gpu.to_bytes_per_s is not None}
+            pairs = {
+                link: _worse(pair, second[link]) if link in second else pair for link, pair in copies.pairs.items()
+            }
+            all_copies.append(structs.replace(copies, pairs=pairs, again=second, again_gpus=gpus))
     return all_copies
 
 
@@ -108,6 +123,20 @@ def _numbers(seen: Seen[Copies]) -> dict[tuple[int, ...], dict[str, int]]:
     unique = {ranks: own for ranks, own in numbers.items() if len(set(own.values())) == len(own)}
     known = host_paths(seen.of(paths.CHECK))
     return unique | {own.host.ranks: {gpu.uuid: gpu.index for gpu in own.gpus if gpu.uuid} for own in known if own.gpus}
+
+
+def _worse(first: PairCopies, second: PairCopies) -> PairCopies:
+    """The first rates, and the wrong words of either."""
+    return structs.replace(
+        first,
+        wrong=max(first.wrong, second.wrong),
+        wrong_through_host=max(first.wrong_through_host, second.wrong_through_host),
+    )
+
+
+def is_repetition(trial: Trial) -> bool:
+    """Were pairs measured a second time in it?"""
+    return any(name.startswith(AGAIN) for name in trial.params)
 
 
 def _rank_copies(

@@ -8,6 +8,8 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.gpu.cards import Card
+from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
@@ -125,17 +127,15 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
         )
 
 
-def short(seen: Seen[Copies], copies: RankCopies) -> Iterator[Subject]:
-    """Pairs far below what most GPUs reach on links of the same kind."""
+def short(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Subject]:
+    """Pairs below what most GPUs reach on links of the same kind; those in `told` are known to be slow already."""
     for access in (True, False):
-        rates = {
-            link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s
-        }
-        usual = _usual(rates)
+        rates = rates_by_access(copies, access=access)
+        usual = usual_rate(rates)
         if usual is None:
             continue
         least = seen.number("slow_ratio") * usual
-        bad = {link for link, rate in rates.items() if rate < least}
+        bad = {link for link, rate in rates.items() if rate < least} - told
         found = (own for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
         yield from (own._replace(usual_bytes_per_s=usual) for own in found)
 
@@ -162,7 +162,12 @@ def slow(seen: Seen[Copies], subject: Subject) -> Finding:
     )
 
 
-def _usual(rates: Mapping[Link, float]) -> float | None:
+def rates_by_access(copies: RankCopies, *, access: bool) -> dict[Link, float]:
+    """Rates of the pairs with peer access, or of those without."""
+    return {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s}
+
+
+def usual_rate(rates: Mapping[Link, float]) -> float | None:
     """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
 
     Not the median of all links: of four GPUs, one that is slow has its part in half of them.
@@ -254,22 +259,36 @@ def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
     for there, links in host_memory_links(all_copies):
         for own in links:
-            siblings = [other.bytes_per_s for other in links if other.model == own.model]
-            # Of an even split the lower half: behind another socket than the memory all are slower.
-            usual = median_low(siblings) if len(siblings) > 2 else 0.0
-            slot, source = _slot(own)
+            usual = siblings_rate(own, links)
+            slot, source = slot_rate(own.copies.cards.get(own.gpu))
             if own.bytes_per_s < least_of_usual * usual:
-                yield _slow(seen, own, there, usual, "its siblings reach in the median")
+                far = _is_far_below(seen, own, there, usual)
+                yield _slow(seen, own, there, usual, "its siblings reach in the median", far=far)
             elif own.bytes_per_s < least_of_slot * slot:
                 yield _slow(seen, own, there, slot, source)
 
 
-def _slot(own: Measured) -> tuple[float, str]:
-    """What its PCIe link should carry (0: not known), and in words.
+def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
+    """What GPUs of its model on the host reach in the median; 0 of two, of which neither is usual."""
+    siblings = [other.bytes_per_s for other in links if other.model == own.model]
+    # Of an even split the lower half: behind another socket than the memory all are slower.
+    return median_low(siblings) if len(siblings) > 2 else 0.0
+
+
+def _is_far_below(seen: Seen[Copies], own: Measured, there: bool, usual: float) -> bool:
+    """Is a GPU that nothing else uses far below its siblings, twice?"""
+    again = own.copies.again_gpus.get(own.gpu)
+    second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
+    least = seen.number("far_ratio") * usual
+    twice = own.bytes_per_s < least and second is not None and second < least
+    return twice and not any(not_free(seen, own.copies.uuids((own.gpu,))))
+
+
+def slot_rate(card: Card | None) -> tuple[float, str]:
+    """What a GPU's PCIe link should carry (0: not known), and in words.
 
     By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003).
     """
-    card = own.copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
     lane = _LANE_BYTES_PER_S.get(link.generation_max or 0) if link else None
     if link is None or lane is None or not link.width:
@@ -278,7 +297,9 @@ def _slot(own: Measured) -> tuple[float, str]:
     return link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)"
 
 
-def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str) -> Finding:
+def _slow(
+    seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str, *, far: bool = False
+) -> Finding:
     copies, name = own.copies, own.copies.host.name
     card = copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
@@ -290,7 +311,9 @@ def _slow(seen: Seen[Copies], own: Measured, there: bool, expected: float, sourc
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
         f"{rate_text(own.bytes_per_s)} from {'the host' if there else copies.full_label(own.gpu)} to "
         f"{copies.full_label(own.gpu) if there else 'the host'} on {name}, "
-        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}. {causes}",
+        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}"
+        f"{', twice' if far else ''}. {causes}",
+        severity=Severity.ERROR if far else Severity.WARNING,
         ranks=copies.ranks_of((own.gpu,)),
         nodes=(name,),
         gpus=copies.uuids((own.gpu,)),

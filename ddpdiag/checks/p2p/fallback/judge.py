@@ -12,7 +12,7 @@ from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import rate_text, times_text
+from ddpdiag.text import rate_text, reached_text, times_text
 
 D = TypeVar("D")
 
@@ -287,7 +287,7 @@ def price(result: SearchResult, end: Ended) -> str:
         return ""
     text = f", at {rate_text(rate)} busbw"
     if result.expected:
-        return f"{text}, {100 * rate / result.expected:.0f} % of {rate_text(result.expected)} ({result.source})"
+        return f"{text}, {reached_text(rate, result.expected)} ({result.source})"
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 

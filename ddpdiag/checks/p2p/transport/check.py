@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -38,6 +39,9 @@ from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.adapters import has_peer_memory, rdma_ports
 from ddpdiag.probes.net.interfaces import interfaces
 from ddpdiag.probes.net.nccl_log import Log, read_log
+
+if TYPE_CHECKING:
+    import torch
 
 FINDINGS = {
     "sockets": Explained(
@@ -68,26 +72,39 @@ FINDINGS = {
 
 # All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"
+LOG_ENV: Mapping[str, str | None] = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
 # A matrix of more ranks is not read by anybody.
 MOST_RANKS = 16
 
 
 def measure(ctx: Context) -> Data:
     """Two all-reduces, and what NCCL wrote about them."""
-    import torch
-
     from ddpdiag.workloads.collectives import check_all_reduce, connect
-    from ddpdiag.workloads.devices import describe
     from ddpdiag.workloads.group import process_group
 
-    path = Path(ctx.scratch) / f"nccl-{ctx.trial.number}-{ctx.place.rank}.log"
-    # The plan does not know this host's directory, so this one variable is set here. It is not too late: NCCL reads it
-    # with its first message, and in a fresh worker there was none. It expands %h and %p.
-    os.environ["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
+    path = start_log(ctx)
     with process_group(ctx, "nccl") as device:
         connect(ctx, device)
         check_all_reduce(ctx, SMALL_BYTES, device)
         check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
+    return read(ctx, path, device)
+
+
+def start_log(ctx: Context) -> Path:
+    """Let NCCL write its log into a file of this trial, in a worker that has not used NCCL yet."""
+    path = Path(ctx.scratch) / f"nccl-{ctx.trial.number}-{ctx.place.rank}.log"
+    # The plan does not know this host's directory, so this one variable is set here. It is not too late: NCCL reads it
+    # with its first message, and in a fresh worker there was none. It expands %h and %p.
+    os.environ["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
+    return path
+
+
+def read(ctx: Context, path: Path, device: "torch.device") -> Data:
+    """NCCL's log, and the links of the GPU and of the host."""
+    import torch
+
+    from ddpdiag.workloads.devices import describe
+
     ctx.step("read NCCL's log")
     log = read_log(path)
     root, uuid = sys_root(os.environ), describe(device).uuid
@@ -128,7 +145,7 @@ def _nominal(sys: Path, names: Sequence[str]) -> float | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = fallback.job_workarounds(seen) | {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
+    env = {**fallback.job_workarounds(seen), **LOG_ENV}
     return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
 
 

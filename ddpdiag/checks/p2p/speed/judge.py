@@ -1,0 +1,164 @@
+"""What P2P005 measured, and its finding: the rate, the path, what speaks against an error, and the causes seen."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+
+from msgspec import Struct
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.gpu.free import not_free, used_meanwhile
+from ddpdiag.checks.p2p.copies import check as copies
+from ddpdiag.checks.p2p.copies.data import copies_by_rank
+from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, doubts_of, doubts_text, limited_by, path_of
+from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.model import Finding, Severity
+from ddpdiag.model.bench import Bottleneck
+from ddpdiag.probes.gpu.health import GpuUsers
+from ddpdiag.stats import Samples
+from ddpdiag.text import rate_text, reached_text, share_text, size_text
+
+_CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown")
+_COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
+# Findings of other checks that tell what makes a path slow, by what sets its rate.
+_SEEN_BY = {
+    Bottleneck.NVLINK: (*_COPIES, "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
+    Bottleneck.PCIE: (*_COPIES, "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
+    Bottleneck.NIC: ("P2P004.no-gdr", "GPU004.narrow", *_CLOCKS),
+}
+_COMPARE = (
+    "Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g 1` on the same GPUs while nothing else runs there, and "
+    "compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load with a fast host's."
+)
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank: seconds of calls of 4 bytes and of `bytes`, and who used its GPU right before."""
+
+    backend: str
+    bytes: int
+    small_seconds: Samples
+    large_seconds: Samples
+    before: GpuUsers = GpuUsers()
+
+
+def first_of(seen: Seen[Data]) -> Timed | None:
+    """COL001's all-reduce over the job's backend; None where a rank has no right result."""
+    rows = {
+        row.place.rank: row.data
+        for row in seen.of(all_reduce.CHECK).rows
+        if row.data.backend == seen.world.backend and "round" not in row.trial.params
+    }
+    if len(rows) < seen.world.size or any(row.wrong for row in rows.values()):
+        return None
+    return _timed(
+        {rank: (row.large_bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()},
+    )
+
+
+def again_of(seen: Seen[Data]) -> Timed | None:
+    """The second measurement; None where a rank has no result."""
+    rows = seen.by_rank
+    if len(rows) < seen.world.size:
+        return None
+    return _timed({rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+
+
+def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
+    """The shortest call of the slowest rank: noise only adds, and an all-reduce is as fast as the last of them."""
+    return Timed(
+        "all_reduce",
+        size_bytes=max(size for size, _, _ in rows.values()),
+        ranks=len(rows),
+        seconds=max(large.min for _, large, _ in rows.values()),
+        latency_seconds=min(small.min for _, _, small in rows.values()),
+    )
+
+
+def path_here(seen: Seen[Data]) -> Path | str:
+    """What NCCL's path between all ranks can do; or why that is not known."""
+    if fallback.job_workarounds(seen):
+        return "NCCL takes another path with the variables of P2P003"
+    hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
+    names = [name for name, _ in seen.world.hosts]
+    if len(set(names)) == len(names):
+        hosts = {name: ranks for (name, _), ranks in seen.world.hosts.items()}
+    return path_of("all_reduce", seen.of(transport.CHECK).by_rank, hosts)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
+    if first is None or isinstance(path, str) or not first.is_far_below(path.busbw_bytes_per_s, ratio):
+        return
+    again, expected = again_of(seen), path.busbw_bytes_per_s
+    doubts = [*_doubts(seen, path, again, ratio)]
+    causes = [*_causes(seen, path)]
+    shown = again or first
+    rate, backend = shown.busbw_bytes_per_s, seen.world.backend
+    both = f", and {rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)} before" if again else ""
+    why = f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
+    yield seen.finding(
+        "far-below",
+        f"the all-reduce over {backend} is far below what its path can do: {rate_text(rate)}",
+        f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}, "
+        f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {path.text}. "
+        f"{why}{doubts_text(doubts)}",
+        severity=Severity.WARNING if doubts else Severity.ERROR,
+        nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+        evidence={
+            "busbw_bytes_per_s": rate,
+            "first_busbw_bytes_per_s": first.busbw_bytes_per_s,
+            "expected_bytes_per_s": expected,
+            "source": path.source,
+            "transports": path.transports,
+            "causes": [cause.text for cause in causes],
+            "doubts": [*doubts],
+        },
+        fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
+    )
+
+
+def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> Iterator[str]:
+    """What speaks against an error."""
+    yield from doubts_of(path, again, ratio)
+    if (crowd := seen.world.ranks_per_core) > 1:
+        yield f"{crowd:.1f} ranks share each core"
+    yield from not_free(seen, _uuids(seen))
+    yield from used_meanwhile([(f"the GPU of rank {rank}", row.before) for rank, row in seen.by_rank.items()])
+
+
+def _uuids(seen: Seen[Data]) -> list[str]:
+    rows = seen.of(transport.CHECK).by_rank
+    return [row.gpu_uuid or f"the GPU of rank {rank}" for rank, row in rows.items()]
+
+
+def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
+    """What this run shows of them, the likeliest first."""
+    for finding in seen.findings_of("P2P003"):
+        if finding.code in ("P2P003.slow", "P2P003.held-back"):
+            yield Cause(f"{finding.title} ({finding.code})", finding.fix)
+    yield from limited_by(seen.of(transport.CHECK).by_rank)
+    uuids = {*_uuids(seen)}
+    codes = _SEEN_BY.get(path.part, ())
+    found: dict[str, Finding] = {}
+    for finding in chain.from_iterable(map(seen.findings_of, dict.fromkeys(code.partition(".")[0] for code in codes))):
+        concerns = not finding.gpus or uuids & {*finding.gpus}
+        if finding.severity is not Severity.NOTE and concerns and finding.code.startswith(codes):
+            found.setdefault(finding.code, finding)
+    for finding in found.values():
+        yield Cause(f"{finding.title} ({finding.code})", finding.fix)
+    yield from _by_copies(seen, uuids)
+
+
+def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
+    """What copies between the same GPUs reached: that tells links from what NCCL makes of them."""
+    rates = sorted(
+        pair.bytes_per_s
+        for own in copies_by_rank(seen.of(copies.CHECK))
+        for link, pair in own.pairs.items()
+        if pair.access and pair.bytes_per_s and uuids.issuperset(ends := own.uuids(link)) and len(ends) == 2
+    )
+    if rates:
+        span = " to ".join(dict.fromkeys((rate_text(rates[0]), rate_text(rates[-1]))))
+        yield Cause(f"direct copies between these GPUs reach {span} (P2P002)")

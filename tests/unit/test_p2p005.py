@@ -1,0 +1,207 @@
+"""P2P005: an all-reduce far below what NCCL's path can do; when that is an error, and what it says of the cause."""
+
+import pytest
+from cards import clocks, pcie, uuid_of
+from msgspec import structs
+from seen import seen_of
+from speeds import FREE, GB, H100, PCIE, run, transport_of
+
+from ddpdiag.checks.p2p.copies import check as copies
+from ddpdiag.checks.p2p.speed.check import CHECK
+from ddpdiag.checks.p2p.speed.path import Timed, path_of
+from ddpdiag.model import Options, Severity
+from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
+from ddpdiag.probes.gpu.health import GpuUsers, Process
+
+
+def judged(*rates, **more):
+    return list(CHECK.judge(run(*rates, **more)))
+
+
+def only(*rates, **more):
+    (finding,) = judged(*rates, **more)
+    return finding
+
+
+def doubts(*rates, **more):
+    finding = only(*rates, **more)
+    assert finding.severity is Severity.WARNING
+    return finding.evidence["doubts"]
+
+
+# What is an error -----------------------------------------------------------------------------------------------------
+
+
+def test_two_measurements_far_below_the_path_of_nccls_log_are_an_error(golden):
+    finding = only(1.3 * GB, 1.28 * GB)
+    assert (finding.code, finding.severity) == ("P2P005.far-below", Severity.ERROR)
+    assert (finding.nodes, finding.ranks) == (("n0",), ())
+    assert finding.evidence["doubts"] == []
+    golden(finding)
+
+
+def test_a_sixth_of_what_the_path_can_do_is_no_error():
+    assert judged(60 * GB) == []
+    assert CHECK.plan(run(60 * GB)) == ()
+
+
+def test_between_hosts_no_host_is_blamed():
+    finding = only(2 * GB, 2 * GB, size=4, on_host=2)
+    assert (finding.severity, finding.nodes, finding.ranks) == (Severity.ERROR, (), ())
+    assert finding.evidence["expected_bytes_per_s"] == pytest.approx(0.92 * 50 * GB)
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+def test_a_slow_all_reduce_is_measured_again_and_a_healthy_one_is_not():
+    (trial,) = CHECK.plan(run(1.3 * GB))
+    assert (trial.groups, trial.params) == (((0, 1),), {"backend": "nccl", "bytes": 128 << 20})
+    assert CHECK.plan(run(1.3 * GB, 1.3 * GB)) == ()
+    assert CHECK.moot(run(230 * GB)) == "the all-reduce of COL001 reached 87 GB/s busbw at 4 MiB, 25 % of 352 GB/s"
+
+
+def test_a_call_of_a_slow_path_takes_a_moment():
+    (trial,) = CHECK.plan(run(0.05 * GB))
+    assert 4 << 20 <= trial.params["bytes"] <= 0.4 * 0.05 * GB
+
+
+def test_latency_is_no_slowness():
+    late = Timed("all_reduce", 4 << 20, 2, seconds=2e-3, latency_seconds=1.95e-3)
+    assert not late.is_far_below(352 * GB, 0.1)
+    many = Timed("all_reduce", 4 << 20, 1024, seconds=600e-6, latency_seconds=150e-6)
+    assert not many.is_far_below(368 * GB, 0.1), "4 KiB a rank are no bandwidth"
+
+
+def test_the_threshold_can_be_set():
+    options = Options(settings={"P2P005.far_ratio": "0.001"})
+    assert judged(1.3 * GB, 1.3 * GB, options=options) == []
+
+
+# What is a warning only -----------------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_once_is_a_warning(golden):
+    assert doubts(1.3 * GB) == ["it was measured once only"]
+    golden(only(1.3 * GB))
+
+
+def test_measurements_that_do_not_agree_are_a_warning():
+    assert doubts(1.3 * GB, 300 * GB) == ["the second measurement does not agree with the first"]
+
+
+def test_a_path_that_nccls_log_does_not_show_is_a_warning():
+    assert doubts(1.3 * GB, 1.3 * GB, log=False) == ["NCCL's log does not show the path"]
+
+
+@pytest.mark.parametrize(
+    ("sick", "said"),
+    [
+        ({"memory_used_bytes": 20 << 30, "processes": (Process(4711, 20 << 30),)}, "another process uses GPU 1"),
+        ({"memory_used_bytes": 20 << 30}, "another process uses GPU 1"),
+        ({"memory_used_bytes": None, "processes": None}, "whether another process uses GPU 1"),
+        ({"mig": True}, "GPU 1 on n0"),
+    ],
+)
+def test_a_gpu_that_is_not_free_is_a_warning(sick, said):
+    (doubt,) = doubts(1.3 * GB, 1.3 * GB, sick={1: sick})
+    assert doubt.startswith(said)
+
+
+def test_a_display_takes_no_bandwidth():
+    assert only(1.3 * GB, 1.3 * GB, sick={1: {"memory_used_bytes": 40 << 20}}).severity is Severity.ERROR
+
+
+def test_gpus_that_were_not_asked_are_not_known_to_be_free():
+    assert len(doubts(1.3 * GB, 1.3 * GB, health=False)) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (GpuUsers(used_bytes=5 << 30, pids=(4711,)), "the GPU of rank 0 is used by pid 4711"),
+        (GpuUsers(used_bytes=5 << 30, pids=()), "5120 MiB of the GPU of rank 0 are in use"),
+        (GpuUsers(), "whether another process uses the GPU of rank 0 is not known"),
+    ],
+)
+def test_a_gpu_that_was_taken_meanwhile_is_a_warning(before, said):
+    assert doubts(1.3 * GB, 1.3 * GB, before=before)[0] == said
+
+
+# What is not judged ---------------------------------------------------------------------------------------------------
+
+
+def test_tcp_between_hosts_promises_nothing():
+    seen = run(0.1 * GB, size=4, on_host=2, network="Socket")
+    assert (CHECK.plan(seen), list(CHECK.judge(seen))) == ((), [])
+    assert CHECK.moot(seen) == "NCCL sends over TCP sockets, for which no rate is expected"
+
+
+def test_gloo_promises_nothing():
+    assert CHECK.ground(run(0.1 * GB, options=Options(backend="gloo")).world) is not None
+
+
+def test_a_plugin_whose_rate_is_not_known_promises_nothing():
+    assert judged(0.1 * GB, size=4, on_host=2, network="AWS Libfabric") == []
+
+
+def test_nvlinks_that_may_not_join_all_gpus_promise_nothing():
+    assert judged(0.1 * GB, size=4, links=structs.replace(H100, nvlink_switched=False)) == []
+
+
+# What the path can do -------------------------------------------------------------------------------------------------
+
+
+def rows_of(count, **path):
+    return {rank: transport_of(rank, count, count, **path) for rank in range(count)}
+
+
+def test_through_the_hosts_memory_half_of_pcie_is_expected_and_no_nvlink():
+    path = path_of("all_reduce", rows_of(2, kind="SHM", name="direct"), {"n0": (0, 1)})
+    assert path.busbw_bytes_per_s == 24 * GB
+    assert path.transports == "SHM/direct"
+    assert path_of("all_reduce", rows_of(2, links=PCIE), {"n0": (0, 1)}).busbw_bytes_per_s == 24 * GB
+
+
+def test_p2p_that_is_off_is_no_error_where_the_hosts_memory_is_as_fast_as_it_can_be():
+    assert judged(11 * GB, kind="SHM", name="direct", NCCL_P2P_DISABLE="1") == []
+
+
+# Causes ---------------------------------------------------------------------------------------------------------------
+
+
+def causes(*rates, **more):
+    return only(*rates, **more).evidence["causes"]
+
+
+def test_without_a_cause_in_the_data_none_is_guessed():
+    assert causes(1.3 * GB, 1.3 * GB) == []
+    assert "This run shows no cause." in only(1.3 * GB, 1.3 * GB).message
+
+
+def test_variables_that_nccl_was_given_are_the_cause(golden):
+    finding = only(3 * GB, 3 * GB, NCCL_MAX_CTAS="1", NCCL_DEBUG="INFO")
+    assert finding.evidence["causes"] == ["NCCL was given NCCL_MAX_CTAS=1"]
+    golden(finding)
+
+
+def test_clocks_that_are_held_down_are_a_cause():
+    (cause,) = causes(1.3 * GB, 1.3 * GB, sick={1: clocks(events=0x8)})
+    assert cause.endswith("(GPU005.slowdown)")
+
+
+def test_a_narrow_slot_is_a_cause_where_pcie_is_the_path_and_no_other():
+    narrow = {1: pcie(width=4)}
+    assert any("GPU004.narrow" in cause for cause in causes(0.3 * GB, 0.3 * GB, links=PCIE, sick=narrow))
+    assert causes(0.3 * GB, 0.3 * GB, sick=narrow) == []
+
+
+def test_copies_between_the_same_gpus_tell_links_from_nccl():
+    pairs = tuple(PairCopies(source=a, target=b, access=True, bytes_per_s=380 * GB) for a, b in ((0, 1), (1, 0)))
+    gpus = tuple(GpuCopies(index=index, uuid=uuid_of(index)) for index in range(2))
+    done = seen_of(copies.CHECK, {0: Copies(gpus=gpus, pairs=pairs, done=4, jobs=4)}, size=2, gpus=2)
+    assert causes(1.3 * GB, 1.3 * GB, others=[done]) == ["direct copies between these GPUs reach 380 GB/s (P2P002)"]
+
+
+def test_what_is_free_before_and_meanwhile_is_free():
+    assert only(1.3 * GB, 1.3 * GB, before=FREE).severity is Severity.ERROR
