@@ -128,9 +128,7 @@ def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
 
     It crashed, or it hung until its deadline, at which it was killed.
     """
-    lost = [
-        o for o in failed if _OF_LOST_MEMORY in o.error or (o.status is Status.DIED and _OF_LOST_MEMORY in o.detail)
-    ]
+    lost = [o for o in failed if _OF_LOST_MEMORY in (f"{o.error}{o.detail}" if o.status is Status.DIED else o.error)]
     ranks = {o.rank for o in lost}
     gone = [o for o in failed if o.rank not in ranks and o.status in (Status.DIED, Status.HUNG) and not o.told]
     killed_seconds = min((o.seconds for o in gone if o.status is Status.HUNG), default=math.inf)

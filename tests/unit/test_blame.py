@@ -295,7 +295,7 @@ def test_an_import_that_uses_a_core_has_not_hung() -> None:
     assert not wants_time(structs.replace(importing, process=ProcessState(pid=1, state="S")))
 
 
-# Before the first collective, and after the end of a peer ---------------------------------------------------------------
+# Before the first collective, and after the end of a peer -------------------------------------------------------------
 
 IN_A_CALL = "all_reduce (distributed_c10d.py:3007)"
 ILLEGAL = "AcceleratorError: CUDA error: an illegal memory access was encountered"
@@ -352,5 +352,6 @@ def test_who_lost_the_memory_of_a_peer_that_was_killed_at_its_deadline_is_not_bl
 
 def test_an_illegal_access_of_its_own_is_blamed_and_not_the_echo_around_it() -> None:
     echo = structs.replace(outcome(1, Status.DIED, error="killed by SIGABRT"), detail=ECHO)
-    assert blamed([lost_memory(0, Status.RAISED, 3.0), echo, outcome(2, Status.HUNG)]).ranks == (0,)
+    hung = structs.replace(outcome(2, Status.HUNG), seconds=15.0)
+    assert blamed([lost_memory(0, Status.RAISED, 3.0), echo, hung]).ranks == (0,)
     assert blamed([lost_memory(0, Status.DIED, 3.0), outcome(1, Status.HUNG, told=True)]).ranks == (0,)
