@@ -128,7 +128,7 @@ def _open_backends() -> list[str]:
     return list(names)
 
 
-def _traces(**options: bool) -> list[tuple[str, _Trace]]:
+def _traces(**options: object) -> list[tuple[str, _Trace]]:
     recorders = [(name, reader, options) for name, reader in _READERS.items()]
     recorders += [(name, _HOOKED_READER, {**options, "backend": name}) for name in _hooked()]
     return [(name, trace) for name, reader, how in recorders if (trace := _read(reader, how)) is not None]

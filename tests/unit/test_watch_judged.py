@@ -162,6 +162,7 @@ def test_a_recorder_that_is_not_there_is_told_of_gpus_only(golden):
     why = {"no_collectives": "not set"}
     golden(*judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes)
     assert judged(stalled(seen(0, WAITS, **why))).notes == ()
+    assert judged(stalled(seen(0, WAITS, **why), recorder=True)).notes != (), "unless the recorders were asked for"
 
 
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):
