@@ -195,7 +195,7 @@ _PIPE_STEM, _FILE_STEM = "ask-", "rank-"
 # Ranks time out within moments of each other.
 _SETTLED_SECONDS = 1.0
 _NO_PIPE = (
-    "only the older class of NCCL's process groups makes it, with its first group; the one that torch takes from 2.15 "
+    "it has no process group that can be asked: only the older class of NCCL's can; the one that torch takes from 2.15 "
     "on, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
 )
 _LARGEST_BYTES = 64 << 20
@@ -236,12 +236,12 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0
         return f"{PIPE_NAME} and {FILE_NAMES[0]} are not both set (--flight-recorder sets them)"
     pipe, written = _seen_from(pid, f"{stem}{rank}.pipe", root), _seen_from(pid, f"{file}{rank}", root)
     before = _changed_ns(written)
+    if not os.path.lexists(pipe):
+        return Asked(written, 0) if before / 1e9 > began else _NO_PIPE
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        if before / 1e9 > began:
-            return Asked(written, 0)
-        return f"{stem}{rank}.pipe: {error.strerror or error} ({_NO_PIPE})"
+        return f"{stem}{rank}.pipe: {error.strerror or error}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return f"{stem}{rank}.pipe is no pipe"

@@ -29,7 +29,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
 from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
-from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
@@ -43,6 +43,9 @@ FINDINGS = {
             "fault is good to know before the run, and an error during it. Numbers that this version does not know, "
             "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know."
         ),
+    ),
+    "aftermath": Explained.warning(
+        "Xid 31 or 145 in a run in which a process died or was killed: a GPU that reads a dead peer's memory meets it."
     ),
     "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
     "unread": Explained.note(
@@ -133,6 +136,8 @@ _TEXTS = {
 }
 XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
 _RECOVERY = 154
+# A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
+_AFTER_A_DEATH = frozenset({31, 145})
 _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
@@ -187,6 +192,8 @@ def _of_host(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     elsewhere: list[str] = []
+    aftermath: list[str] = []
+    bereaved = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
     for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
@@ -194,6 +201,8 @@ def _of_host(
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
             elsewhere.append(f"{xid.pci}: {group.text}")
+        elif xid.code in _AFTER_A_DEATH and group.recent and bereaved:
+            aftermath.append(f"{xid.pci}: {group.text}")
         else:
             yield _finding(seen, host, card, group)
     if elsewhere:
@@ -203,6 +212,15 @@ def _of_host(
             f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs is this job's.",
             nodes=(host.name,),
             evidence={"lines": list(elsewhere[:16])},
+        )
+    if aftermath:
+        yield seen.finding(
+            "aftermath",
+            f"errors of GPUs on {host.name} in the kernel log, after a process of this run ended",
+            f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003), and "
+            "GPUs that read its memory meet such errors. They prove nothing against these GPUs.",
+            evidence={"lines": list(aftermath[:16])},
+            fix="Start with what RUN003 names. If the lines return in a run in which no process ends, the GPU is sick.",
         )
 
 
