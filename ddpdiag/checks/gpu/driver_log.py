@@ -217,8 +217,8 @@ def _of_host(
         yield seen.finding(
             "aftermath",
             f"errors of GPUs on {host.name} in the kernel log, after a process of this run ended",
-            f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003), and "
-            "GPUs that read its memory meet such errors. They prove nothing against these GPUs.",
+            f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003). A "
+            "GPU that reads its memory meets such errors. They prove nothing against these GPUs.",
             evidence={"lines": list(aftermath[:16])},
             fix="Start with what RUN003 names. If the lines return in a run in which no process ends, the GPU is sick.",
         )
