@@ -40,6 +40,9 @@ ECHOES = (
     "Failed to recv, got 0 bytes",
     "ncclRemoteError",
     "remote process exited",
+    # Watchdogs of both classes of process groups for NCCL, which abort a rank that waited for too long.
+    "Watchdog caught collective operation timeout",
+    "timeout watchdog detected operation",
     # Of two ranks that post different sizes, the one with the smaller buffer complains, whoever is wrong.
     "data size doesn't match expected size",
     "Detected mismatch between collectives",

@@ -46,6 +46,20 @@ def test_an_abort_by_nccls_watchdog_is_an_echo() -> None:
     assert blamed(aborted).ranks == ()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[TC][rank=0][name=0] Aborting process on rank 0 due to timeout - timeout watchdog detected operation timeout",
+        "[TC][rank=0][name=0] Aborting process on rank 0 due to error - nccl hit async error: remote process exited or",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21, OpType=ALLREDUCE, NumelIn=1000",
+    ],
+)
+def test_a_watchdog_of_either_process_group_ends_who_waited(said: str) -> None:
+    aborted = structs.replace(outcome(0, Status.DIED, error="killed by SIGABRT"), detail=said)
+    assert is_echo(aborted)
+    assert blamed([aborted, outcome(1, Status.HUNG)]).ranks == (1,)
+
+
 def test_a_segfault_is_no_echo_whatever_was_printed_before() -> None:
     assert not is_echo(structs.replace(outcome(0, Status.DIED), error="killed by SIGSEGV", detail=ECHO))
 

@@ -2,12 +2,13 @@
 
 A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
-that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
-peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the trial do
-not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named; so it is
-where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or more, or
-where they hang while they open groups of NCCL whose classes LCH002 saw to differ. A trial that failed over gloo is a
-warning where the job takes another backend, which works.
+that most ranks had reached, or that posted fewer collectives, or are in no call of torch.distributed although none was
+posted yet: the others only wait for them. "Connection closed by peer" is an echo of another rank's end and blames no
+rank, and so is "illegal memory access" after the end of a peer. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the
+trial do not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named;
+so it is where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or
+more, or where they hang while they open groups of NCCL whose classes LCH002 saw to differ. A trial that failed over
+gloo is a warning where the job takes another backend, which works.
 
 Findings and their causes:
 
