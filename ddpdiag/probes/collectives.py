@@ -119,10 +119,13 @@ def _is_recorded(backend: str) -> bool:
 
 def _open_backends() -> list[str]:
     """The classes of the groups that are open, by the name that each gives itself."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     names: dict[str, None] = {}
-    for group, (configured, _) in dict(c10d._world.pg_map).items() if c10d is not None else ():
-        own = [group._get_backend(device).name() for device in group._device_types]
+    for group, (configured, _) in dict(world.pg_map).items() if world is not None else ():
+        try:
+            own = [group._get_backend(device).name() for device in group._device_types]
+        except RuntimeError:  # it is only half made
+            own = []
         # A class that is written in Python is itself the group, and has no devices.
         names |= dict.fromkeys(own or [str(configured)])
     return list(names)
