@@ -193,7 +193,7 @@ def _of_host(
 ) -> Iterator[Finding]:
     elsewhere: list[str] = []
     aftermath: list[str] = []
-    bereaved = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
+    ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
     for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
@@ -201,7 +201,7 @@ def _of_host(
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
             elsewhere.append(f"{xid.pci}: {group.text}")
-        elif xid.code in _AFTER_A_DEATH and group.recent and bereaved:
+        elif xid.code in _AFTER_A_DEATH and group.recent and ended_early:
             aftermath.append(f"{xid.pci}: {group.text}")
         else:
             yield _finding(seen, host, card, group)
