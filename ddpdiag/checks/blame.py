@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
+from ddpdiag.model.trial import COMMUNICATOR_STEP
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
@@ -206,7 +207,9 @@ def _unequal(hung: Sequence[Outcome]) -> Blame:
     if behind and lacking is not None:
         why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: what was sent did not arrive"
         return Blame(status=Status.HUNG, ranks=(), why=why)
-    return Blame(status=Status.HUNG, ranks=(), why="all ranks stand at the same step")
+    creating = all(o.at == COMMUNICATOR_STEP for o in hung)
+    why = "all ranks hang while they create their communicator" if creating else "all ranks stand at the same step"
+    return Blame(status=Status.HUNG, ranks=(), why=why)
 
 
 def _absent_from_the_first_call(hung: Sequence[Outcome], where: Mapping[int, str]) -> tuple[int, ...]:
