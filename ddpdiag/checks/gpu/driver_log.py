@@ -55,6 +55,8 @@ FINDINGS = {
 }
 
 _HOUR_SECONDS = 3600
+# A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
+_AFTER_A_DEATH = frozenset({31, 145})
 # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
 _READ_SECONDS = 0.5
 
@@ -136,8 +138,6 @@ _TEXTS = {
 }
 XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
 _RECOVERY = 154
-# A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
-_AFTER_A_DEATH = frozenset({31, 145})
 _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
