@@ -8,6 +8,7 @@ its group is the same on all ranks, so that equal numbers must mean equal calls.
 what a flight recorder says of a collective's state cannot be trusted.
 """
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from msgspec import Struct
 
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
+from ddpdiag.model.trial import COMMUNICATOR_STEP
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
@@ -39,10 +41,17 @@ ECHOES = (
     "Failed to recv, got 0 bytes",
     "ncclRemoteError",
     "remote process exited",
+    # Watchdogs of both classes of process groups for NCCL, which abort a rank that waited for too long.
+    "Watchdog caught collective operation timeout",
+    "timeout watchdog detected operation",
     # Of two ranks that post different sizes, the one with the smaller buffer complains, whoever is wrong.
     "data size doesn't match expected size",
     "Detected mismatch between collectives",
 )
+# What a GPU's program says whose peer's memory went away with the peer's process (legacy CUDA IPC).
+_OF_LOST_MEMORY = "illegal memory access"
+# The files of torch.distributed in which a rank is that waits in one of its calls.
+_INSIDE = ("(distributed_c10d.py", "(c10d_logger.py")
 # A rank whose last step was announced within this share of the deadline before its end was not stuck.
 _MOVING_SHARE = 0.05
 
@@ -93,12 +102,13 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
     if not failed:
         return None
+    victims = _victims(failed)
     for status, why in (
         (Status.UNHEARD, "nothing was heard of it"),
         (Status.DIED, "its process ended"),
         (Status.RAISED, "it failed by itself"),
     ):
-        guilty = _ranks(o for o in failed if o.status is status and not is_echo(o))
+        guilty = _ranks(o for o in failed if o.status is status and not is_echo(o) and o.rank not in victims)
         if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
             return Blame(status=status, ranks=(), why="nothing was heard of any of them")
         if guilty and len(guilty) == len(outcomes) > 1 and len({o.error.partition("\n")[0] for o in failed}) == 1:
@@ -115,6 +125,19 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
         return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
     return blame
+
+
+def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
+    """Ranks that lost memory which a peer had shared with them, as the peer's process ended before.
+
+    It crashed, or it hung until its deadline, at which it was killed.
+    """
+    lost = [o for o in failed if _OF_LOST_MEMORY in (f"{o.error}{o.detail}" if o.status is Status.DIED else o.error)]
+    ranks = {o.rank for o in lost}
+    gone = [o for o in failed if o.rank not in ranks and o.status in (Status.DIED, Status.HUNG) and not o.told]
+    killed_seconds = min((o.seconds for o in gone if o.status is Status.HUNG), default=math.inf)
+    crashed = any(o.status is Status.DIED and not is_echo(o) for o in gone)
+    return frozenset(o.rank for o in lost if crashed or o.seconds >= killed_seconds)
 
 
 def without_backend(
@@ -168,6 +191,8 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
 def _unequal(hung: Sequence[Outcome]) -> Blame:
     """Of ranks at one step: who posted fewer collectives, or stands elsewhere in the code."""
     where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
+    if absent := _absent_from_the_first_call(hung, where):
+        return Blame(status=Status.HUNG, ranks=absent, why="it is in no call of torch.distributed, as the others are")
     odd = odd_ones_out(where)
     behind, lacking = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
     # Who stands where those ahead wait waits as they do: what was sent to it did not arrive, whoever's fault that is.
@@ -182,7 +207,22 @@ def _unequal(hung: Sequence[Outcome]) -> Blame:
     if behind and lacking is not None:
         why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: what was sent did not arrive"
         return Blame(status=Status.HUNG, ranks=(), why=why)
-    return Blame(status=Status.HUNG, ranks=(), why="all ranks stand at the same step")
+    creating = all(o.at == COMMUNICATOR_STEP for o in hung)
+    why = "all ranks hang while they create their communicator" if creating else "all ranks stand at the same step"
+    return Blame(status=Status.HUNG, ranks=(), why=why)
+
+
+def _absent_from_the_first_call(hung: Sequence[Outcome], where: Mapping[int, str]) -> tuple[int, ...]:
+    """Where no rank has posted anything: those outside of torch.distributed, while others wait inside of it.
+
+    The older class of NCCL's groups creates its communicator in the first collective, before it is recorded, so that a
+    rank that never calls it and those that wait for it have posted equally much. Once something was posted, a rank may
+    as well wait for it outside, in a call of CUDA.
+    """
+    if len(where) < len(hung) or any(o.collectives is None or o.collectives for o in hung):
+        return ()
+    absent = _ranks(o for o in hung if not where[o.rank].endswith(_INSIDE) and not o.told)
+    return absent if any(frame.endswith(_INSIDE) for frame in where.values()) else ()
 
 
 def _mismatch(failed: Sequence[Outcome]) -> Blame | None:

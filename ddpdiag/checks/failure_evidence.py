@@ -110,6 +110,8 @@ def _standing(outcome: Outcome, *, says: bool) -> str:
         text += ", an echo of another rank's failure"
     elif outcome.error:
         text += f", {outcome.error.splitlines()[0][:160]}"
+    if outcome.no_collectives:
+        return f"{text}; its collectives cannot be read: {outcome.no_collectives}"
     if not says or outcome.status not in (Status.HUNG, Status.RAISED):
         return text
     end = last(outcome.collectives)

@@ -1,4 +1,4 @@
-"""Cards (error texts of other programs, and what each means), and the matcher that finds them in a log.
+"""The matcher: finds cards (error texts of other programs, and what each means) in a log.
 
 One pass over blocks of lines, each searched for every card's anchor: searching for fixed words goes at the speed of
 memory; only a line that holds some is decoded and held against patterns, and none of these looks at more than a few
@@ -6,68 +6,31 @@ thousand characters. So the time grows with the length of the log alone.
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct, convert, structs
+from msgspec import Struct, structs
 
+from ddpdiag.explain.card import Card, Role, all_cards
 from ddpdiag.foreign import without_secrets
+from ddpdiag.stats import odd_ones_out
 
 
-class Role(Enum):
-    """What a text tells of the failure, in the order in which texts explain it.
+class Call(NamedTuple):
+    """What ranks say that the collective of a number is; `elements` where all ranks must give as many."""
 
-    A cause names what is wrong. A failure is the first sign of one on its own rank, and does not say why. A hint is no
-    failure, and often the reason of what follows. A wait in vain shows only that another rank is missing; an echo,
-    that another process has failed. A note is printed in jobs that go well, too.
-    """
-
-    CAUSE = "cause"
-    FAILURE = "failure"
-    HINT = "hint"
-    WAIT = "wait"
-    ECHO = "echo"
-    NOTE = "note"
-
-
-class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text, and what it means: a table of cards/*.toml, with the card's name as its title.
-
-    `anchor` are words that every such line holds as they stand here; they are searched for first, which is fast.
-    `pattern` is a regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed
-    the line, `missing` are ranks that were waited for in vain, `work` is the number of a collective, and of each `kind`
-    there is a sighting of its own.
-
-    `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
-    `source` says where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
-    and host in the lines before. `waiting_rank` is the rank that waits where the line names none.
-    """
-
-    name: str
-    role: Role = Role.CAUSE
-    anchor: str
-    code: str
-    meaning: str
-    confirm: str
-    fix: str
-    example: str
-    source: str
-    pattern: str = ""
-    in_table: bool = False
-    waiting_rank: int | None = None
+    operation: str
+    elements: int | None = None
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
     """A card's text in a log: how often, in which lines, and who printed it.
 
     `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
-    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `line` is the
-    first line, `excerpt` what it says.
+    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `calls` are
+    the different ones that ranks name of number `differing`, the most common one last. `line` is the first line,
+    `excerpt` what it says.
     """
 
     card: Card
@@ -81,6 +44,8 @@ class Sighting(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     missing: tuple[int, ...] = ()
     works: dict[int, tuple[int, ...]] = {}
+    differing: int | None = None
+    calls: tuple[tuple[Call, tuple[int, ...]], ...] = ()
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -96,22 +61,6 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return any(one.card.role not in (Role.ECHO, Role.NOTE) for one in self.sightings)
 
 
-# In the order in which their cards are tried: the first one that fits a line is taken.
-_FILES = ("slurm", "cuda", "nccl", "c10d", "training", "torchrun")
-
-
-@cache
-def all_cards() -> tuple[Card, ...]:
-    """Every card of cards/*.toml, in the order in which they are tried."""
-    folder = Path(__file__).with_name("cards")
-    return tuple(card for name in _FILES for card in read_cards((folder / f"{name}.toml").read_text("utf-8")))
-
-
-def read_cards(toml: str) -> tuple[Card, ...]:
-    """The cards of a TOML text; msgspec.ValidationError for a field that is unknown, missing or of another type."""
-    return convert([dict(name=name, **card) for name, card in tomllib.loads(toml).items()], tuple[Card, ...])
-
-
 # A block is searched some hundred times: it should stay in the processor's cache.
 _BLOCK_BYTES = 1 << 18
 # Longer lines are progress bars and dumps; what is searched for stands near its anchor.
@@ -121,6 +70,9 @@ _EXCERPT = 300
 # Kinds of exceptions that are told apart; a log that raises more has another problem.
 _MOST_KINDS = 20
 _MOST_NAMES = 100_000
+# Of these every rank must give as many elements as the others. What has two sides is called differently on each.
+_EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})
+_TWO_SIDED = frozenset({"SEND", "RECV", "COALESCED"})
 _COLOUR = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
 # Before the anchor, this tells that NCCL goes on: a plug-in that is not there, a connection that is tried again.
 _TALK = b" NCCL INFO "
@@ -177,6 +129,7 @@ class _Tally:
     hosts: dict[str, None] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     works: dict[int, int] = field(default_factory=dict)
+    calls: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
 
     def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
         """One more line. Ranks and hosts that the text itself names count more than those of its prefixes."""
@@ -191,9 +144,22 @@ class _Tally:
         self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
         if "work" in groups and rank is not None and len(self.works) < _MOST_NAMES:
             self.works[rank] = int(groups["work"])
+            if groups.get("operation", "SEND") not in _TWO_SIDED:
+                self.calls.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = _call(groups)
+
+    def differing(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
+        """The first number of which ranks name different collectives, and these with their ranks."""
+        for (_, work), by_rank in sorted(self.calls.items(), key=lambda item: item[0][1]):
+            if (odd := odd_ones_out(by_rank)) is not None:
+                sides = {by_rank[ranks[0]]: ranks for ranks in odd.groups.values()}
+                return work, tuple(sorted(sides.items(), key=lambda side: (len(side[1]), side[1])))
+        return None, ()
 
     def sighting(self) -> Sighting:
+        differing, calls = self.differing()
         return Sighting(
+            differing=differing,
+            calls=calls,
             card=self.card,
             count=self.count,
             line=self.line,
@@ -214,11 +180,30 @@ class _Tally:
 
 def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | None = None) -> Explanation:
     """What the log says, read in `pieces` of any size; `source` is its name. Whatever is no UTF-8 is read as well."""
-    matcher = _Matcher(all_cards() if cards is None else cards)
+    known = all_cards() if cards is None else cards
+    matcher = _Matcher(known)
     for block in _blocks(pieces):
         matcher.read(block)
-    sightings = _in_order([tally.sighting() for tally in matcher.tallies.values()])
+    sightings = _in_order(_related([tally.sighting() for tally in matcher.tallies.values()], known))
     return Explanation(sightings=sightings, lines=matcher.lines, source=source)
+
+
+def _call(groups: Mapping[str, str]) -> Call:
+    elements = groups.get("elements")
+    return Call(groups["operation"], int(elements) if elements and groups["operation"] in _EQUAL_SIZES else None)
+
+
+def _related(sightings: Sequence[Sighting], cards: Sequence[Card]) -> list[Sighting]:
+    """The sightings in the light of each other: which only echo another one, and which prove that ranks differ."""
+    by_name = {card.name: card for card in cards}
+    seen = {one.card.name for one in sightings}
+    related = []
+    for one in sightings:
+        card = by_name[one.card.mismatch] if one.calls and one.card.mismatch else one.card
+        if not seen.isdisjoint(card.echo_of):
+            card = structs.replace(card, role=Role.ECHO)
+        related.append(structs.replace(one, card=card))
+    return related
 
 
 def _in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:

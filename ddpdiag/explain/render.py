@@ -3,9 +3,10 @@
 import textwrap
 from collections.abc import Iterator
 
-from ddpdiag.explain.matcher import Explanation, Role, Sighting
+from ddpdiag.explain.card import Role
+from ddpdiag.explain.matcher import Call, Explanation, Sighting
 from ddpdiag.render.page import LEAST_WIDTH, one_line
-from ddpdiag.text import fold_hosts, fold_ranks
+from ddpdiag.text import count, fold_hosts, fold_ranks
 
 _COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
 _SHOWN_NAMES = 8
@@ -59,7 +60,9 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
     yield from _filled("", card.meaning, width)
     if sighting.missing:
         yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
-    if len(sighting.works) > 1:
+    if sighting.calls:
+        yield from _filled("Collectives: ", _calls(sighting), width)
+    elif len(sighting.works) > 1:
         yield from _filled("Collectives: ", _works(sighting), width)
     yield from _filled("Confirm: ", card.confirm, width)
     yield from _filled("Do: ", card.fix, width)
@@ -71,6 +74,20 @@ def _works(sighting: Sighting) -> str:
     least, *others = sighting.works.items()
     told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (least, *others[-_SHOWN_FULL:])]
     return f"{'; '.join(told)}. {_ranks(least[1]).capitalize()} lag{'s' if len(least[1]) == 1 else ''} behind."
+
+
+def _call(call: Call) -> str:
+    return call.operation if call.elements is None else f"{call.operation} of {count(call.elements, 'element')}"
+
+
+def _calls(sighting: Sighting) -> str:
+    """What each side says that the collective is; a rank that differs from most is named."""
+    *odd, (_, most) = sighting.calls
+    told = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
+    rest = tuple(sorted(rank for _, ranks in odd for rank in ranks))
+    verb = "differs" if len(rest) == 1 else "differ"
+    who = f" {_ranks(rest).capitalize()} {verb} from most." if len(most) > len(rest) else ""
+    return f"number {sighting.differing} is {'; '.join(told)}.{who}"
 
 
 def _filled(lead: str, text: str, width: int) -> list[str]:

@@ -131,6 +131,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the barrier); of
     `group`, what creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was
     there, and `arrive`, until it reached the barrier.
+    `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
     measurement that was cut short had handed over before. `ras` is what NCCL's own service said of a hanging job.
@@ -149,6 +150,7 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     told: bool = False
     process: ProcessState | None = None
     collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
+    no_collectives: str = field(default="", name="no_flight")
     so_far: Raw = NOTHING
     ras: str = ""
     survivors: tuple[ProcessState, ...] = ()

@@ -2,7 +2,9 @@
 
 Which collectives did this process post last? The recorder is on by default for nccl and gloo (torch 2.13), and is read
 in the process itself, so that no file is needed. Its `state` and `retired` are not read: for gloo every entry is
-"scheduled" for ever, and one that is not over can be "retired" (measured, torch 2.13).
+"scheduled" for ever, and one that is not over can be "retired" (measured, torch 2.13). gloo and the older class of NCCL
+have a recorder each. Every other class that a hook of torch records (from 2.15 on, where nccl2 is what "nccl" means)
+has one that is read by the class's own name (FlightRecorderHook.hpp); the rest cannot be read.
 
 What does NCCL know of a job that hangs? From 2.24 on a thread of NCCL in each process listens on localhost:28028 (or
 $NCCL_RAS_ADDR); all processes of a user on a host share that port. Any of them collects from all others what each
@@ -13,6 +15,7 @@ STATUS" by the report, at whose end the connection is closed.
 
 import contextlib
 import math
+import os
 import socket
 import sys
 import time
@@ -26,10 +29,14 @@ from ddpdiag.model import Collective
 from ddpdiag.probes.host.kernel import PROC, open_files, tcp_sockets
 
 LAST = 8
-# The first for gloo (torch 2.8 and newer), the second for NCCL; in newer builds both give the same.
-_READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+# The first since torch 2.8; builds of torch without NCCL give the same by both.
+_READERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
+# Where a hook records, the reader takes the name of the class. "nccl" is registered, and its class says "nccl2".
+_HOOKED_READER, _HOOKED = "_dump_fr_trace_json", ("nccl2",)
+# The first that is set counts (FlightRecorder.hpp), and 0 turns the recorder off.
+BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-# A group, by its reader and torch's number for it, which no later group of the process gets again.
+# A group, by its recorder and torch's number for it, which no later group of the process gets again.
 Group = tuple[str, str]
 
 
@@ -50,6 +57,7 @@ class _Entry(Struct, frozen=True):
 class _Trace(Struct, frozen=True):
     entries: tuple[_Entry, ...] = ()
     pg_status: dict[str, object] = field(default_factory=dict)
+    pg_config: dict[str, object] = field(default_factory=dict)
 
 
 _trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
@@ -73,29 +81,77 @@ def read_dump(trace: object) -> TraceDump | None:
 
 
 def groups() -> frozenset[Group]:
-    """The groups in which this process has posted anything so far; takes some 10 us."""
+    """The groups in which this process has posted anything so far; takes some 100 us."""
     return frozenset((name, group) for name, trace in _traces(includeCollectives=False) for group in trace.pg_status)
 
 
 def posted(before: frozenset[Group]) -> tuple[Collective, ...] | None:
     """The last collectives of other groups than those `before`, the oldest first.
 
-    None without torch.distributed (it is not imported for this) or without a flight recorder in it.
+    None without torch.distributed (it is not imported for this), and where nothing is recorded: see `unreadable`.
     """
     traces = _traces()
-    if not traces:
+    collectives = _last([e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before])
+    return collectives if traces and (collectives or not unreadable()) else None
+
+
+def unreadable() -> str:
+    """Why the collectives of a group that is open cannot be read, without its full stop; empty if they can."""
+    backends = _open_backends()
+    size = next((name for name in BUFFER_NAMES if os.environ.get(name)), "")
+    if backends and os.environ.get(size) == "0":
+        return f"{size}=0 turns torch's flight recorder off"
+    lacking = [name for name in backends if not _is_recorded(name)]
+    version = getattr(sys.modules.get("torch"), "__version__", "")
+    return f"torch {version} keeps no record of what {lacking[0]} does" if lacking else ""
+
+
+def _is_recorded(backend: str) -> bool:
+    """Does torch keep a record of this class of groups?
+
+    A hook publishes its group when that is opened, and so does gloo; the older NCCL at its first collective only.
+    """
+    if backend in _READERS:
+        return _reader(_READERS[backend]) is not None
+    trace = _read(_HOOKED_READER, {"backend": backend, "includeCollectives": False})
+    return trace is not None and bool(trace.pg_config)
+
+
+def _open_backends() -> list[str]:
+    """The classes of the groups that are open, by the name that each gives itself."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    names: dict[str, None] = {}
+    for group, (configured, _) in dict(world.pg_map).items() if world is not None else ():
+        try:
+            own = [group._get_backend(device).name() for device in group._device_types]
+        except RuntimeError:  # it is only half made
+            own = []
+        # A class that is written in Python is itself the group, and has no devices.
+        names |= dict.fromkeys(own or [str(configured)])
+    return list(names)
+
+
+def _traces(**options: object) -> list[tuple[str, _Trace]]:
+    recorders = [(name, reader, options) for name, reader in _READERS.items()]
+    recorders += [(name, _HOOKED_READER, {**options, "backend": name}) for name in _hooked()]
+    return [(name, trace) for name, reader, how in recorders if (trace := _read(reader, how)) is not None]
+
+
+def _hooked() -> list[str]:
+    """Classes that a hook may record: those that this torch has registered, or that are open."""
+    backend = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "Backend", None)
+    registered = getattr(backend, "backend_list", ())
+    return [name for name in dict.fromkeys((*_HOOKED, *registered, *_open_backends())) if name not in _READERS]
+
+
+def _reader(name: str) -> Callable[..., bytes] | None:
+    return getattr(sys.modules.get("torch._C._distributed_c10d"), name, None)
+
+
+def _read(name: str, options: Mapping[str, object]) -> _Trace | None:
+    """None for a trace of another form than those known, and from a torch whose reader takes no such options."""
+    if (reader := _reader(name)) is None:
         return None
-    return _last([e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before])
-
-
-def _traces(**options: bool) -> list[tuple[str, _Trace]]:
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    readers = [(name, reader) for name in _READERS if (reader := getattr(c10d, name, None)) is not None]
-    return [(name, trace) for name, reader in readers if (trace := _read(reader, options)) is not None]
-
-
-def _read(reader: Callable[..., bytes], options: Mapping[str, bool]) -> _Trace | None:
-    """None for a trace of another form than those known."""
     try:
         return _trace.decode(reader(**options))
     except (RuntimeError, TypeError, msgspec.DecodeError, UnicodeDecodeError):

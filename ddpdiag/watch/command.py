@@ -26,7 +26,7 @@ from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.watch import report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
-from ddpdiag.watch.evidence import recorder_variables
+from ddpdiag.watch.evidence import recorder_variables, timed_out
 from ddpdiag.watch.judge import is_start, judged, merged, progress_age
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.observer import Observer
@@ -58,6 +58,7 @@ class Wanted(NamedTuple):
     command: Sequence[str]
     how: WatchOptions
     notes: tuple[str, ...] = ()
+    recorders: str | None = None  # the folder of the flight recorder's files
 
 
 class Silence:
@@ -97,6 +98,7 @@ class Watch:
         self._silence = Silence(wanted.how.stall + output.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
+        self._timed_out = False  # a rank has written its recorder by itself
         self._before: Stall | None = None
         self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
         self.killed: int | None = None
@@ -164,8 +166,17 @@ class Watch:
         silent = time.monotonic() - max(last, self._since)
         if self._silence.is_due(silent):
             self._stalled(silent)
+        elif self._has_timed_out():
+            self._report(structs.replace(self._looked(silent, asked=False), timed_out=True))
         elif news.asked:
             self._report(self._looked(silent, asked=True))
+
+    def _has_timed_out(self) -> bool:
+        """Has a rank written its recorder by itself, for the first time? torch ends it soon after that."""
+        if self._timed_out or self._wanted.recorders is None:
+            return False
+        self._timed_out = timed_out(self._wanted.recorders)
+        return self._timed_out
 
     def _stalled(self, silent: float) -> None:
         stall = self._looked(silent, asked=False)
@@ -213,6 +224,7 @@ class Watch:
             number=self._silence.number + (self._silence.looks == 0),
             looks=self._silence.looks + 1,
             notes=self._wanted.notes,
+            recorder=self._wanted.how.flight_recorder,
         )
         stall = self._observer.look(stall)
         blocked = max((relay.blocked_seconds() for relay in self._output.relays.values()), default=0.0)
@@ -255,7 +267,7 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
             relay.start()
         peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
         reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept), complain)
-        watching = Watch(Wanted(command, how, notes), child, written, peers, reporter)
+        watching = Watch(Wanted(command, how, notes, folder), child, written, peers, reporter)
         watching.run()
     finally:
         if folder is not None:

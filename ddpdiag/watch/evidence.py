@@ -10,6 +10,8 @@ written into it, the thread that watches NCCL's heartbeat, which looks there eac
 TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9) and the job goes on. It does so while
 the main thread hangs, without the GIL. It is the same file that NCCL's own watchdog writes at its time-out. gloo's
 recorder is read inside of the process only. (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, FlightRecorder.cpp)
+The class of process groups that torch 2.15 takes for NCCL makes no pipe: it writes the file at a time-out only, some
+15 s before it ends the process (c10d/hooks/FlightRecorderHook.cpp, c10d/nccl2/ProcessGroupNCCL.cpp).
 The file is a pickle. It is read by a loader that knows plain data only: no name is ever looked up, so nothing can run.
 """
 
@@ -28,7 +30,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.probes.collectives import TraceDump, read_dump
+from ddpdiag.probes.collectives import BUFFER_NAMES, TraceDump, read_dump
 from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
 from ddpdiag.probes.host.programs import run_bounded
 
@@ -189,7 +191,13 @@ def _is_undumpable(pid: int, users: list[str], root: Path) -> bool:
 
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_PIPE_STEM, _FILE_STEM = "ask-", "rank-"
+# Ranks time out within moments of each other.
+_SETTLED_SECONDS = 1.0
+_NO_PIPE = (
+    "it has no process group that can be asked: only the older class of NCCL's can; the one that torch takes from 2.15 "
+    "on, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
+)
 _LARGEST_BYTES = 64 << 20
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
 _BUFFER_ENTRIES = "2000"
@@ -197,31 +205,43 @@ _BUFFER_ENTRIES = "2000"
 
 def recorder_variables(folder: str) -> dict[str, str]:
     """What lets an outsider ask NCCL for its flight recorder; what the user has set stays."""
-    pipe, file = f"{folder}/ask-", f"{folder}/rank-"
+    pipe, file = f"{folder}/{_PIPE_STEM}", f"{folder}/{_FILE_STEM}"
     wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
     wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def timed_out(folder: str) -> bool:
+    """Has a rank written its recorder there, some moments ago, although none can be asked to?"""
+    written = [_changed_ns(file) for file in Path(folder).glob(f"{_FILE_STEM}*")]
+    asked = any(Path(folder).glob(f"{_PIPE_STEM}*"))
+    return bool(written) and not asked and time.time() - max(written) / 1e9 > _SETTLED_SECONDS
+
+
 class Asked(NamedTuple):
-    """A process that was asked for its recorder, the file that it writes, and that file's age before."""
+    """A process that was asked for its recorder, the file that it writes, and when that was written before."""
 
     file: Path
     before_ns: int
 
 
-def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Asked | str:
-    """Ask a process; a sentence without its full stop where that cannot be done."""
+def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0, root: Path = PROC) -> Asked | str:
+    """Ask a process that `began` then (Unix time); a sentence without its full stop where that cannot be done.
+
+    One that cannot be asked, but has written its recorder since it began, has answered already.
+    """
     stem = env.get(PIPE_NAME)
     file = next((env[name] for name in FILE_NAMES if env.get(name)), None)
     if not stem or not file:
         return f"{PIPE_NAME} and {FILE_NAMES[0]} are not both set (--flight-recorder sets them)"
     pipe, written = _seen_from(pid, f"{stem}{rank}.pipe", root), _seen_from(pid, f"{file}{rank}", root)
     before = _changed_ns(written)
+    if not os.path.lexists(pipe):
+        return Asked(written, 0) if before / 1e9 > began else _NO_PIPE
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
-        return f"{stem}{rank}.pipe: {error.strerror or error} (only NCCL makes it, with its first group)"
+        return f"{stem}{rank}.pipe: {error.strerror or error}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return f"{stem}{rank}.pipe is no pipe"

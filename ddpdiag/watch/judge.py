@@ -155,8 +155,9 @@ def _notes(stall: Stall) -> tuple[str, ...]:
     """What could not be seen, and why."""
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
     stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
-    # Only NCCL can be asked, so that a job without GPUs lacks nothing.
-    traceless = _reasons("No collectives", {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
+    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
+    traceless = _reasons("No collectives", silent)
     return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
 
 

@@ -61,6 +61,7 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     """One look at the ranks of one host.
 
     `unix_seconds` is when; `silent_seconds` is how long nothing had been heard, `asked` that a signal wanted the look,
+    `timed_out` that a rank had written its recorder, `recorder` that --flight-recorder was given,
     and `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
     `guessed` says that nothing named the ranks, so that they are numbered in the order of their start;
     `remote_launcher` is a program below the command that starts ranks on other hosts, where there is one.
@@ -74,6 +75,8 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     stall_seconds: Seconds
     command: str
     asked: bool = False
+    timed_out: bool = False
+    recorder: bool = False
     number: int = 1
     looks: int = 1
     world_size: int | None = None

@@ -30,6 +30,7 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
+    start_unix_seconds,
     thread_names,
 )
 from ddpdiag.watch.remote_launchers import remote_launcher
@@ -140,7 +141,7 @@ class Observer:
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {
-            rank: ask_recorder(process.pid, rank, self._known.environ(process))
+            rank: ask_recorder(process.pid, rank, self._known.environ(process), start_unix_seconds(process))
             for rank, process in self._ranks.ranks.items()
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}

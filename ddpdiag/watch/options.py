@@ -28,7 +28,8 @@ class WatchOptions:
     flight_recorder: bool = option(
         False,
         "Set torch's variables with which NCCL tells its last collectives (default: the command's "
-        "environment stays as it is). For ranks of this host only: where srun, mpirun and such start them, start "
+        "environment stays as it is). Its groups of torch 2.15 tell them at a time-out only, unless "
+        "TORCH_DIST_USE_NCCL2=0. For ranks of this host only: where srun, mpirun and such start them, start "
         "us behind those (refused as far as the command or a shell script shows it, else told when it is seen).",
     )
     alone: bool = option(

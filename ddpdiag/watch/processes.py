@@ -5,6 +5,7 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,12 @@ class Ranks(Struct, frozen=True):
     ranks: dict[int, Process]
     world_size: int | None = None
     guessed: bool = False
+
+
+def start_unix_seconds(process: Process) -> float:
+    """When it was started, Unix time."""
+    since_boot = process.start / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:

@@ -139,6 +139,7 @@ def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: boo
 def _head(stall: Stall, judged: Judged) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
     why = "asked" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
+    why = "a collective timed out" if stall.timed_out else why
     return f"{one_line(stall.host)} {when}, {why}: {one_line(judged.title)}"
 
 

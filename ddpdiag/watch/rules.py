@@ -161,6 +161,21 @@ def _posted(stall: Stall, activities: Activities) -> Judged | None:
     )
 
 
+def _in_time(stall: Stall, activities: Activities) -> Judged | None:
+    """Who wrote no recorder where a collective of others timed out: it posted nothing that is overdue."""
+    overdue = [seen.rank for seen in stall.ranks if seen.collectives]
+    ranks = tuple(seen.rank for seen in stall.ranks if seen.collectives is None and seen.process is not None)
+    if not stall.timed_out or not overdue or not ranks:
+        return None
+    return Judged(
+        named=ranks,
+        title=f"{subject(overdue, 'has', 'have')} waited for {ranks_text(ranks)} until the time-out",
+        message=f"{capitalised(waiting_text(stall, overdue))}; no collective of {ranks_text(ranks)} is overdue"
+        f"{where_text(stall, ranks)}.",
+        fix=_ELSEWHERE_FIX,
+    )
+
+
 def _awaited(stall: Stall, activities: Activities) -> Judged | None:
     """Ranks that are elsewhere while others wait in a collective."""
     waiting, away = ranks_at(activities, Activity.WAITING), ranks_at(activities, Activity.ELSEWHERE, Activity.LOADING)
@@ -310,6 +325,7 @@ RULES: tuple[Rule, ...] = (
     _starved,
     _last_to_end,
     _posted,
+    _in_time,
     _alone,
     _apart,
     _awaited,

@@ -34,6 +34,7 @@ def group_timeout(ctx: Context) -> timedelta:
 
 def unknown_backend(backend: str) -> AbsentBackend | None:
     """Why this torch has no such backend, or None: others than its own must be registered before they are named."""
+    dist.is_backend_available(backend)  # from torch 2.15 on this registers other classes of its own, such as nccl2
     # The list has names that were not built in; `fake` moves nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
     known = [name for name in listed if dist.is_backend_available(name)]
@@ -68,7 +69,7 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
         world_size=len(ctx.group),
         timeout=group_timeout(ctx),
         # NCCL then creates its communicator here and not in the first collective.
-        device_id=device if backend == "nccl" else None,
+        device_id=device if backend.startswith("nccl") else None,
     )
     seconds = time.perf_counter() - begin
     ctx.timed("group", seconds)

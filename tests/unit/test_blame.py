@@ -2,13 +2,14 @@
 
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from test_collective_traces import collective, trace
 
 from ddpdiag.checks.blame import blamed, front, is_echo, unfinished
-from ddpdiag.model import Kind, Outcome, ProcessState, Status, Trial
+from ddpdiag.model import Collective, Kind, Outcome, ProcessState, Status, Trial
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
 
@@ -43,6 +44,20 @@ def test_an_abort_by_nccls_watchdog_is_an_echo() -> None:
     aborted = [structs.replace(outcome(rank, Status.DIED), **words) for rank in (0, 2)]
     assert blamed([*aborted, outcome(1, Status.RAISED, error="injected")]).ranks == (1,)
     assert blamed(aborted).ranks == ()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[TC][rank=0][name=0] Aborting process on rank 0 due to timeout - timeout watchdog detected operation timeout",
+        "[TC][rank=0][name=0] Aborting process on rank 0 due to error - nccl hit async error: remote process exited or",
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21, OpType=ALLREDUCE, NumelIn=1000",
+    ],
+)
+def test_a_watchdog_of_either_process_group_ends_who_waited(said: str) -> None:
+    aborted = structs.replace(outcome(0, Status.DIED, error="killed by SIGABRT"), detail=said)
+    assert is_echo(aborted)
+    assert blamed([aborted, outcome(1, Status.HUNG)]).ranks == (1,)
 
 
 def test_a_segfault_is_no_echo_whatever_was_printed_before() -> None:
@@ -292,3 +307,65 @@ def test_an_import_that_uses_a_core_has_not_hung() -> None:
     importing = structs.replace(outcome(0, Status.HUNG, step=0, state="R", busy=True), at="import torch")
     assert wants_time(importing)
     assert not wants_time(structs.replace(importing, process=ProcessState(pid=1, state="S")))
+
+
+# Before the first collective, and after the end of a peer -------------------------------------------------------------
+
+IN_A_CALL = "all_reduce (distributed_c10d.py:3007)"
+ILLEGAL = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+def posting(rank: int, frame: str, *, posted: tuple[Collective, ...] | None = (), told: bool = False) -> Outcome:
+    """A rank that hangs as it posts its first collective, which creates the communicator of the older NCCL groups."""
+    return structs.replace(outcome(rank, Status.HUNG, state="S", stack=(frame,), told=told), collectives=posted)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_never_calls_the_first_collective_is_blamed(ranks: int) -> None:
+    waiting = [posting(rank, IN_A_CALL) for rank in range(ranks) if rank != 1]
+    found = blamed([posting(1, "load (data.py:3)"), *waiting])
+    assert (found.ranks, found.why) == ((1,), "it is in no call of torch.distributed, as the others are")
+
+
+def test_a_single_rank_that_waits_in_the_first_collective_is_not_the_odd_one() -> None:
+    away = [posting(rank, "load (data.py:3)") for rank in (0, 1, 3)]
+    assert blamed([*away, posting(2, IN_A_CALL)]).ranks == (0, 1, 3)
+
+
+def test_where_something_was_posted_or_cannot_be_read_a_rank_may_wait_outside_of_torch_distributed() -> None:
+    for posted in (trace(1), None):
+        waiting = [posting(0, IN_A_CALL, posted=posted), posting(1, "item (train.py:3)", posted=posted)]
+        assert blamed(waiting).ranks == ()
+
+
+def test_ranks_that_all_create_a_communicator_cannot_be_told_apart() -> None:
+    assert blamed([posting(rank, IN_A_CALL) for rank in range(2)]).ranks == ()
+
+
+def lost_memory(rank: int, status: Status, seconds: float) -> Outcome:
+    if status is Status.RAISED:
+        return structs.replace(outcome(rank, status, error=ILLEGAL), seconds=seconds)
+    return structs.replace(outcome(rank, status, error="killed by SIGABRT"), detail=ILLEGAL, seconds=seconds)
+
+
+@pytest.mark.parametrize("status", [Status.RAISED, Status.DIED])
+def test_who_lost_the_memory_of_a_dead_peer_is_not_blamed(status: Status) -> None:
+    victims = [lost_memory(rank, status, 3.0) for rank in (0, 2)]
+    dead = structs.replace(outcome(1, Status.DIED, error="killed by SIGKILL"), seconds=3.0)
+    assert blamed([*victims, dead]).ranks == (1,)
+
+
+@pytest.mark.parametrize(("seconds", "guilty"), [(15.4, (1,)), (9.0, (0,))])
+def test_who_lost_the_memory_of_a_peer_that_was_killed_at_its_deadline_is_not_blamed(
+    seconds: float, guilty: tuple[int, ...]
+) -> None:
+    """But who lost memory before that did so by itself, and its peer only waited."""
+    hung = [structs.replace(outcome(rank, Status.HUNG, step=5 - (rank == 1)), seconds=15.2) for rank in (1, 2)]
+    assert blamed([lost_memory(0, Status.RAISED, seconds), *hung]).ranks == guilty
+
+
+def test_an_illegal_access_of_its_own_is_blamed_and_not_the_echo_around_it() -> None:
+    echo = structs.replace(outcome(1, Status.DIED, error="killed by SIGABRT"), detail=ECHO)
+    hung = structs.replace(outcome(2, Status.HUNG), seconds=15.0)
+    assert blamed([lost_memory(0, Status.RAISED, 3.0), echo, hung]).ranks == (0,)
+    assert blamed([lost_memory(0, Status.DIED, 3.0), outcome(1, Status.HUNG, told=True)]).ranks == (0,)

@@ -52,6 +52,13 @@ def test_ranks_that_say_nothing_are_not_said_to_wait() -> None:
     assert waits_text(blamed(silent), silent) == ""
 
 
+def test_collectives_that_cannot_be_read_are_said_to_be_so(golden) -> None:
+    why = "torch 2.15.0 keeps no record of what ucc does"
+    silent = [structs.replace(hung(rank, None), no_collectives=why) for rank in (0, 1)]
+    (line,) = bundle((), silent)["ranks"]
+    golden(line)
+
+
 @pytest.mark.parametrize(
     "outcomes",
     [[*WAITING, GUILTY], [*WAITING, structs.replace(GUILTY, collectives=None)], [*ECHOES, DEAD]],

@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 from runs import faults
 
-from ddpdiag.explain.matcher import Card, Explanation, Role, all_cards, explain_log, read_cards, read_line
+from ddpdiag.explain.card import Card, Role, all_cards, read_cards
+from ddpdiag.explain.matcher import Explanation, explain_log, read_line
 from ddpdiag.explain.render import render
 
-LOGS = sorted((Path(__file__).parent.parent / "recordings" / "logs").glob("*.log"))
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+# What torch 2.15 and torchrun print of some faults, over either class of process groups for NCCL.
+GROUPS = RECORDINGS / "process_groups"
+LOGS = sorted((RECORDINGS / "logs").glob("*.log"))
 
 relaxed = settings(deadline=None)
 
@@ -139,7 +143,9 @@ def test_a_card_with_a_wrong_field_is_refused(line: str, instead: str) -> None:
 
 @pytest.mark.parametrize("card", [card for card in all_cards() if card.pattern], ids=lambda card: card.name)
 def test_the_groups_of_a_pattern_are_those_that_the_matcher_reads(card: Card) -> None:
-    assert set(re.compile(card.pattern).groupindex) <= {"rank", "host", "missing", "work", "kind"}
+    assert set(re.compile(card.pattern).groupindex) <= {
+        "rank", "host", "missing", "work", "kind", "operation", "elements", "group"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
@@ -148,6 +154,75 @@ def test_the_log_of_a_failed_job_names_the_fault(log: Path) -> None:
     found = explain_log([log.read_bytes()], log.name)
     assert found.sightings[0].card.code in expected
     assert found.sightings[0].card.role not in (Role.ECHO, Role.NOTE)
+
+
+def of_group(name: str) -> Explanation:
+    return explain_log([(GROUPS / f"{name}.log").read_bytes()], "job.log")
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "ranks"),
+    [
+        ("nccl2-stall", "nccl2-timeout", (0,)),
+        ("nccl-stall", "watchdog", (0,)),
+        ("nccl2-sizes", "nccl2-timeout", (0, 1)),
+        ("nccl-sizes", "watchdog-mismatch", (0, 1)),
+        ("nccl-order", "watchdog-mismatch", (0, 1)),
+        ("nccl2-device", "tensor-on-other-gpu", (1,)),
+        ("nccl2-remote", "nccl2-remote", (0, 1)),
+    ],
+)
+def test_both_process_groups_of_nccl_are_understood(log: str, first: str, ranks: tuple[int, ...]) -> None:
+    found = of_group(log)
+    assert (found.sightings[0].card.name, found.sightings[0].ranks) == (first, ranks)
+    assert found.is_explained == (first != "nccl2-remote")
+
+
+@pytest.mark.parametrize("log", ["nccl2-stall", "nccl2-sizes"])
+def test_a_rank_that_aborts_itself_after_a_time_out_has_not_crashed(log: str) -> None:
+    aborts = [one for one in of_group(log).sightings if one.card.name == "worker-aborted"]
+    assert [one.card.role for one in aborts] == [Role.ECHO]
+    alone = b"  rank      : 0 (local_rank: 0)\n  exitcode  : -6 (pid: 1)  (SIGABRT)\n"
+    assert explained(alone).sightings[0].card.role is Role.FAILURE
+
+
+@pytest.mark.parametrize("log", ["nccl-sizes", "nccl-order"])
+def test_a_mismatch_that_a_log_proves_is_shown_with_its_ranks(golden, log: str) -> None:
+    golden(render(of_group(log), width=100, color=False).partition("\n\nwait")[0])
+
+
+def watchdog(rank: int, work: int, what: str, group: str = "0(default_pg)") -> bytes:
+    return (
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:738] [PG GUID {group} Rank {rank}] Watchdog caught collective operation "
+        f"timeout: WorkNCCL(SeqNum={work}, {what}, NumelOut=1, Timeout(ms)=8000) ran for 8000 milliseconds.\n"
+    ).encode()
+
+
+def test_the_rank_that_differs_from_most_is_named(golden) -> None:
+    lines = [watchdog(rank, 7, f"OpType=ALLREDUCE, NumelIn={9 if rank == 2 else 8}") for rank in range(4)]
+    found = explained(*lines)
+    assert names(found) == ["watchdog-mismatch"]
+    golden(render(found, width=100, color=False))
+
+
+def test_calls_that_may_differ_are_no_mismatch() -> None:
+    sums, sends = "OpType=ALLREDUCE, NumelIn=8", "OpType=SEND, NumelIn=8"
+    alike = explained(watchdog(0, 7, sums), watchdog(1, 7, sums))
+    behind = explained(watchdog(0, 7, sums), watchdog(1, 6, "OpType=BROADCAST, NumelIn=8"))
+    of_groups = explained(watchdog(0, 7, sums), watchdog(1, 7, "OpType=BROADCAST, NumelIn=8", "3(mesh_dp)"))
+    uneven = explained(*(watchdog(rank, 7, f"OpType=ALLGATHER, NumelIn={rank}") for rank in (0, 1)))
+    two_sided = explained(watchdog(0, 7, sends), watchdog(1, 7, "OpType=RECV, NumelIn=8"))
+    for found in (alike, behind, of_groups, uneven, two_sided):
+        assert names(found) == ["watchdog"]
+
+
+def test_who_lost_the_memory_of_a_rank_that_died_echoes_it() -> None:
+    lost = b"[rank0]: torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    killed = b"  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 17)  (SIGKILL)\n"
+    assert [one.card.role for one in explained(lost).sightings] == [Role.FAILURE]
+    found = explained(lost, killed)
+    assert names(found) == ["worker-sigkill", "illegal-access"]
+    assert found.sightings[1].card.role is Role.ECHO
 
 
 def test_ten_logs_are_kept() -> None:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from seen import seen_of, together
 
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.driver_log import CHECK, XIDS, Kind, meaning_of
-from ddpdiag.model import Options, Severity
+from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid
 
@@ -84,6 +85,20 @@ def test_an_a100_that_could_not_replace_a_row_needs_a_reboot():
     line = xid(64)
     assert meaning_of(line, "NVIDIA A100-SXM4-80GB").action.value == "reboot"
     assert meaning_of(line, "NVIDIA H100").action.value == "reset"
+
+
+@pytest.mark.parametrize("status", [Status.DIED, Status.HUNG])
+def test_what_the_end_of_a_process_may_have_caused_is_no_proof_against_a_gpu(golden, status):
+    during = log_of(xid(31, line=START + 1), xid(145, 6, line=START + 2), xid(79, 7, line=START + 3))
+    ended = seen_of(all_reduce.CHECK, {}, statuses={1: status}, size=8, ranks_per_node=8, gpus=8)
+    fallen, after = judged(during, more=[ended])
+    assert (fallen.severity, fallen.gpus) == (Severity.ERROR, (uuid_of(7),))
+    assert (after.code, after.severity) == ("GPU011.aftermath", Severity.WARNING)
+    assert (after.ranks, after.nodes, after.gpus) == ((), (), ())
+    golden(after)
+    assert [one.severity for one in judged(during)] == [Severity.ERROR] * 3
+    before = log_of(xid(31), xid(145, 6))
+    assert {one.code for one in judged(before, more=[ended])} == {"GPU011.xid"}
 
 
 def test_lines_beyond_the_window_are_old():

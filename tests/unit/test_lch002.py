@@ -45,6 +45,21 @@ def test_what_must_differ_may_differ(name):
     assert found(with_variables("0", "1", "2", name=name)) == []
 
 
+NCCL_CLASS = "TORCH_DIST_USE_NCCL2"
+
+
+@pytest.mark.parametrize(("values", "ranks"), [((None, "0"), ()), (("1", "0", None), (1,)), (("0", "0", "1"), (2,))])
+def test_ranks_that_open_another_process_group_are_one_finding(golden, values, ranks):
+    (finding,) = found(with_variables(*values, name=NCCL_CLASS))
+    assert (finding.code, finding.severity, finding.ranks) == ("LCH002.process-group", Severity.WARNING, ranks)
+    golden(finding)
+
+
+@pytest.mark.parametrize("values", [("1", None), ("0", "0"), ("true", "1")])
+def test_values_that_mean_the_same_process_group_are_silent(values):
+    assert found(with_variables(*values, name=NCCL_CLASS)) == []
+
+
 def test_a_configuration_file_on_one_host_is_named(golden):
     file = {"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}
     (finding,) = found({0: Data({}, {}), 1: Data({}, {}), 2: Data({}, file)}, ranks_per_node=1)

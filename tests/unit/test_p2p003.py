@@ -47,6 +47,12 @@ def test_a_pair_that_fails_is_named_with_both_gpus(golden):
     golden(found)
 
 
+def test_ranks_with_different_process_groups_are_no_question_of_how_gpus_are_joined(golden):
+    run = Run(8, hangs_unless(P2P), variables={3: {"TORCH_DIST_USE_NCCL2": "0"}}, options=LONG).search()
+    assert (run.findings(), run.tried()) == ([], [])
+    golden(fallback.moot(run.seen))
+
+
 LIMITS = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=450e9, pcie_bytes_per_s=64e9)
 
 

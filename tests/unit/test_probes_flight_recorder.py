@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import LAST, groups, posted
+from ddpdiag.probes.collectives import LAST, groups, posted, unreadable
 
 C10D = "torch._C._distributed_c10d"
 NONE: frozenset[tuple[str, str]] = frozenset()
@@ -103,3 +103,103 @@ def test_sends_have_a_count_of_their_own(c10d: SimpleNamespace) -> None:
 def test_a_trace_of_another_form_is_no_answer(c10d: SimpleNamespace, trace: bytes) -> None:
     c10d._dump_fr_trace_json = lambda **_options: trace
     assert posted(NONE) is None
+
+
+# Classes of process groups: each has a recorder, by the name that it gives itself -------------------------------------
+
+
+class Group:
+    """A process group whose backends call themselves so."""
+
+    def __init__(self, *backends: str) -> None:
+        self._device_types = list(range(len(backends)))
+        self._backends = backends
+
+    def _get_backend(self, device: int) -> SimpleNamespace:
+        return SimpleNamespace(name=lambda: self._backends[device])
+
+
+def open_groups(monkeypatch: pytest.MonkeyPatch, **groups: Group) -> None:
+    """Groups that are open, by what they were opened with; torch 2.15 has registered these backends."""
+    backend = SimpleNamespace(backend_list=["undefined", "gloo", "nccl", "xccl", "ucc", "mpi", "fake"])
+    world = SimpleNamespace(pg_map={group: (name, None) for name, group in groups.items()})
+    module = SimpleNamespace(_world=world, Backend=backend)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.15.0"))  # type: ignore[misc]
+
+
+def hooked(**by_backend: tuple[dict[str, object], ...]) -> Callable[..., bytes]:
+    """The reader of torch 2.15: one recorder for each class, and a group is known from its opening on."""
+
+    def dump(includeCollectives: bool = True, onlyActive: bool = False, backend: str = "gloo") -> bytes:
+        trace = json.loads(recorder(*by_backend.get(backend, ()))(includeCollectives, onlyActive))
+        config = {"0": {"name": "0"}} if backend in by_backend else {}
+        return json.dumps({**trace, "pg_config": config}).encode()
+
+    return dump
+
+
+def test_nccl2_is_read_by_its_own_name(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch 2.15 opens for "nccl": the other readers stay empty."""
+    open_groups(monkeypatch, nccl=Group("nccl2"))
+    posted_last = entry(2, profiling_name="nccl2:all_reduce")
+    c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=(posted_last,)), recorder()
+    assert posted(NONE) == (Collective(seq=2, name="nccl2:all_reduce", elements=6, dtype="Float", group="0"),)
+    assert groups() == {("nccl2", "0")}
+    assert posted(groups()) == ()
+    assert unreadable() == ""
+
+
+def test_a_class_of_another_maker_is_read_where_torch_hooks_it(
+    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_groups(monkeypatch, theirs=Group("gloo", "fast"))
+    c10d._dump_fr_trace_json = hooked(gloo=(), fast=(entry(7, profiling_name="fast:all_reduce"),))
+    collectives = posted(NONE)
+    assert collectives is not None
+    assert [c.seq for c in collectives] == [7]
+
+
+def test_a_group_that_is_open_and_idle_posted_nothing(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=()), recorder()
+    for group in (Group("nccl2"), Group("nccl"), Group("gloo")):
+        open_groups(monkeypatch, any=group)
+        assert (posted(NONE), unreadable()) == ((), "")
+
+
+@pytest.mark.parametrize("backend", ["ucc", "mpi"])
+def test_a_class_that_torch_does_not_record_is_said_to_be_unreadable(
+    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    open_groups(monkeypatch, any=Group(backend))
+    c10d._dump_nccl_trace_json = recorder()
+    for reader in (hooked(), recorder(entry(1))):  # with names of classes, as in torch 2.15, and without
+        c10d._dump_fr_trace_json = reader
+        assert posted(frozenset({("gloo", "0")})) is None
+        assert unreadable() == f"torch 2.15.0 keeps no record of what {backend} does"
+
+
+def test_a_group_written_in_python_has_the_name_it_was_opened_with(
+    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_groups(monkeypatch, mock=Group())
+    c10d._dump_fr_trace_json = recorder()
+    assert unreadable() == "torch 2.15.0 keeps no record of what mock does"
+
+
+def test_gloo_before_torch_2_8_is_not_recorded(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_groups(monkeypatch, gloo=Group("gloo"))
+    c10d._dump_nccl_trace_json = recorder()
+    assert posted(NONE) is None
+    assert unreadable()
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_a_recorder_that_is_switched_off_says_so(
+    c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    open_groups(monkeypatch, nccl=Group("nccl"))
+    monkeypatch.setenv(name, "0")
+    c10d._dump_nccl_trace_json = recorder()
+    assert posted(NONE) is None
+    assert unreadable() == f"{name}=0 turns torch's flight recorder off"

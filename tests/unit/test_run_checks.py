@@ -2,9 +2,11 @@
 
 import pytest
 from msgspec import Raw, structs
-from seen import seen_of, with_arrivals, with_events
+from seen import seen_of, together, with_arrivals, with_events
 
 from ddpdiag.checks.api import Check, Nothing, Seen
+from ddpdiag.checks.launch import variables as variables_check
+from ddpdiag.checks.launch.variables import NCCL_CLASS
 from ddpdiag.checks.run import budget as run004
 from ddpdiag.checks.run import joined, stayed, survivors
 from ddpdiag.checks.run import trials as run003
@@ -286,3 +288,32 @@ def test_a_lost_host_that_does_not_answer_is_looked_for_first(golden, answers) -
     finding = only(losses(run_of(size=6), *lost(2, answers=answers)))
     assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
     golden(finding)
+
+
+# Classes of process groups --------------------------------------------------------------------------------------------
+
+
+def opening(*variables: str | None, at: str = "communicator") -> Finding:
+    """RUN003's finding for a group of NCCL that all ranks hang in, where LCH002 saw these values of the variable."""
+    frames = ("_create_nccl2_process_group (distributed_c10d.py:870)", "_new_process_group_helper (d.py:3206)")
+    rows = {r: variables_check.Data({} if v is None else {NCCL_CLASS: v}, {}) for r, v in enumerate(variables)}
+    hung = [
+        outcome(r, Status.HUNG, step=5, at=at, process=ProcessState(pid=r + 9, state="S", stack=(frames[v == "0"],)))
+        for r, v in enumerate(variables)
+    ]
+    seen = run_of(*hung, size=len(variables))
+    trial = structs.replace(seen.recording.trials[0], params={"backend": "nccl"})
+    seen = Seen(seen.world, seen.check, structs.replace(seen.recording, trials=(trial,)))
+    both = together(seen, seen_of(variables_check.CHECK, rows, size=len(variables)))
+    return only([f for f in judge_as(run003.CHECK, both) if f.code == "RUN003.hung"])
+
+
+def test_ranks_that_open_different_process_groups_for_nccl_hang_and_none_is_blamed(golden) -> None:
+    finding = opening(None, "0", None)
+    assert (finding.ranks, "LCH002.process-group explains" in finding.title) == ((), True)
+    golden(finding)
+
+
+def test_a_rank_that_alone_hangs_elsewhere_is_blamed_whatever_its_variable() -> None:
+    assert opening(None, None, None).ranks == ()
+    assert opening(None, "0", None, at="all_reduce 4 B: wait").ranks == (1,)

@@ -162,6 +162,16 @@ def test_a_recorder_that_is_not_there_is_told_of_gpus_only(golden):
     why = {"no_collectives": "not set"}
     golden(*judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes)
     assert judged(stalled(seen(0, WAITS, **why))).notes == ()
+    assert judged(stalled(seen(0, WAITS, **why), recorder=True)).notes != (), "unless the recorders were asked for"
+
+
+def test_who_had_nothing_overdue_when_the_others_timed_out_is_named(golden):
+    """torch 2.15 over NCCL: a rank that waits writes its recorder at its time-out; its stack shows no collective."""
+    waits = [seen(rank, COMPUTES, collectives=posted(11, "nccl2:all_reduce")) for rank in (0, 2)]
+    ranks = (waits[0], seen(1, ("load (train.py:3)",)), waits[1])
+    assert named(*ranks, timed_out=True) == (1,)
+    golden(words(judged(stalled(*ranks, timed_out=True))))
+    assert "time-out" not in judged(stalled(*ranks)).title
 
 
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):

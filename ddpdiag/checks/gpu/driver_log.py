@@ -29,7 +29,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
 from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
-from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log, kmsg_path
@@ -45,6 +45,9 @@ FINDINGS = {
             "150 whose text says Nonfatal."
         ),
     ),
+    "aftermath": Explained.warning(
+        "Xid 31 or 145 in a run in which a process died or was killed: a GPU that reads a dead peer's memory meets it."
+    ),
     "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
     "unread": Explained.note(
         "the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`, "
@@ -53,6 +56,8 @@ FINDINGS = {
 }
 
 _HOUR_SECONDS = 3600
+# A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
+_AFTER_A_DEATH = frozenset({31, 145})
 # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
 _READ_SECONDS = 0.5
 
@@ -191,6 +196,8 @@ def _of_host(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
 ) -> Iterator[Finding]:
     elsewhere: list[str] = []
+    aftermath: list[str] = []
+    ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
     for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
@@ -198,6 +205,8 @@ def _of_host(
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
             elsewhere.append(f"{xid.pci}: {group.text}")
+        elif xid.code in _AFTER_A_DEATH and group.recent and ended_early:
+            aftermath.append(f"{xid.pci}: {group.text}")
         else:
             yield _finding(seen, host, card, group)
     if elsewhere:
@@ -207,6 +216,15 @@ def _of_host(
             f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs is this job's.",
             nodes=(host.name,),
             evidence={"lines": list(elsewhere[:16])},
+        )
+    if aftermath:
+        yield seen.finding(
+            "aftermath",
+            f"errors of GPUs on {host.name} in the kernel log, after a process of this run ended",
+            f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003). A "
+            "GPU that reads its memory meets such errors. They prove nothing against these GPUs.",
+            evidence={"lines": list(aftermath[:16])},
+            fix="Start with what RUN003 names. If the lines return in a run in which no process ends, the GPU is sick.",
         )
 
 

@@ -5,6 +5,9 @@ hang, crash, or run as slowly as the worst of them. NCCL also reads ~/.nccl.conf
 /etc/nccl.conf, where an old workaround is easily forgotten. Only names on an allow-list are recorded, and none that
 might hold a secret.
 
+TORCH_DIST_USE_NCCL2=0 takes the older of the two classes of process groups that torch has for NCCL since 2.15. The two
+exchange other keys while a group is opened, so that ranks that differ in it wait for each other for ever.
+
 Findings:
 
 Causes: a start-up file of one host, `mpirun` without `-x`, a container that carries settings. Fix: set variables in the
@@ -34,6 +37,10 @@ from ddpdiag.stats import odd_ones_out
 
 FINDINGS = {
     "variable": Explained.warning("a variable differs between ranks."),
+    "process-group": Explained.warning(
+        "ranks open different classes of process groups for NCCL. With torch 2.15 and newer they hang then; older ones "
+        "have one class only."
+    ),
     "file": Explained.warning("a setting in a file of NCCL's differs between hosts."),
     "host-id": Explained.warning(
         "NCCL_HOSTID is set: NCCL takes neighbours for strangers, and uses neither P2P nor shared memory."
@@ -52,6 +59,8 @@ OWN = frozenset(
 )  # fmt: skip
 # Values of one setting, and ranks of one value, that are listed: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16
+# The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
+NCCL_CLASS, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
 # Read by torch while it is imported; anything else raises there.
 DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 
@@ -70,6 +79,7 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for kind, rows in _by_kind(seen):
         yield from _differences(seen, kind, rows)
+    yield from _process_groups(seen)
     yield from _host_ids(seen)
     yield from _debug_levels(seen)
 
@@ -94,7 +104,7 @@ def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
 def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
     for name in _names(rows):
         odd = odd_ones_out({rank: own.get(name) for rank, own in rows.items()})
-        if odd is None:
+        if odd is None or name == NCCL_CLASS:
             continue
         yield seen.finding(
             kind,
@@ -107,6 +117,24 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
             if kind == "variable"
             else "Make the file alike on every host, or remove it.",
         )
+
+
+def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
+    """Ranks that open another class of process group for NCCL than others."""
+    odd = odd_ones_out({rank: data.variables.get(NCCL_CLASS) == OLDER_CLASS for rank, data in seen.by_rank.items()})
+    if odd is None:
+        return
+    older, newer = odd.groups[True], odd.groups[False]
+    yield seen.finding(
+        "process-group",
+        f"{NCCL_CLASS} differs between ranks",
+        f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)} and unset or another value on {ranks_text(newer)}; one "
+        "value on every rank is expected. From torch 2.15 on the former open an older class of process group for NCCL "
+        "than the latter, and the two hang while the group is opened.",
+        ranks=odd.ranks,
+        evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
+        fix=f"Set {NCCL_CLASS} alike on every rank, in the job script, or unset it everywhere.",
+    )
 
 
 def _host_ids(seen: Seen[Data]) -> Iterator[Finding]:

@@ -2,11 +2,13 @@
 
 A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
 heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
-that most ranks had reached, or that posted fewer collectives: the others only wait for them. "Connection closed by
-peer" is an echo of somebody else's end and blames nobody. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the trial do
-not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named; so it is
-where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or more. A trial
-that failed over gloo is a warning where the job takes another backend, which works.
+that most ranks had reached, or that posted fewer collectives, or are in no call of torch.distributed although none was
+posted yet: the others only wait for them. "Connection closed by peer" is an echo of another rank's end and blames no
+rank, and so is "illegal memory access" after the end of a peer. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the
+trial do not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named;
+so it is where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or
+more, or where they hang while they open groups of NCCL whose classes LCH002 saw to differ. A trial that failed over
+gloo is a warning where the job takes another backend, which works.
 
 Findings and their causes:
 
@@ -68,7 +70,7 @@ FINDINGS = {
 
 D = TypeVar("D")
 
-_SLOW = "RDZ004.slow"
+_SLOW, _CLASSES = "RDZ004.slow", "LCH002.process-group"
 # As torch's flight recorder names them; of others an element has one byte at least.
 _BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
 # What needs so much of a trial's time for one collective leaves too little for the others.
@@ -177,7 +179,8 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
             workarounds = _workarounds(seen, trial)
-            own = workarounds or between(known_causes, frozenset(seen.world.nodes_of(group)))
+            own = workarounds or _classes(seen, trial, outcomes)
+            own = own or between(known_causes, frozenset(seen.world.nodes_of(group)))
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
@@ -186,6 +189,14 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
                 if slow := _too_slow(between(known_slow, nodes), trial, outcomes):
                     blame, own = structs.replace(blame, why=slow[1]), slow[:1]
             yield Failure(trial, outcomes, blame, own, bool(workarounds))
+
+
+def _classes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
+    """That ranks choose different classes of process groups for NCCL, where all of them hang while they open one."""
+    at = {o.at for o in outcomes if o.status is Status.HUNG}
+    if trial.params.get("backend") != "nccl" or at != {COMMUNICATOR_STEP}:
+        return ()
+    return tuple(finding for finding in seen.findings_of("LCH002") if finding.code == _CLASSES)
 
 
 def causes(seen: Seen[D]) -> tuple[Finding, ...]:

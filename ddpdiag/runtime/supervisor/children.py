@@ -104,7 +104,8 @@ class WorkerProcess(Child):
         if not isinstance(answer, ipc.PostedCollectives):
             return HangEvidence(stacks)
         of_nccl = wait_for_answer(self._recorder, begin + DEADLINES.ras, alive) if nccl else None
-        return HangEvidence(stacks, answer.collectives, of_nccl.text if isinstance(of_nccl, ipc.RasReport) else "")
+        ras = of_nccl.text if isinstance(of_nccl, ipc.RasReport) else ""
+        return HangEvidence(stacks, answer.collectives, answer.no_collectives, ras)
 
     def kill(self) -> bool:
         """Kill it; True if it is gone within 2 s."""

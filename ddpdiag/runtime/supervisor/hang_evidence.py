@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Place
-from ddpdiag.probes.collectives import Group, RasAddress, groups, posted, ras_report, ras_service
+from ddpdiag.probes.collectives import Group, RasAddress, groups, posted, ras_report, ras_service, unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
@@ -42,16 +42,17 @@ class RecorderReader:
             self._started = True
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
-    def collectives(self) -> tuple[Collective, ...] | None:
-        """What was posted in this trial."""
-        return posted(self._before)
+    def collectives(self) -> PostedCollectives:
+        """What was posted in this trial, or why that is not known."""
+        collectives = posted(self._before)
+        return PostedCollectives(collectives, unreadable() if collectives is None else "")
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while question := self._channel.recv(len(_QUESTION)):
                 greeted = time.monotonic() + DEADLINES.greet_ras
                 # First what takes no time: to look for NCCL's service means to read /proc, slow on a busy host.
-                self._channel.send(msgspec.json.encode(PostedCollectives(self.collectives())))
+                self._channel.send(msgspec.json.encode(self.collectives()))
                 if question == _QUESTION_TO_NCCL:
                     service = _service()
                     text = ras_report(service, greeted, DEADLINES.ras_report) if service is not None else ""
@@ -145,9 +146,11 @@ def _frame(line: str) -> str:
 class HangEvidence(NamedTuple):
     """What a process that did not end in time says of itself: its stacks and its last collectives, if it can.
 
-    `ras` is what NCCL's own service says of the job, if it was asked.
+    `no_collectives` is why it cannot say what it posted, where torch keeps no record of it. `ras` is what NCCL's own
+    service says of the job, if it was asked.
     """
 
     stacks: Stacks = Stacks()
     collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
     ras: str = ""

@@ -32,7 +32,7 @@ class Task(Struct, frozen=True, tag="task"):
 
 class TrialEnded(Struct, frozen=True, tag="answer"):
     """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `collectives`
-    posted last (RAISED)."""
+    posted last, or why there are none (RAISED)."""
 
     status: Status
     data: msgspec.Raw = msgspec.Raw(b"null")  # an empty Raw would be written as nothing, which is no JSON
@@ -40,12 +40,14 @@ class TrialEnded(Struct, frozen=True, tag="answer"):
     detail: str = ""
     timings: dict[str, float] = field(default_factory=dict)
     collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
 
 
 class PostedCollectives(Struct, frozen=True, tag="posted"):
-    """The collectives that a worker posted last in this trial; None if torch keeps no record."""
+    """The collectives that a worker posted last in this trial; None, and why, if torch keeps no record."""
 
     collectives: tuple[Collective, ...] | None
+    no_collectives: str = ""
 
 
 class RasReport(Struct, frozen=True, tag="ras"):

@@ -56,6 +56,7 @@ class RunningTrial:
             detail=answer.detail,
             timings={**self._times, **answer.timings},
             collectives=answer.collectives,
+            no_collectives=answer.no_collectives,
         )
 
     def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
@@ -189,9 +190,14 @@ class TrialRunner(ABC):
         survived = (child is running_trial.worker or step == IMPORT_STEP) and self._kill(child)
         stacks = evidence.stacks
         process = structs.replace(process, stack=stacks.main, threads=stacks.others, survived=survived)
-        self._finish(
-            running_trial, structs.replace(outcome, process=process, collectives=evidence.collectives, ras=evidence.ras)
+        outcome = structs.replace(
+            outcome,
+            process=process,
+            collectives=evidence.collectives,
+            no_collectives=evidence.no_collectives,
+            ras=evidence.ras,
         )
+        self._finish(running_trial, outcome)
 
     def _finish(self, running_trial: RunningTrial, outcome: Outcome) -> None:
         """Report the outcome; after anything but DONE the worker is replaced."""

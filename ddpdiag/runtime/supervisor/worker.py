@@ -31,6 +31,7 @@ from ddpdiag.runtime.supervisor.ipc import (
     Forked,
     ForkServerMessage,
     Imported,
+    PostedCollectives,
     StepPage,
     Task,
     TrialEnded,
@@ -136,12 +137,14 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
     except Exception as error:  # noqa: BLE001 - one of the two edges: whatever a measurement raises is an outcome
         text = traceback.format_exc(limit=-8)
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        own = recorder.collectives() if task.trial.kind is Kind.TORCH else PostedCollectives(None)
         answer = TrialEnded(
             Status.RAISED,
             error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
             detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
             timings=context.timings,
-            collectives=recorder.collectives() if task.trial.kind is Kind.TORCH else None,
+            collectives=own.collectives,
+            no_collectives=own.no_collectives,
         )
     context.timed("total", time.monotonic() - begin)
     return answer

@@ -101,6 +101,8 @@ def moot(seen: Seen[D]) -> str | None:
         return f"torch has no {seen.world.backend} on {ranks_text(tuple(said))}"
     if own is None:
         return None
+    if not own.works and any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
+        return f"ranks open different process groups for {seen.world.backend}, which {lch002.NCCL_CLASS} chooses"
     if reason := _other_reason(seen, own):
         return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
     if not own.works and gloo is not None and not gloo.works:
