@@ -28,7 +28,6 @@ from ddpdiag.watch.processes import (
     Process,
     descendants,
     find_ranks,
-    holds_gpu,
     read_process,
     start_unix_seconds,
     thread_names,
