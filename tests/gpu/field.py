@@ -137,7 +137,11 @@ def unexpected_in(
         named = {rank for own in told if own["severity"] == "error" for rank in own["ranks"]}
         found += [] if named == {*blamed} else [f"ranks {sorted(named)} are blamed, {sorted(blamed)} expected"]
         told = [own for own in told if own["severity"] != "error"]
-    return found + [f"{own['severity']} {own['code']}: {own['message']}" for own in told]
+    alike = {code: [own for own in told if own["code"] == code] for code in dict.fromkeys(own["code"] for own in told)}
+    for code, (first, *others) in alike.items():
+        more = f" (and {len(others)} more)" if others else ""
+        found.append(f"{first['severity']} {code}: {first['message']}{more}")
+    return found
 
 
 @dataclass(frozen=True)

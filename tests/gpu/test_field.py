@@ -39,6 +39,11 @@ def test_every_warning_and_another_verdict_are_unexpected_but_for_what_is_known(
     ]
 
 
+def test_findings_of_one_code_are_one_line():
+    rows = report(*(finding("P2P002.host-slow", "warning") for _ in range(16)))
+    assert unexpected_in(rows) == ["warning P2P002.host-slow: said (and 15 more)"]
+
+
 @pytest.mark.parametrize(("named", "count"), [([1], 0), ([0], 1), ([0, 1], 1), ([], 1)])
 def test_with_a_fault_the_rank_must_be_blamed_and_no_other(named, count):
     rows = report(finding("RUN003.hung", ranks=named), verdict="unfit")
