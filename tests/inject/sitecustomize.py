@@ -28,6 +28,7 @@ In the import of torch:
     slower                    forward and backward take DDPDIAG_TEST_SLOWER (0.15) more of a core
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
     broken-import             a library that it needs is not there
+    cuda-thread               a thread starts that has the name of one of CUDA's
 
 Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH        torch says that it has this version
@@ -43,6 +44,7 @@ And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
 import ctypes
 import os
 import sys
+import threading
 import time
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
@@ -112,7 +114,22 @@ _IN_ALL_REDUCE = {
     "ras": _with_ras("answer"),
     "silent-ras": _with_ras("silent"),
 }
-_IN_IMPORT = {"import": _forever, "slow-import": _import_slowly, "broken-import": _miss_a_library}
+
+
+def _start_cuda_thread():
+    def run():
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("cuda-EvtHandlr")
+        _forever()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+_IN_IMPORT = {
+    "import": _forever,
+    "slow-import": _import_slowly,
+    "broken-import": _miss_a_library,
+    "cuda-thread": _start_cuda_thread,
+}
 
 
 def _announce():

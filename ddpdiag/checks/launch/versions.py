@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import odd_text, ranks_text
+from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import Setting
@@ -42,6 +42,9 @@ FINDINGS = {
     ),
     "python": Explained("another minor version is an error, another patch level a warning."),
     "driver": Explained("NVIDIA drivers differ, which mostly work together: a warning."),
+    "not-forked": Explained.note(
+        "an import of this environment starts CUDA, so each worker imports torch by itself, and the run takes longer."
+    ),
     "slow-import": Explained.warning("`import torch` took much longer on some ranks."),
 }
 
@@ -51,7 +54,8 @@ _BUSY_SHARE = 0.5
 
 class Data(Struct, frozen=True, kw_only=True):
     """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
-    `import_core_seconds` how much of it was on a core or in waiting for one."""
+    `import_core_seconds` how much of it was on a core or in waiting for one. `not_forked` is why workers are no forks
+    of a process that has imported torch."""
 
     python: str
     torch: str
@@ -61,6 +65,7 @@ class Data(Struct, frozen=True, kw_only=True):
     driver: str | None = None
     import_seconds: float | None = None
     import_core_seconds: float | None = None
+    not_forked: str | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -69,6 +74,7 @@ def measure(ctx: Context) -> Data:
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
         import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
+        not_forked=os.environ.get("DDPDIAG_NOT_FORKED"),
     )
 
 
@@ -90,7 +96,21 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _differing(seen, "Python", Severity.WARNING if alike else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
     yield from _differing(seen, "NVIDIA driver", Severity.WARNING)
+    yield from _not_forked(seen)
     yield from _slow_imports(seen)
+
+
+def _not_forked(seen: Seen[Data]) -> Iterator[Finding]:
+    ranks = tuple(rank for rank, own in seen.by_rank.items() if own.not_forked)
+    if ranks:
+        yield seen.finding(
+            "not-forked",
+            "importing torch starts CUDA",
+            f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}: {seen.by_rank[ranks[0]].not_forked}; a "
+            "forked process cannot use CUDA then, so each worker imported torch by itself.",
+            fix="Find the module that starts CUDA when it is imported (sitecustomize, *.pth files): data loaders that "
+            "fork fail, too.",
+        )
 
 
 def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Finding]:

@@ -5,16 +5,19 @@ the fork server (with torch), which is here, too. It says only what happened; it
 """
 
 import array
+import contextlib
 import faulthandler
 import gc
 import importlib
 import os
+import re
 import select
 import signal
 import socket
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -179,6 +182,8 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
 # DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
 # of training.
 LAZY_IMPORTS = ("torch._dynamo",)
+# Why workers are new processes and no forks (`fork_hazard`), for LCH003.
+NOT_FORKED = "DDPDIAG_NOT_FORKED"
 DESCRIPTORS = 4  # the worker's channel, step page, stack file and the channel to its recorder
 
 
@@ -243,12 +248,12 @@ def _fork(channel: socket.socket) -> bool:
         descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
     if not descriptors:
         return False
-    parent = os.getpid()
+    parent, hazard = os.getpid(), fork_hazard()
     # Its end must not be told before its start.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     pid = os.fork()
     if pid == 0:
-        _become_worker(parent, channel, descriptors)
+        _become_worker(parent, channel, descriptors, hazard)
     for descriptor in descriptors:
         os.close(descriptor)
     _send(channel, Forked(pid))
@@ -256,9 +261,35 @@ def _fork(channel: socket.socket) -> bool:
     return True
 
 
-def _become_worker(parent: int, server: socket.socket, descriptors: "array.array[int]") -> NoReturn:
+# Device files of NVIDIA's driver and of WSL2; the driver's own threads are cuda-EvtHandlr, cuda00001400006 and so on.
+_GPU_DEVICE = re.compile(r"/dev/(nvidia|dxg)")
+
+
+def fork_hazard(root: Path = Path("/proc/self")) -> str | None:
+    """Why a fork of this process could not use CUDA, or None: CUDA was started here, and does not survive a fork.
+
+    The process is at `root`. Threads of other libraries (OpenBLAS starts some at its import) are no hazard.
+    """
+    for link in (root / "fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of this very listing
+            if _GPU_DEVICE.match(target := os.readlink(link)):
+                return f"{target} is open after the imports"
+    for thread in (root / "task").iterdir():
+        with contextlib.suppress(OSError):
+            if (name := (thread / "comm").read_text().strip()).startswith("cuda"):
+                return f"CUDA's thread {name} runs after the imports"
+    torch = sys.modules.get("torch")
+    return "CUDA is initialized after the imports" if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _become_worker(parent: int, server: socket.socket, descriptors: "array.array[int]", hazard: str | None) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    if hazard is not None:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
+        words = [sys.executable, "-P", "-m", __spec__.name, "worker", str(parent), *map(str, descriptors)]
+        os.execve(sys.executable, words, {**os.environ, NOT_FORKED: hazard})
     die_with_parent(parent)
     leave_terminal()
     server.close()

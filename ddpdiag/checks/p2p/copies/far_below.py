@@ -119,6 +119,9 @@ def _by_path(copies: RankCopies, link: Link, pair: Pair) -> Expected | None:
     return None
 
 
+_GUESS = "Try NCCL_P2P_DISABLE=1 until the cause is mended."
+
+
 def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected]) -> Finding:
     copies = subject.copies
     rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in far)
@@ -145,10 +148,11 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
         f"{reached_text(rate, expected.bytes_per_s)} ({expected.source}); at least "
         f"{share_text(seen.number('far_ratio'))} expected.{beside}{doubts_text(doubts)}",
         evidence,
-        ("Try NCCL_P2P_DISABLE=1 until the cause is mended. " if faster else "")
+        (f"{_GUESS} " if faster else "")
         + "Compare `nvidia-smi nvlink -s`, `nvidia-smi nvlink -e` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load "
         "with another host's; reset the GPUs or reboot.",
         Severity.WARNING if doubts else Severity.ERROR,
+        guess=_GUESS if faster else "",
     )
 
 
