@@ -104,7 +104,7 @@ def launched(options: LaunchOptions) -> Launch:
 
 
 # torch.distributed.Backend.backend_list of torch 2.6 to 2.15, and names that its CUDA builds register.
-_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2")
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy", "nccl-lazy")
 
 
 def check_backend(name: str) -> None:
