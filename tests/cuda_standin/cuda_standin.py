@@ -7,6 +7,9 @@ $DDPDIAG_CUDA_TORCH is the Python of an environment with the CUDA wheel of torch
 
 nvidia-cuda-crt holds headers that the wheel's own lack. It must be the same minor version of Python as the tests': a
 run takes torch from there, and ddpdiag with the rest from here.
+
+`python tests/cuda_standin/cuda_standin.py 2 ddpdiag check` runs a command on it with two GPUs; TORCH_DIST_USE_NCCL2=0
+in the environment takes the older class of process groups.
 """
 
 import hashlib
@@ -19,11 +22,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import fake_nvml
-
-import ddpdiag
-
 HERE = Path(__file__).parent
+if __name__ == "__main__":  # pytest has these already
+    sys.path[:0] = [str(HERE.parent / "fake_nvml"), str(HERE.parent.parent)]
+
+import fake_nvml  # noqa: E402
+
+import ddpdiag  # noqa: E402
+
 VARIABLE = "DDPDIAG_CUDA_TORCH"
 HOW = (
     f"no CUDA wheel of torch: python -m venv V && V/bin/pip install torch 'nvidia-cuda-crt==13.2.*' (5 GB), and "
@@ -139,3 +145,17 @@ def _driver(folder: Path, gpus: int) -> tuple[Path, Path]:
         root.mkdir()
         fake_nvml.driver(root, gpus)
     return nvml, root / "proc"
+
+
+def main() -> int:
+    """Run a command of ours on the stand-in: GPUS ddpdiag ..., or GPUS and arguments for Python."""
+    gpus, *command = sys.argv[1:]
+    found = standin()
+    older = os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
+    variables = found.variables(int(gpus), "ProcessGroupNCCL" if older else "ProcessGroupNCCL2")
+    arguments = ["-m", *command] if command[:1] == ["ddpdiag"] else command
+    return subprocess.run([found.python, *arguments], env=dict(os.environ) | variables).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
