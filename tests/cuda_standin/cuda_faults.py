@@ -1,7 +1,7 @@
 """Faults of the gallery that concern NCCL, direct copies, the choice of a device, or the start, on the CUDA stand-in.
 
 Each is met by `ddpdiag check` over both classes of process groups. As in tests/faults/fault.py, the expectation is what
-a user needs, not what the product says today. `environment` are variables of the stand-in: src/cudart.h, src/nccl.cpp
+a user needs, not what the product says today. `environment` are variables of the stand-in: src/cudart.h, src/nccl.h
 and hooks/sitecustomize.py say what they do.
 """
 
