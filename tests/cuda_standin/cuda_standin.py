@@ -124,13 +124,14 @@ def _libraries(folder: Path, about: Mapping) -> Path:
 
 def _environment(folder: Path, about: Mapping) -> Path:
     """A virtual environment: ddpdiag, the CUDA wheel's packages, and then those of the tests' own environment."""
-    home = folder / "environment"
+    root = Path(ddpdiag.__file__).parent.parent
+    home = folder / f"environment-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"  # one for each checkout
     python = home / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     packages = next((home / "lib").glob("python*/site-packages"))
     own = [path for path in sys.path if path.endswith("site-packages")]
-    paths = [str(Path(ddpdiag.__file__).parent.parent), about["site"], *own]
+    paths = [str(root), about["site"], *own]
     (packages / "cuda_standin.pth").write_text("".join(f"{path}\n" for path in dict.fromkeys(paths)))
     return python
 
