@@ -1,4 +1,4 @@
-"""The CUDA stand-in, built once for a session; runs of faults, two at a time; and the table at the end."""
+"""The CUDA stand-in, built once for a session; runs of faults, three at a time; and the table at the end."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +18,7 @@ TITLE = "CUDA stand-in"
 _LINES = pytest.StashKey[list[str]]()
 _ROWS = pytest.StashKey[list[tuple[str, ...]]]()
 # Most of a run is waiting for a deadline.
-AT_ONCE = 2
+AT_ONCE = 3
 
 
 @pytest.fixture(scope="session")
