@@ -1,4 +1,4 @@
-// Devices of the stand-in for libcudart: which there are, their memory, their peers.
+// Devices of the stand-in for libcudart: which there are, and their memory.
 #include "cudart.h"
 
 #include <dlfcn.h>
@@ -333,30 +333,3 @@ EXPORT cudaError_t cudaDeviceSynchronize() {
 }
 EXPORT cudaError_t cudaDeviceGetLimit(size_t* v, cudaLimit) { *v = 1024; return cudaSuccess; }
 EXPORT cudaError_t cudaDeviceSetLimit(cudaLimit, size_t) { return cudaSuccess; }
-
-// ---- peers
-EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int d, int peer) {
-  ENTER;
-  int n = int(world().devices.size());
-  if (d < 0 || d >= n || peer < 0 || peer >= n) return ret(cudaErrorInvalidDevice);
-  *can = d != peer && strcmp(env("FAKECUDA_P2P", "on"), "off") != 0;
-  return cudaSuccess;
-}
-EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  ENTER;
-  int can = 0;
-  if (cudaError_t e = cudaDeviceCanAccessPeer(&can, tls_device, peer)) return e;
-  if (!can) return ret(cudaErrorPeerAccessUnsupported);
-  Device& d = use(tls_device);
-  std::lock_guard<std::mutex> l(d.m);
-  return d.peers.insert(peer).second ? cudaSuccess : ret(cudaErrorPeerAccessAlreadyEnabled);
-}
-EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer) {
-  ENTER;
-  return use(tls_device).peers.erase(peer) ? cudaSuccess : ret(cudaErrorPeerAccessNotEnabled);
-}
-EXPORT cudaError_t cudaDeviceGetP2PAttribute(int* v, cudaDeviceP2PAttr a, int s, int d) {
-  if (cudaError_t e = cudaDeviceCanAccessPeer(v, s, d)) return e;
-  if (a == cudaDevP2PAttrPerformanceRank) *v = 0;
-  return cudaSuccess;
-}

@@ -1,4 +1,4 @@
-// Memory of the stand-in for libcudart: copies and what they take, pinned memory, memory shared between processes.
+// Memory of the stand-in for libcudart: copies and what they take, peers, pinned memory, memory shared between processes.
 #include "cudart.h"
 
 #include <fcntl.h>
@@ -100,7 +100,7 @@ static cudaError_t copy(void* dst, const void* src, size_t size, Stream* s, bool
   }
   bool again = s->last.to == dst && s->last.from == src && s->last.size == size && s->last.epoch == g_epoch && !staged;
   if (!again) s->last = {dst, src, size, ++g_epoch};
-  double seconds = kCopySeconds + size / rate(from, to, pinned);
+  double bytes_per_s = rate(from, to, pinned), seconds = kCopySeconds + (bytes_per_s > 0 ? size / bytes_per_s : 0);
   s->push([=](double& clock) {
     (void)staged;
     if (!again) moved(dst, source, size, from, to);
@@ -119,6 +119,33 @@ EXPORT double fakecuda_gbps(int from, int to) {  // of a pair with a rate of its
   for (const auto& [name, value] : listed("FAKECUDA_GBPS", '='))
     if (name == own) return atof(value.c_str());
   return 0;
+}
+
+// ---- peers
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int d, int peer) {
+  ENTER;
+  int n = int(world().devices.size());
+  if (d < 0 || d >= n || peer < 0 || peer >= n) return ret(cudaErrorInvalidDevice);
+  *can = d != peer && strcmp(env("FAKECUDA_P2P", "on"), "off") != 0;
+  return cudaSuccess;
+}
+EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+  ENTER;
+  int can = 0;
+  if (cudaError_t e = cudaDeviceCanAccessPeer(&can, tls_device, peer)) return e;
+  if (!can) return ret(cudaErrorPeerAccessUnsupported);
+  Device& d = use(tls_device);
+  std::lock_guard<std::mutex> l(d.m);
+  return d.peers.insert(peer).second ? cudaSuccess : ret(cudaErrorPeerAccessAlreadyEnabled);
+}
+EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer) {
+  ENTER;
+  return use(tls_device).peers.erase(peer) ? cudaSuccess : ret(cudaErrorPeerAccessNotEnabled);
+}
+EXPORT cudaError_t cudaDeviceGetP2PAttribute(int* v, cudaDeviceP2PAttr a, int s, int d) {
+  if (cudaError_t e = cudaDeviceCanAccessPeer(v, s, d)) return e;
+  if (a == cudaDevP2PAttrPerformanceRank) *v = 0;
+  return cudaSuccess;
 }
 
 // ---- memory
