@@ -14,17 +14,17 @@ missing() { # missing REAL_LIBRARY PATTERN OBJECTS...: functions of the library 
 }
 
 cudart() {
-    for part in device memory stream code; do
+    for part in device copies memory stream code; do
         g++ -std=c++17 -O2 -fPIC -fvisibility=hidden -Wall $inc -c "$src/$part.cpp" -o "$part.o"
     done
     { echo 'int fakecuda_unsupported(const char*, char*);'
-      missing "$site/nvidia/cu13/lib/libcudart.so.13" "" device.o memory.o stream.o code.o | while read -r n; do
+      missing "$site/nvidia/cu13/lib/libcudart.so.13" "" device.o copies.o memory.o stream.o code.o | while read -r n; do
           echo "__attribute__((visibility(\"default\"))) int $n(void) { static char told; return fakecuda_unsupported(\"$n\", &told); }"
       done; } > stubs.c
     gcc -O1 -fPIC -fno-builtin -w -c stubs.c -o stubs.o
     echo 'libcudart.so.13 { global: cuda*; __cuda*; fakecuda_*; local: *; };' > cudart.map
     g++ -shared -Wl,-soname,libcudart.so.13 -Wl,--version-script=cudart.map -static-libstdc++ -static-libgcc \
-        -o libcudart.so.13 device.o memory.o stream.o code.o stubs.o -ldl -lpthread -lrt
+        -o libcudart.so.13 device.o copies.o memory.o stream.o code.o stubs.o -ldl -lpthread -lrt
     gcc -O1 -fPIC -shared -Wall -Wl,-soname,libcuda.so.1 -o libcuda.so.1 "$src/cuda.c" -L. -l:libcudart.so.13 -Wl,-rpath,'$ORIGIN'
 }
 
@@ -45,7 +45,7 @@ nccl() {
 }
 
 ops() {
-    g++ -std=c++20 -O2 -fPIC -shared -w $inc "-I$site/torch/include" "-I$site/torch/include/torch/csrc/api/include" \
+    g++ -std=c++20 -O3 -fPIC -shared -w $inc "-I$site/torch/include" "-I$site/torch/include/torch/csrc/api/include" \
         -o libfakeops.so "$src/ops.cpp" "-L$site/torch/lib" -lc10 -ltorch_cpu -lc10_cuda -L. -l:libcudart.so.13
 }
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from cuda_standin import GROUPS
 
+# No variable helps against a rank, and whoever advises another driver has not seen it.
+NO_VARIABLE = ("NCCL_P2P_DISABLE", "P2P003.nothing")
 P2P, SHM, NVLS = "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_NVLS_ENABLE=0"
 # Half of what a hang costs by default.
 QUICK = ("--set", "COL001.deadline_seconds=8", "--set", "P2P003.deadline_seconds=8")
@@ -21,7 +23,7 @@ class CudaFault:
 
     `expect`: any of these codes, with at least `severity`; nothing: no error and no warning at all names a rank. Errors
     (warnings, where that is the severity) must name exactly `ranks`, or none; of copies, `pairs` as well. `fix` must be
-    in the fix or the evidence of what is found, and nothing of `never` in any fix.
+    advised, in words or as a variable, and nothing of `never` may be the code or the fix of any finding.
     `of_rank` are variables of single ranks, which are then started by hand; `{other}` is the other group's value.
     """
 
@@ -101,47 +103,48 @@ FAULTS = {
         exit_code=1,
         fix=P2P,
         environment=nccl(f"slow factor=400 unless={P2P}"),
+        options=("--stage", "launch,gpu,collective,p2p"),
     ),
     "rank_never_enters": CudaFault(
         about="A rank never enters NCCL's first collective (D10): it waits for a file server, a lock, a download.",
         expect=("RUN003.hung",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         environment=call("sleep 1 1"),
     ),
     "rank_stops_later": CudaFault(
         about="A rank enters twenty collectives, and not the next one.",
         expect=("RUN003.hung",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         environment=call("sleep 1 21"),
     ),
     "rank_raises": CudaFault(
         about="One rank raises an exception, the others wait for it in NCCL (D4).",
         expect=("RUN003.raised",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         environment=call("raise 1 5"),
     ),
     "rank_exits": CudaFault(
         about="A rank leaves in the middle of NCCL's collectives.",
         expect=("RUN003.died",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         environment=call("exit 1 5"),
     ),
     "rank_killed_in_a_collective": CudaFault(
         about="A rank is killed (SIGKILL) inside of an all-reduce; the other one waits in NCCL's kernel.",
         expect=("RUN003.died",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         environment=nccl("kill rank=1 call=5"),
     ),
     "rank_posts_another_size": CudaFault(
         about="One rank of three all-reduces one element more: NCCL hangs, and says nothing.",
         expect=("RUN003.mismatch",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         gpus=3,
         environment=call("longer 1 5"),
     ),
@@ -149,7 +152,7 @@ FAULTS = {
         about="One rank of three broadcasts where the others all-reduce.",
         expect=("RUN003.mismatch",),
         ranks={1},
-        never=(P2P,),
+        never=NO_VARIABLE,
         gpus=3,
         environment=call("other 1 5"),
     ),
@@ -180,7 +183,7 @@ FAULTS = {
         ranks={1},
         severity="warning",
         exit_code=1,
-        never=(P2P,),
+        never=NO_VARIABLE,
         gpus=3,
         of_rank={1: {"TORCH_DIST_USE_NCCL2": "{other}"}},
     ),
@@ -232,7 +235,7 @@ FAULTS = {
         about="CUDA_VISIBLE_DEVICES shows one GPU to two ranks, and both take it.",
         expect=("GPU002.shared", "LCH001.fewer-gpus"),
         ranks={0, 1},
-        never=("NCCL_",),
+        never=("NCCL_", "P2P003.nothing"),
         started=2,
         environment={"CUDA_VISIBLE_DEVICES": "0"},
     ),

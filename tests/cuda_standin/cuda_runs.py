@@ -57,14 +57,16 @@ class CudaResult:
         """Pairs of GPUs that expected findings name."""
         found = set()
         for finding in self.expected:
-            texts = finding["evidence"].get("pairs") or _pairs_in(f"{finding['title']} {finding['detail']}")
+            texts = finding["evidence"].get("pairs") or _pairs_in(str(finding))
             found.update(texts)
         return found
 
     @property
-    def fixes(self) -> str:
-        """What is advised, with the evidence of what was expected."""
-        return " ".join(f"{finding['fix']} {finding['evidence']}" for finding in self.expected)
+    def is_fixed(self) -> bool:
+        """Is the fix advised, in words or as a variable?"""
+        name, _, value = self.fault.fix.partition("=")
+        texts = " ".join(str(finding["remedy"]) for finding in self.expected)
+        return self.fault.fix in texts or any((own["env"] or {}).get(name) == value for own in self.expected)
 
     @property
     def verdict(self) -> str:
@@ -76,15 +78,16 @@ class CudaResult:
         """What is wrong with it, in words; nothing if all is as it should be."""
         fault, code = self.fault, self.report["exit_code"] if self.report else None
         found = sorted({finding["code"] for finding in self.findings if finding["severity"] != "info"})
-        advised = [word for word in fault.never if any(word in finding["fix"] for finding in self.findings)]
+        texts = " ".join(f"{own['code']} {own['remedy']} {own['env']}" for own in self.findings)
+        wrong = [word for word in fault.never if word in texts]
         flaws = {
             f"{' or '.join(fault.expect)} is missing: {', '.join(found) or 'nothing was found'}": bool(fault.expect)
             and not self.expected,
             f"ranks {sorted(self.named)} are named in place of {sorted(fault.ranks)}": self.named != set(fault.ranks),
             f"pairs {sorted(self.pairs)} in place of {sorted(fault.pairs)}": bool(fault.pairs)
             and self.pairs != set(fault.pairs),
-            f"{fault.fix} is not the fix": fault.fix not in self.fixes and not self._exports(),
-            f"{', '.join(advised)} is advised": bool(advised),
+            f"{fault.fix} is not the fix": not self.is_fixed,
+            f"{', '.join(wrong)} is said": bool(wrong),
             f"exit code {code} in place of {fault.exit_code}": code != fault.exit_code,
             f"{self.seconds:.0f} s, {fault.budget:g} s allowed": self.seconds > fault.budget + AROUND_SECONDS,
             f"left behind: {', '.join(self.left)}": bool(self.left),
@@ -92,17 +95,13 @@ class CudaResult:
         }
         return [text for text, is_there in flaws.items() if is_there]
 
-    def _exports(self) -> bool:
-        name, _, value = self.fault.fix.partition("=")
-        return any((finding["evidence"].get("env") or {}).get(name) == value for finding in self.expected)
-
     @property
     def row(self) -> tuple[str, ...]:
         """One line of the table."""
         first = next(iter(self.expected), None)
         ranks = ",".join(map(str, sorted(self.named)))
         culprit = ", ".join(filter(None, (f"rank {ranks}" if ranks else "", *sorted(self.pairs)))) or "none"
-        fix = self.fault.fix if first and self.fault.fix and (self.fault.fix in self.fixes or self._exports()) else "-"
+        fix = self.fault.fix if first and self.fault.fix and self.is_fixed else "-"
         code = first["code"] if first else "-" if not self.fault.expect else "MISSING"
         told = "right" if not self.flaws else f"WRONG: {'; '.join(self.flaws)}"
         return self.name, self.group, self.verdict, code, culprit, fix, f"{self.seconds:.0f}", told

@@ -6,7 +6,7 @@
 // FAKECUDA_NAME, FAKECUDA_CC   default "NVIDIA H100 80GB HBM3", 9.0
 // FAKECUDA_P2P=off             cudaDeviceCanAccessPeer says no
 // FAKECUDA_P2P_FAULT           "corrupt:0>1,hang:2>3,die:1>0": what direct copies between these devices do ("*" for any)
-// FAKECUDA_GBPS                "p2p=380,0>1=40,to=52,to3=12": rates of copies, see memory.cpp
+// FAKECUDA_GBPS                "p2p=380,0>1=40,to=52,to3=12": rates of copies, see copies.cpp
 // FAKECUDA_CONTEXT_SECONDS     what the first use of a device takes
 // FAKECUDA_LOG=1               stubs and launches that are not supported, once each
 //
@@ -44,8 +44,6 @@ inline thread_local cudaError_t tls_last = cudaSuccess;
 inline thread_local int tls_device = 0;
 // How far the process's stopwatch is behind the machine's clock: what waiting for devices took longer than on a GPU.
 inline std::atomic<double> g_lag{0};
-// Counts what may have changed memory: a copy that is made again before the next such moment changes nothing.
-inline std::atomic<uint64_t> g_epoch{0};
 
 inline double machine_now() {
   timespec t;
@@ -67,6 +65,7 @@ inline cudaError_t ret(cudaError_t e) {
   return e;
 }
 
+void settled();  // memory may be looked at or changed by others than copies: see copies.cpp
 void skip_queue(bool counts = true);  // the calling thread has waited for a core: that takes no time
 
 // A host thread waits for a device: its stopwatch goes on from the moment at which the GPU would have been ready.
@@ -75,11 +74,11 @@ class Waiting {
 
  public:
   void until(double ready) {
+    settled();
     skip_queue(false);
     double lag = machine_now() - std::max(begun, ready), known = g_lag;
     while (lag > known && !g_lag.compare_exchange_weak(known, lag)) {
     }
-    g_epoch++;
   }
 };
 
@@ -110,11 +109,6 @@ struct Stream {
     Work work;
     double posted;
   };
-  struct Copied {
-    const void *to, *from;
-    size_t size;
-    uint64_t epoch;
-  };
   int device;
   unsigned flags = 0;
   int priority = 0;
@@ -125,7 +119,6 @@ struct Stream {
   uint64_t pushed = 0, finished = 0;
   double clock = 0;
   bool started = false, stop = false;
-  Copied last{};
 
   void push(Work work);
   void run();
@@ -180,6 +173,7 @@ bool is_pinned(const void* p);
 void load_ops();
 cudaError_t allocate(void** p, size_t size, int device);
 cudaError_t release(void* p);
+cudaError_t copy(void* dst, const void* src, size_t size, Stream* s, bool sync);
 
 }  // namespace standin
 

@@ -65,9 +65,12 @@ void Stream::run() {
 }
 
 bool Stream::ready() {
-  std::lock_guard<std::mutex> l(m);
-  if (pushed == finished) g_epoch++;
-  return pushed == finished;
+  {
+    std::lock_guard<std::mutex> l(m);
+    if (pushed != finished) return false;
+  }
+  settled();
+  return true;
 }
 
 double Stream::finish() {
@@ -174,10 +177,11 @@ EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* m)
 EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {
   ENTER;
   stream_of(s)->push([=](double& clock) {
+    settled();
     double begin = machine_now(), before = clock;
     fn(data);
     if (clock == before) clock += machine_now() - begin;  // a collective moves the clock itself
-    g_epoch++;
+    settled();
   });
   return cudaSuccess;
 }
@@ -218,8 +222,9 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return cudaE
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t e) {
   ENTER;
   auto marker = ((Event*)e)->get();
-  g_epoch++;
-  return !marker || marker->ready() ? cudaSuccess : ret(cudaErrorNotReady);
+  if (marker && !marker->ready()) return ret(cudaErrorNotReady);
+  settled();
+  return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   ENTER;
