@@ -118,8 +118,9 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def healthy(gpus: int) -> CudaFault:
-    """Nothing is wrong."""
-    return CudaFault(about="healthy", expect=(), exit_code=0, gpus=gpus, options=("--timings",), severity="warning")
+    """Nothing is wrong. Comparing every word of 56 pairs takes two busy cores longer than a GPU."""
+    options = ("--timings", "--set", "P2P002.deadline_seconds=90")
+    return CudaFault(about="healthy", expect=(), exit_code=0, gpus=gpus, options=options, severity="warning")
 
 
 def run(standin: Standin, name: str, fault: CudaFault, group: str, folder: Path) -> CudaResult:
