@@ -34,14 +34,18 @@ def _raise():
 _AT_ONCE = {"sleep": _sleep_for_ever, "raise": _raise, "exit": lambda: os._exit(3)}
 
 
-def _changed_all_reduce(module, kind, first):
+def _faulty(module, kind, rank, first):
+    """all_reduce with the fault; a fork server's children count their own calls."""
     real, calls = module.all_reduce, []
 
     def all_reduce(tensor, *arguments, **options):
-        calls.extend([True] if tensor.is_cuda else [])
-        if tensor.is_cuda and kind == "late" and len(calls) >= first:
+        # Ranks that a fork server starts differ in their environment after its import.
+        if os.environ.get("RANK") != rank or not tensor.is_cuda:
+            return real(tensor, *arguments, **options)
+        calls.append(True)
+        if kind == "late" and len(calls) >= first:
             time.sleep(_LATE_SECONDS)
-        elif tensor.is_cuda and len(calls) == first:
+        elif len(calls) == first:
             if kind in _AT_ONCE:
                 _AT_ONCE[kind]()
             if kind == "other":
@@ -56,8 +60,8 @@ def _changed_all_reduce(module, kind, first):
 class _Changed(MetaPathFinder, Loader):
     """Changes torch's collectives when they have been loaded."""
 
-    def __init__(self, kind, first):
-        self.kind, self.first = kind, first
+    def __init__(self, kind, rank, first):
+        self.fault = kind, rank, int(first)
 
     def find_spec(self, name, path=None, target=None):
         if name != _COLLECTIVES:
@@ -71,20 +75,7 @@ class _Changed(MetaPathFinder, Loader):
 
     def exec_module(self, module):
         self.loader.exec_module(module)
-        # Ranks that a fork server starts differ in their environment after its import.
-        real, state = module.all_reduce, {}
-
-        def all_reduce(*arguments, **options):
-            if os.environ.get("RANK") != os.environ["FAKETORCH_FAULT"].split()[1]:
-                return real(*arguments, **options)
-            if state.get("pid") != os.getpid():
-                module.all_reduce = real
-                changed = _changed_all_reduce(module, self.kind, self.first)
-                module.all_reduce = all_reduce
-                state.update(pid=os.getpid(), changed=changed)
-            return state["changed"](*arguments, **options)
-
-        module.all_reduce = all_reduce
+        module.all_reduce = _faulty(module, *self.fault)
 
 
 def _stopwatch():
@@ -97,5 +88,4 @@ def _stopwatch():
 
 time.perf_counter = _stopwatch()
 if os.environ.get("FAKETORCH_FAULT"):
-    _kind, _rank, _number = os.environ["FAKETORCH_FAULT"].split()
-    sys.meta_path.insert(0, _Changed(_kind, int(_number)))
+    sys.meta_path.insert(0, _Changed(*os.environ["FAKETORCH_FAULT"].split()))
