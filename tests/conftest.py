@@ -19,7 +19,7 @@ settings.register_profile("local", max_examples=40, deadline=None, suppress_heal
 settings.load_profile("local")
 # .ci/long takes it: 125 times as many examples as usual.
 settings.register_profile("long", max_examples=5000, deadline=None)
-TITLES = ("gallery of faults",)
+TITLES = ("gallery of faults", "CUDA stand-in")
 RUN = pytest.StashKey[str]()
 
 

@@ -25,7 +25,9 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "fake_nvml.c"
@@ -61,10 +63,14 @@ def pci_of(index: int) -> str:
     return f"0000:{0x10 + 0x11 * index:02x}:00.0"
 
 
-def build(name: str, folder: Path) -> Path:
-    """The folder in `folder` where the library of that JSON file lies; it is compiled once for each content."""
-    tables, enums = _tables(_read(name)), _enums()
-    missing = _read(name).get("missing", [])
+def build(name: str, folder: Path, changes: Mapping[str, object] = MappingProxyType({})) -> Path:
+    """The folder in `folder` where the library of that JSON file lies; it is compiled once for each content.
+
+    `changes` are joined with the file, as a variant of it.
+    """
+    host = _joined(_read(name), dict(changes))
+    tables, enums = _tables(host), _enums()
+    missing = host.get("missing", [])
     content = "\0".join([SOURCE.read_text(), tables, enums, *missing])
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     library = home / LIBRARY
@@ -195,12 +201,17 @@ def _answers(of: dict) -> str:
 
 def driver_of_eight(folder: Path) -> Path:
     """/proc of this host, with the driver of eight GPUs."""
+    return driver(folder, 8)
+
+
+def driver(folder: Path, count: int) -> Path:
+    """/proc of this host in `folder`, with the driver of so many GPUs."""
     root = folder / "proc"
     root.mkdir()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() and entry.name != "driver":
             (root / entry.name).symlink_to(entry)
-    for index in range(8):
+    for index in range(count):
         gpu = root / "driver" / "nvidia" / "gpus" / pci_of(index)
         gpu.mkdir(parents=True)
         (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid_of(index)}\n")

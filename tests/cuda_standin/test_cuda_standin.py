@@ -1,0 +1,63 @@
+"""ddpdiag on the real CUDA wheel of torch, with both classes of process groups, on GPUs that do not exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cuda_faults import FAULTS
+from cuda_runs import healthy, run
+from cuda_standin import GROUPS, HERE
+
+pytestmark = pytest.mark.long
+
+HEALTHY_RUNS = 5
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_collectives_give_right_values(cuda, group):
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "check_collectives.py")
+    env = _path() | cuda.variables(2, group)
+    done = subprocess.run([cuda.python, *command], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok 2 ranks" in done.stdout
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("gpus", [2, 8])
+@pytest.mark.parametrize("group", GROUPS)
+def test_healthy(cuda, show, tmp_path, group, gpus):
+    fit, seconds, wrong = 0, [], []
+    for number in range(HEALTHY_RUNS):
+        result = run(cuda, "healthy", healthy(gpus), group, tmp_path / str(number))
+        fit += not result.flaws
+        seconds.append(result.seconds)
+        wrong += result.flaws
+        if number == 0:
+            first = result
+    spread = f"{min(seconds):.0f} to {max(seconds):.0f} s"
+    show.append(f"healthy, {gpus} GPUs, {group}: {fit} of {HEALTHY_RUNS} FIT without a warning, {spread}")
+    show.extend(f"  {text}" for text in dict.fromkeys(wrong))
+    if gpus == 8:
+        show.extend(["", *_timings(first.told), ""])
+    assert not wrong, f"{wrong}\n{first.told}"
+
+
+def _timings(told: str) -> list[str]:
+    """The table of `--timings`."""
+    lines = told.splitlines()
+    begin = next((number for number, line in enumerate(lines) if line.startswith("where ")), len(lines))
+    end = next((number for number, line in enumerate(lines[begin:], begin) if line.startswith("in all")), begin)
+    return lines[begin : end + 1]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault(results, name, group):
+    result = results[name, group]
+    found = [(finding["severity"], finding["code"], finding["ranks"]) for finding in result.findings]
+    assert not result.flaws, f"{'; '.join(result.flaws)}\n{found}\n{result.told}"
+
+
+def _path() -> dict[str, str]:
+    return {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"}
