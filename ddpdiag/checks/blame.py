@@ -140,6 +140,41 @@ def _victims(failed: Sequence[Outcome]) -> frozenset[int]:
     return frozenset(o.rank for o in lost if crashed or o.seconds >= killed_seconds)
 
 
+# Texts of errors that come from the backend, or from what carries its messages.
+_OF_BACKENDS = ("NCCL", "CUDA", "DistBackendError", "system error", "imed out", "imeout")
+
+
+def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[int, ...]:
+    """Ranks that stopped a collective, however messages travel, so that no variable of the backend helps; else ().
+
+    They raised an error that is none of the backend's, exited or were killed by SIGKILL, posted another collective than
+    most or none, or are stopped. That a rank is short of the others' step proves nothing here: a collective that fails
+    in the backend may end on some ranks.
+    """
+    failed = [o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+    if mismatch := _mismatch(failed):
+        return mismatch.ranks or tuple(sorted(rank for _, ranks in mismatch.sides for rank in ranks))
+    texts = (*_OF_BACKENDS, backend)
+    if ended := _ranks(
+        o
+        for o in failed
+        if not is_echo(o)
+        and (
+            (o.status is Status.RAISED and not any(text in o.error for text in texts))
+            or (o.status is Status.DIED and ("exit code" in o.error or "SIGKILL" in o.error))
+        )
+    ):
+        return ended
+    hung = [o for o in failed if o.status is Status.HUNG and not o.told]
+    if stopped := _ranks(o for o in hung if o.process and (o.process.state or "") in ("T", "t")):
+        return stopped
+    where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
+    behind, _ = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
+    ahead = {frame for rank, frame in where.items() if rank not in behind}
+    elsewhere = tuple(rank for rank in behind if rank in where and where[rank] not in ahead)
+    return elsewhere or _absent_from_the_first_call(hung, where)
+
+
 def without_backend(
     outcomes: Iterable[Outcome], kinds: Collection[type[AbsentBackend]] = (AbsentBackend, UnknownBackend)
 ) -> dict[int, str]:

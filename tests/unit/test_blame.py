@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from test_collective_traces import collective, trace
 
-from ddpdiag.checks.blame import blamed, front, is_echo, unfinished
+from ddpdiag.checks.blame import blamed, front, is_echo, stopped_by_themselves, unfinished
 from ddpdiag.model import Collective, Kind, Outcome, ProcessState, Status, Trial
 
 ECHO = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1234"
@@ -369,3 +369,32 @@ def test_an_illegal_access_of_its_own_is_blamed_and_not_the_echo_around_it() -> 
     hung = structs.replace(outcome(2, Status.HUNG), seconds=15.0)
     assert blamed([lost_memory(0, Status.RAISED, 3.0), echo, hung]).ranks == (0,)
     assert blamed([lost_memory(0, Status.DIED, 3.0), outcome(1, Status.HUNG, told=True)]).ranks == (0,)
+
+
+NCCL_ERROR = "DistBackendError: NCCL error in: NCCLUtils.cpp:94, unhandled cuda error"
+HUNG_IN_NCCL = [posted(0, 7), posted(1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("failed", "ranks"),
+    [
+        pytest.param([posted(0, 7), posted(1, 6, "sleep (user.py:1)")], (1,), id="one never posts it"),
+        pytest.param([posted(0, 7), outcome(1, Status.RAISED, error="ValueError: of its own")], (1,), id="raises"),
+        pytest.param([posted(0, 7), outcome(1, Status.DIED, error="left with exit code 1")], (1,), id="exits"),
+        pytest.param([posted(0, 7), outcome(1, Status.DIED, error="killed by SIGKILL")], (1,), id="is killed"),
+        pytest.param([posted(0, 7), outcome(1, Status.HUNG, state="T")], (1,), id="is stopped"),
+        pytest.param(
+            [posted(0, 7), structs.replace(posted(1, 7), collectives=trace(7, elements=9))], (0, 1), id="size"
+        ),
+        pytest.param(HUNG_IN_NCCL, (), id="all hang in it"),
+        pytest.param([posted(0, 8), posted(1, 7)], (), id="it ended on some"),
+        pytest.param([outcome(0, Status.HUNG, step=6), outcome(1, Status.HUNG, step=5)], (), id="steps alone"),
+        pytest.param([posted(0, 7), outcome(1, Status.RAISED, error=NCCL_ERROR)], (), id="an error of NCCL"),
+        pytest.param([posted(0, 7), outcome(1, Status.RAISED, error="RuntimeError: mock: broken")], (), id="backend"),
+        pytest.param([posted(0, 7), outcome(1, Status.DIED, error="killed by SIGSEGV")], (), id="crashes"),
+        pytest.param([posted(0, 7), outcome(1, Status.RAISED, error=ECHO)], (), id="an echo"),
+        pytest.param([outcome(0, Status.DONE), outcome(1, Status.DONE)], (), id="nothing failed"),
+    ],
+)
+def test_a_rank_that_stops_a_collective_by_itself_is_told_from_a_backend_that_fails(failed, ranks) -> None:
+    assert stopped_by_themselves(failed, "mock") == ranks

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.blame import is_echo, without_backend
+from ddpdiag.checks.blame import is_echo, stopped_by_themselves, without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.checks.rendezvous import interfaces
-from ddpdiag.model import Status, Trial
+from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.nccl_rings import version_of
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
@@ -105,6 +105,8 @@ def moot(seen: Seen[D]) -> str | None:
         return f"ranks open different process groups for {seen.world.backend}, which {lch002.NCCL_CLASS} chooses"
     if reason := _other_reason(seen, own):
         return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
+    if ranks := stopped_by_themselves(_failed(seen, own), seen.world.backend):
+        return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
     known = ground_of(seen)
@@ -117,7 +119,7 @@ def moot(seen: Seen[D]) -> str | None:
 
 def _other_reason(seen: Seen[D], own: Before) -> str:
     """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
-    outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    outcomes = _failed(seen, own)
     if not outcomes:
         return ""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
@@ -127,6 +129,10 @@ def _other_reason(seen: Seen[D], own: Before) -> str:
     errors = [o.error for o in outcomes if not o.told and not is_echo(o)]
     lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
+
+
+def _failed(seen: Seen[D], own: Before) -> list[Outcome]:
+    return [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
 
 
 def _is_other_reason(line: str) -> bool:
