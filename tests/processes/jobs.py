@@ -98,7 +98,7 @@ def by_hand(rank: int, size: int, port: int, *options: str, address: str = "127.
 
 
 class Job:
-    """One started command: Python with these arguments, behind `prefix` (such as nsenter, to start it elsewhere).
+    """One started command: `python` with these arguments, behind `prefix` (such as nsenter, to start it elsewhere).
 
     Jobs with one `mark` are one run.
     """
@@ -112,6 +112,7 @@ class Job:
         *,
         prefix: Sequence[str] = (),
         mark: str | None = None,
+        python: str = sys.executable,
     ):
         self.folder = folder
         self.mark = mark or uuid.uuid4().hex
@@ -131,7 +132,7 @@ class Job:
         }
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, *(argument.replace("{json}", str(self.json)) for argument in arguments)],
+                [*prefix, python, *(argument.replace("{json}", str(self.json)) for argument in arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=out if stdout is None else stdout,
                 stderr=err,
