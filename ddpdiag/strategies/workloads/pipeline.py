@@ -28,7 +28,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
     """Train this rank's blocks; there must be as many blocks as ranks, or more."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()
-        ctx.step("exchange objects")
+        ctx.step("look for NumPy")
         if lack := agreed_lack(ctx, lack_of_objects()):
             return Data(device=describe(device).name, not_possible=lack)
         ctx.step("build the stage")
@@ -62,9 +62,12 @@ def pieces(batch: int) -> int:
 
 
 def lack_of_objects() -> str:
-    """Why stages cannot send each other the shapes of what they compute, as PipelineStage does, or nothing."""
+    """Why stages cannot send each other the shapes of what they compute, as PipelineStage does, or nothing.
+
+    recv_object_list reads the bytes of a tensor by NumPy (torch/distributed/distributed_c10d.py, _tensor_to_object).
+    """
     try:
-        dist.all_gather_object([None] * dist.get_world_size(), None)
+        torch.zeros(1).numpy()
     except RuntimeError as error:
         if str(error) != "Numpy is not available":  # torch/csrc/utils/tensor_numpy.cpp
             raise
