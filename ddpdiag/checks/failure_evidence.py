@@ -26,6 +26,8 @@ _RAS_SECTIONS = ("Errors", "Warnings")
 _MOST_OUTPUT = 600
 # What C++ and Python say before they list frames and modules.
 _TELLING = ("what():", "Fatal Python error")
+# What torch says in healthy runs, too: gloo from torch 2.8 on, and any torch without NumPy (a warning and its source).
+_CHATTER = ("[Gloo] Rank ", "UserWarning: Failed to initialize NumPy", "_conversion_method_template(device=")
 # Outside of this frame a stack is that of the worker itself, and always the same.
 _OUTERMOST = "_measure (worker.py:"
 
@@ -36,8 +38,12 @@ def state_text(process: ProcessState) -> str:
 
 
 def last_words(output: str) -> str:
-    """The line of an output that says how it ended: what a dying process says of it, else the last one."""
-    lines = [line.strip() for line in output.splitlines() if line.strip("^~ ")]
+    """The line of an output that says how it ended: what a dying process says of it, else the last one, or nothing."""
+    lines = [
+        line.strip()
+        for line in output.splitlines()
+        if line.strip("^~ ") and not any(words in line for words in _CHATTER)
+    ]
     telling = next((line for line in lines if line.startswith(_TELLING)), lines[-1] if lines else "")
     return telling[:_MOST_OUTPUT]
 

@@ -309,8 +309,8 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
-    if first.detail:
-        evidence["output"] = last_words(first.detail)
+    if said := last_words(first.detail):
+        evidence["output"] = said
     return seen.finding(
         verb,
         f"{what} {verb}{who}",

@@ -209,7 +209,7 @@ def runs(seen: Seen[Data], tolerance: float) -> tuple[Run, ...]:
 def _ended(seen: Seen[Data], run: Run) -> Run:
     lacks = [own.not_possible for own in run.data.values() if own.not_possible]
     if lacks := lacks or [*without_backend(run.outcomes).values()]:
-        return run._replace(ended=Ended.NOT_POSSIBLE, reason=lacks[0])
+        return run._replace(ended=Ended.NOT_POSSIBLE, reason="; ".join(dict.fromkeys(lacks)))
     if why := _why_ended_early(seen, run):
         return run._replace(ended=Ended.UNFINISHED, reason=why)
     blame = blamed(run.outcomes)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,6 +142,38 @@ def test_what_torch_lacks_is_told(monkeypatch):
     data = strategies.measure(Asked())
     assert "torch.distributed.fsdp.fully_shard" in data.not_possible
     assert data.losses == ()
+
+
+def test_a_stream_without_events_cannot_shard(monkeypatch):
+    # As in torch 2.6 on a CPU.
+    monkeypatch.delattr(torch.cpu.Stream, "record_event")
+    data = strategies.measure(Asked())
+    assert "fully_shard raises AttributeError: 'Stream' object has no attribute 'record_event'" in data.not_possible
+    assert data.losses == ()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("times", "lacks"), [(1, False), (2, True), (1.5, False)])
+def test_gradients_that_are_added_and_not_averaged_are_what_torch_lacks(monkeypatch, times, lacks):
+    # Values that are wrong in another way are no gap of torch, and the losses will show them.
+    def shard(layer, mesh):
+        layer.weight.register_hook(lambda gradient: gradient * times)
+
+    monkeypatch.setattr(fsdp, "fully_shard", shard)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    lack = fsdp.lack_of(SimpleNamespace(size=lambda: 2, device_type="cpu"), torch.float32)
+    assert lack == ("over gloo fully_shard adds the ranks' gradients and does not average them" if lacks else "")
+
+
+def test_objects_that_need_numpy_are_no_fault_of_a_rank(monkeypatch):
+    def without(tensor):
+        raise RuntimeError("Numpy is not available")
+
+    monkeypatch.setattr(torch.Tensor, "numpy", without)
+    params = Asked.trial.params | {"strategy": "pipeline"}
+    monkeypatch.setattr(Asked, "trial", structs.replace(Asked.trial, params=params))
+    data = strategies.measure(Asked())
+    assert "NumPy, which is not installed" in data.not_possible
 
 
 def test_what_it_has_is_measured():

@@ -130,3 +130,14 @@ def test_of_an_output_the_line_is_told_that_says_how_it_ended() -> None:
     )
     assert last_words("terminate called\n  what():  CUDA error\nframe #0: d") == "what():  CUDA error"
     assert last_words("") == ""
+
+
+def test_what_torch_says_in_healthy_runs_is_no_last_word():
+    gloo = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    numpy = (
+        "/site-packages/torch/_subclasses/functional_tensor.py:279: UserWarning: Failed to initialize NumPy: No module "
+        "named 'numpy' (Triggered internally at /pytorch/torch/csrc/utils/tensor_numpy.cpp:84.)\n"
+        '  cpu = _conversion_method_template(device=torch.device("cpu"))'
+    )
+    assert last_words(f"{gloo}\n{numpy}\n") == ""
+    assert last_words(f"terminate called\n{gloo}\n") == "terminate called"

@@ -305,6 +305,12 @@ def test_what_torch_lacks_is_not_possible():
     assert report(seen).rows[2].reason == "torch 2.5 has no fully_shard"
 
 
+def test_ranks_whose_torch_lacks_something_are_told_from_those_that_did_not_begin_because_of_them():
+    lacks = {(S.FSDP, 0): {"not_possible": "another rank's torch cannot"}, (S.FSDP, 1): {"not_possible": "no events"}}
+    row = report(ran(world(2, S.DDP, S.FSDP), changed=lacks)).rows[2]
+    assert (row.ended, row.reason) == (Ended.NOT_POSSIBLE, "another rank's torch cannot; no events")
+
+
 def test_where_only_what_torch_lacks_was_asked_for_nothing_is_known():
     lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
     (found,) = findings(ran(world(2, S.FSDP), changed=lacks))

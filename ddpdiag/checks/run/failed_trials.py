@@ -129,7 +129,7 @@ def _evidence(
     """What people read first; numbers that only tell the way about in the recording and in /proc come last."""
     evidence = _measured(outcome, trial)
     # Where an exception ended it, its text is in the message.
-    if outcome.detail and (said := last_words(outcome.detail)) != _own_words(outcome):
+    if (said := last_words(outcome.detail)) and said != _own_words(outcome):
         evidence["output"] = said
     evidence |= bundle(blame.ranks, outcomes)
     if outcome.process is not None:
@@ -151,10 +151,8 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
         case Status.DIED, _:
-            said = (
-                f" and at what it said last: {last_words(outcome.detail)[:160].rstrip('.')}" if outcome.detail else ""
-            )
-            return f"Look at {logs} (out of memory, segfault){said}."
+            said = last_words(outcome.detail)[:160].rstrip(".")
+            return f"Look at {logs} (out of memory, segfault){f' and at what it said last: {said}' if said else ''}."
         case Status.RAISED, _:
             if several:
                 return (

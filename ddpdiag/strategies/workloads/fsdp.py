@@ -2,14 +2,17 @@
 part only, and the ranks gather the whole parameter shortly before they need it.
 """
 
+import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
-from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack, local_part
+from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
@@ -18,9 +21,12 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
     """Train on this rank's share of the images, with its share of the network."""
     with process_group(ctx, backend) as device:
         rank, world_size = dist.get_rank(), dist.get_world_size()
+        mesh = init_device_mesh(device.type, (world_size,))
+        ctx.step("try fully_shard on one layer")
+        if lack := agreed_lack(ctx, lack_of(mesh, DTYPES[task.dtype])):
+            return Data(device=describe(device).name, not_possible=lack)
         ctx.step("shard the network")
         model = task.network().to(device)
-        mesh = init_device_mesh(device.type, (world_size,))
         for block in model:
             fully_shard(block, mesh=mesh)  # each block is gathered by itself, and let go after use
         fully_shard(model, mesh=mesh)
@@ -34,3 +40,21 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
             optimizer.step()
             trainer.note(losses.mean())
         return trainer.trained(list(model.parameters()), optimizer)
+
+
+def lack_of(mesh: DeviceMesh, dtype: torch.dtype) -> str:
+    """What this torch cannot do for fully_shard, or nothing: it shards one layer whose gradient is 1 on every rank.
+
+    torch.cpu.Stream of torch 2.6 lacks methods that fully_shard calls. Over gloo reduce_scatter ignores ReduceOp.AVG in
+    torch 2.6 to 2.8 (measured: it gives the sum, and no error).
+    """
+    layer = nn.Linear(1, mesh.size(), bias=False, device=mesh.device_type, dtype=dtype)
+    try:
+        fully_shard(layer, mesh=mesh)
+        layer(torch.ones(1, 1, device=mesh.device_type, dtype=dtype)).sum().backward()
+    except (AttributeError, NotImplementedError) as error:
+        return f"fully_shard raises {type(error).__name__}: {error}"
+    gradient = layer.weight.grad
+    if mesh.size() > 1 and gradient is not None and bool((local_part(gradient) == mesh.size()).all().item()):
+        return f"over {dist.get_backend()} fully_shard adds the ranks' gradients and does not average them"
+    return ""

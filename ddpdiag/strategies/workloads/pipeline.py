@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
-from ddpdiag.strategies.workloads.trainer import Task, Trainer
+from ddpdiag.strategies.workloads.trainer import Task, Trainer, agreed_lack
+from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits
 
@@ -27,6 +28,9 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
     """Train this rank's blocks; there must be as many blocks as ranks, or more."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()
+        ctx.step("look for NumPy")
+        if lack := agreed_lack(ctx, lack_of_objects()):
+            return Data(device=describe(device).name, not_possible=lack)
         ctx.step("build the stage")
         blocks = list(task.network())
         model = nn.Sequential(*blocks[len(blocks) * stage // stages : len(blocks) * (stage + 1) // stages]).to(device)
@@ -55,3 +59,17 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 def pieces(batch: int) -> int:
     """The largest number of equal pieces, up to MOST_PIECES."""
     return max(number for number in range(1, MOST_PIECES + 1) if batch % number == 0)
+
+
+def lack_of_objects() -> str:
+    """Why stages cannot send each other the shapes of what they compute, as PipelineStage does, or nothing.
+
+    recv_object_list reads the bytes of a tensor by NumPy (torch/distributed/distributed_c10d.py, _tensor_to_object).
+    """
+    try:
+        torch.zeros(1).numpy()
+    except RuntimeError as error:
+        if str(error) != "Numpy is not available":  # torch/csrc/utils/tensor_numpy.cpp
+            raise
+        return "it sends Python objects between ranks by NumPy, which is not installed (pip install numpy)"
+    return ""

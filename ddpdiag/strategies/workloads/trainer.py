@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
+from ddpdiag.workloads.collectives import on_any_rank
 from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits
 from ddpdiag.workloads.training import checksum, prepared
@@ -79,6 +80,15 @@ def exact() -> None:
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
+
+
+def agreed_lack(ctx: Context, lack: str) -> str:
+    """Why the ranks' torch cannot train by a strategy, from what each of them lacks; nothing if all can.
+
+    A rank that went on alone would wait for the others until its deadline, and look hung.
+    """
+    elsewhere = on_any_rank(ctx, bool(lack))
+    return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
 
 
 # Communication -------------------------------------------------------------------------------------------------------
@@ -229,10 +239,10 @@ def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
     for parameter in parameters:
         state = (value for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
         tensors += [parameter, *([] if parameter.grad is None else [parameter.grad]), *state]
-    return sum(local.numel() * local.element_size() for local in map(_local, tensors))
+    return sum(local.numel() * local.element_size() for local in map(local_part, tensors))
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """What this rank has of a tensor: a part of it, where it is a DTensor."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor

@@ -129,7 +129,7 @@ def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
         "trial": outcome.trial,
         "seconds": round(outcome.seconds, 1),
         **({"pid": process.pid, "state": process.state, "wchan": process.wchan} if process else {}),
-        **({"output": last_words(outcome.detail)} if outcome.detail else {}),
+        **({"output": said} if (said := last_words(outcome.detail)) else {}),
     }
 
 
