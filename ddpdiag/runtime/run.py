@@ -25,9 +25,10 @@ from ddpdiag.probes.host.programs import write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
 from ddpdiag.runtime.control.membership import PATIENCE
-from ddpdiag.runtime.control.messages import Shutdown, Wire
+from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
 from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_ports
+from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
 from ddpdiag.runtime.launchers.environment import own_arrival

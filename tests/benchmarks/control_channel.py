@@ -41,9 +41,9 @@ from ddpdiag.runtime.control.messages import (
     Shutdown,
     Start,
     Upward,
-    Wire,
 )
 from ddpdiag.runtime.control.server import ControlServer, raise_open_files
+from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 
 PEERS = (100, 1_000, 3_000, 10_000)

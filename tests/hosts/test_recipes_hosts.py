@@ -175,8 +175,8 @@ def environment(own: dict, changes: Mapping[str, str]) -> dict[str, str]:
 
 def quick(command: str, check: str) -> str:
     """The same command, with a shorter check."""
-    assert "--board-wait" in command
-    return command.replace("--board-wait", f"{check} --board-wait")
+    assert "--join-timeout" in command
+    return command.replace("--join-timeout", f"{check} --join-timeout")
 
 
 def test_the_preflight_job_meets_by_what_kubernetes_gives_its_pods(network, running):

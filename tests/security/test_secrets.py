@@ -17,9 +17,10 @@ from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, secret
 from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
-from ddpdiag.runtime.control.messages import Hello, HelloAck, Wire
+from ddpdiag.runtime.control.messages import Hello, HelloAck
 from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
 from ddpdiag.runtime.control.server import ControlServer
+from ddpdiag.runtime.control.wire import Wire
 
 OURS, OTHERS, NONE = Wire("run", b"ours"), Wire("run", b"another"), Wire("run")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")

@@ -109,7 +109,7 @@ def test_bad_hosts_send_the_job_back_into_the_queue_without_them_until_the_limit
 def test_whom_the_user_left_out_stays_out_of_a_job_that_is_put_back(four, training, tmp_path):
     """Slurm is what is tested here: a script in place of the check finds h1 bad at once."""
     script = tmp_path / "ddpdiag"
-    script.write_text('#!/bin/sh\nwhile [ "$1" != --exclude-file ]; do shift; done\necho h1 >"$2"\nexit 1\n')
+    script.write_text('#!/bin/sh\nwhile [ "$1" != --write-failing-hosts ]; do shift; done\necho h1 >"$2"\nexit 1\n')
     script.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}:/usr/sbin:/sbin"
     job = four.sbatch(RECIPES / "slurm-requeue.sbatch", "-N2", "--exclude=h3", arguments=[training], PATH=path)

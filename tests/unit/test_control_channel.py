@@ -14,8 +14,9 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join, refusal
-from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused, Wire
+from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports
+from ddpdiag.runtime.control.wire import Wire
 
 WIRE = Wire("run-1")
 ME = arrival_of(0, 2)

@@ -8,7 +8,8 @@ from seen import arrival_of, world_of
 
 from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.model import Arrival, Kind, Trial
-from ddpdiag.runtime.control.messages import Ping, RunTrial, Wire
+from ddpdiag.runtime.control.messages import Ping, RunTrial
+from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.dispatch import DispatchedTrial, addresses
 
 

@@ -14,7 +14,8 @@ from ddpdiag import __version__
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
 from ddpdiag.probes.net.tcp_connect import Reach, reach_any, resolve
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward, Wire
+from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward
+from ddpdiag.runtime.control.wire import Wire
 
 LAST_WORDS_MS = 500
 # With these exit codes rank 0 refuses a process.

@@ -15,7 +15,8 @@ from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival
 from ddpdiag.probes.host.programs import holder_of
 from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
-from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward, Wire
+from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
+from ddpdiag.runtime.control.wire import Wire
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
 # the ports that a job gets without --master-port (launchers.launch.derived_port).
