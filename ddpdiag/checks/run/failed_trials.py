@@ -57,8 +57,7 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     return seen.finding(
         word_of(blame),
         f"{what} {verb}; no rank can be blamed",
-        f"{what} {verb} on {count(len(trial.ranks), 'rank')}, and no rank differs from the others: {blame.why}. "
-        f"{told}".strip(),
+        f"{what} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
     )
