@@ -1,4 +1,4 @@
-"""One step of DistributedDataParallel: correct gradients, and which rank do all others wait for?
+"""One step of DistributedDataParallel: correct gradients, and the slowest rank.
 
 What: over one process group, one step of DDP is compared with one process that has all images (a ConvNet with
 GroupNorm: BatchNorm gets other images on each rank, and its gradients differ without a fault). Then the parts of some
