@@ -188,13 +188,13 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
 
 
 def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
-    gpus = devices.uuids_of(seen, (bad.unit,))
+    gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
     who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
     return seen.finding(
         "rank",
-        f"rank {bad.unit} {compared(bad.tests, found.bar.usual, f'ranks on {node}')}",
-        f"{who} {how(bad.tests, found.bar.usual)} with each of {count(len(bad.partners), 'partner')} there "
-        f"({ranks_text(bad.partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
+        f"rank {bad.unit} on {node} {compared(bad.tests, found.bar.usual, 'ranks there')}",
+        f"{who} {how(bad.tests, found.bar.usual)} with each of {count(len(partners), 'partner')} there "
+        f"({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         ranks=(bad.unit,),

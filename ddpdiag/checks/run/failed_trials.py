@@ -95,7 +95,7 @@ def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
             stands = f"; its last step is '{outcome.at}'{beyond}" if at else ""
             return f"{blame.why}{stands}{_state(outcome)}."
         case Status.UNHEARD:
-            return f"{blame.why}: {outcome.error or 'no outcome'}."
+            return f"{outcome.error or 'the reason is not known'}."
         case _:
             return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
 

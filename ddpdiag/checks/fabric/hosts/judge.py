@@ -87,12 +87,13 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
+    others = tuple(dict.fromkeys(partners))
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
         f"{name} {compared(bad.tests, found.bar.usual, 'hosts')}",
-        f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(partners), 'partner')} "
-        f"({names_text(partners, _SHOWN)}): {tests_text(bad.tests)}. Pairs of hosts usually reach "
+        f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(others), 'partner')} "
+        f"({names_text(others, _SHOWN)}): {tests_text(bad.tests)}. Pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
