@@ -13,7 +13,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What scripts rely on; torchrun turns any non-zero one into 1, `exit_code` in the JSON report does not."""
+    """The codes that scripts rely on; torchrun turns any non-zero one into 1, `exit_code` in JSON stays."""
 
     FIT = 0
     UNFIT = 1
@@ -56,7 +56,7 @@ class UnknownBackend(AbsentBackend):
 
 
 class RunLost(Explained):
-    """The run went on without this rank, or ended without rank 0; `exit_code` says how this rank leaves."""
+    """The run went on without this rank, or ended without rank 0; `exit_code` is this rank's exit code."""
 
     def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:
         super().__init__(sentence)

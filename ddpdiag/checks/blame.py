@@ -1,11 +1,11 @@
-"""Who stopped a group, from what every rank left behind.
+"""The ranks that stopped a group, from the outcomes of all its ranks.
 
-The rank that complains is seldom the guilty one: survivors of a crash print "Connection closed by peer", and in a hang
-everybody waits.
+The rank that reports an error is seldom the one at fault: survivors of a crash print "Connection closed by peer", and
+in a hang all ranks wait.
 
-Collectives of several ranks are compared: who posted another one than most, and who fewer. A collective's number within
-its group is the same on all ranks, so that equal numbers must mean equal calls. Only numbers, names and sizes count:
-what a flight recorder says of a collective's state cannot be trusted.
+Collectives of several ranks are compared: which rank posted a different one than most, and which posted fewer. A
+collective's number within its group is the same on all ranks, so that equal numbers must mean equal calls. Only
+numbers, names and sizes count: the state of a collective in a flight recorder cannot be trusted.
 """
 
 import math
@@ -21,7 +21,7 @@ from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP
 from ddpdiag.stats import odd_ones_out
 
-# Texts of gloo, NCCL and c10d's store by which a rank reports somebody else's end (torch 2.6-2.15).
+# Texts of gloo, NCCL and c10d's store by which a rank reports the end of another one (torch 2.6-2.15).
 ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -44,11 +44,11 @@ ECHOES = (
     # Watchdogs of both classes of process groups for NCCL, which abort a rank that waited for too long.
     "Watchdog caught collective operation timeout",
     "timeout watchdog detected operation",
-    # Of two ranks that post different sizes, the one with the smaller buffer complains, whoever is wrong.
+    # Of two ranks that post different sizes, the one with the smaller buffer reports it, whichever is wrong.
     "data size doesn't match expected size",
     "Detected mismatch between collectives",
 )
-# What a GPU's program says whose peer's memory went away with the peer's process (legacy CUDA IPC).
+# The error of a GPU's program after its peer's memory was freed with the peer's process (legacy CUDA IPC).
 _OF_LOST_MEMORY = "illegal memory access"
 # The files of torch.distributed in which a rank is that waits in one of its calls.
 _INSIDE = ("(distributed_c10d.py", "(c10d_logger.py")
@@ -62,9 +62,9 @@ _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "bar
 
 
 class Blame(Struct, frozen=True, kw_only=True):
-    """The guilty ranks and how they failed, with the deciding evidence; no ranks when it cannot decide.
+    """The blamed ranks and how they failed, with the deciding evidence; no ranks when it cannot decide.
 
-    `sides` tells what the ranks posted under the same number, if that was not the same (their paths through the code
+    `sides` holds what the ranks posted under the same number, if that was not the same (their paths through the code
     differ, or their shapes): an example of each kind with its ranks, the most common one last.
     """
 
@@ -80,7 +80,7 @@ def is_echo(outcome: Outcome) -> bool:
         return True
     if outcome.status is Status.RAISED:
         return _echoes(outcome.error)
-    # NCCL's watchdog aborts the process of a rank whose peer has gone; any other signal is an end of its own.
+    # NCCL's watchdog aborts the process of a rank whose peer has ended; any other signal is a failure of its own.
     aborted = "SIGABRT" in outcome.error and _echoes(outcome.detail)
     return outcome.status is Status.DIED and (aborted or _echoes(outcome.error))
 
@@ -90,12 +90,12 @@ def _echoes(text: str) -> bool:
 
 
 def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
-    """Ranks that stopped a group; None if nobody failed.
+    """Ranks that stopped a group; None if no rank failed.
 
-    A rank that never reported explains all others; a crash explains the hangs around it, and so does a failure of its
-    own, and then another collective than most ranks posted under the same number; among the hung, the guilty are the
-    stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then those that
-    posted fewer collectives, then the one that stands elsewhere in the code.
+    A rank that sent no result explains all others; a crash explains the hangs around it, and so does an error of a
+    rank's own, and then a different collective than most ranks posted under the same number; among the hung, the blamed
+    ranks are the stopped, then those stuck in the kernel, then those short of the step that most ranks reached, then
+    those that posted fewer collectives, then the one that is elsewhere in the code.
 
     `cause` says why messages between the ranks do not arrive, if that is known: then where a rank waits proves nothing.
     """
@@ -104,26 +104,28 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
         return None
     victims = _victims(failed)
     for status, why in (
-        (Status.UNHEARD, "nothing was heard of it"),
+        (Status.UNHEARD, "it sent no result"),
         (Status.DIED, "its process ended"),
-        (Status.RAISED, "it failed by itself"),
+        (Status.RAISED, "it failed with an error of its own"),
     ):
         guilty = _ranks(o for o in failed if o.status is status and not is_echo(o) and o.rank not in victims)
         if status is Status.UNHEARD and len(guilty) == len(outcomes) > 1:
-            return Blame(status=status, ranks=(), why="nothing was heard of any of them")
+            return Blame(status=status, ranks=(), why="none of them sent a result")
         if guilty and len(guilty) == len(outcomes) > 1 and len({o.error.partition("\n")[0] for o in failed}) == 1:
-            return Blame(status=status, ranks=(), why="all ranks failed alike")
+            return Blame(status=status, ranks=(), why="all ranks failed with the same error")
         if guilty:
             return Blame(status=status, ranks=guilty, why=why)
     if mismatch := _mismatch(failed):
         return mismatch
     hung = [o for o in failed if o.status is Status.HUNG]
     if not hung:
-        return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that somebody else failed")
+        return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that another one failed")
     blame = _among_hung(hung, len(outcomes), cause)
     died = _ranks(o for o in failed if o.status is Status.DIED)
     if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
-        return Blame(status=Status.DIED, ranks=died, why="only its process ended, and the others were told to stop")
+        return Blame(
+            status=Status.DIED, ranks=died, why="only its process ended by itself; the others were ended after it"
+        )
     return blame
 
 
@@ -178,18 +180,18 @@ def stopped_by_themselves(outcomes: Sequence[Outcome], backend: str) -> tuple[in
 def without_backend(
     outcomes: Iterable[Outcome], kinds: Collection[type[AbsentBackend]] = (AbsentBackend, UnknownBackend)
 ) -> dict[int, str]:
-    """Ranks whose torch does not have the backend, with what was said of it."""
+    """Ranks whose torch does not have the backend, with the error text."""
     names = {kind.__name__ for kind in kinds}
     said = ((outcome.rank, *outcome.error.partition(": ")) for outcome in outcomes)
     return {rank: text for rank, name, _, text in said if name in names}
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
-    """Did a hang want time rather than an end? Who is blamed (or anybody, if nobody is) was still going on.
+    """Was a blamed rank (any rank, if none is blamed) still making progress at its deadline? Then it did not hang.
 
     It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
-    that the budget gave less time than usual. `patient`: who was given less time than usual may be going on in any
-    case, unless it is stopped, or stuck in the kernel.
+    that the budget gave less time than usual. `patient`: a rank that was given less time than usual counts as making
+    progress in any case, unless it is stopped, or stuck in the kernel.
     """
     if blame.status is not Status.HUNG or blame.sides:
         return False
@@ -198,7 +200,7 @@ def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patie
 
 
 def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
-    """Was this rank at work when its time was over?"""
+    """Was this rank still making progress at its deadline?"""
     process = outcome.process
     if process is None or (process.state or "") in "TtD":
         return False
@@ -211,7 +213,11 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
     if members == 1 or (len(hung) == 1 and not cause):
         own = _ranks(o for o in hung if not o.told)
-        return Blame(status=Status.HUNG, ranks=own, why="only it did not end" if own else "it was told to stop")
+        return Blame(
+            status=Status.HUNG,
+            ranks=own,
+            why="only it did not end" if own else "it was ended after another rank failed",
+        )
     for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
         if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
             return Blame(status=Status.HUNG, ranks=guilty, why=why)
@@ -224,13 +230,13 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
 
 
 def _unequal(hung: Sequence[Outcome]) -> Blame:
-    """Of ranks at one step: who posted fewer collectives, or stands elsewhere in the code."""
+    """Of ranks at one step: those that posted fewer collectives, or that are elsewhere in the code."""
     where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
     if absent := _absent_from_the_first_call(hung, where):
-        return Blame(status=Status.HUNG, ranks=absent, why="it is in no call of torch.distributed, as the others are")
+        return Blame(status=Status.HUNG, ranks=absent, why="it is not in a call of torch.distributed; the others are")
     odd = odd_ones_out(where)
     behind, lacking = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
-    # Who stands where those ahead wait waits as they do: what was sent to it did not arrive, whoever's fault that is.
+    # A rank at the line where those ahead wait is waiting as well: a message to it did not arrive, whatever the cause.
     ahead = {frame for rank, frame in where.items() if rank not in behind}
     told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
     guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in told)
@@ -238,12 +244,12 @@ def _unequal(hung: Sequence[Outcome]) -> Blame:
         why = f"it did not post {in_words(lacking)}, in which the others wait for it"
         return Blame(status=Status.HUNG, ranks=guilty, why=why)
     if odd is not None and odd.ranks:
-        return Blame(status=Status.HUNG, ranks=odd.ranks, why="it stands elsewhere in the code than the others")
+        return Blame(status=Status.HUNG, ranks=odd.ranks, why="it is at another place in the code than the others")
     if behind and lacking is not None:
-        why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: what was sent did not arrive"
+        why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: a message did not arrive"
         return Blame(status=Status.HUNG, ranks=(), why=why)
     creating = all(o.at == COMMUNICATOR_STEP for o in hung)
-    why = "all ranks hang while they create their communicator" if creating else "all ranks stand at the same step"
+    why = "all ranks hang while they create their communicator" if creating else "all ranks are at the same step"
     return Blame(status=Status.HUNG, ranks=(), why=why)
 
 
@@ -261,13 +267,13 @@ def _absent_from_the_first_call(hung: Sequence[Outcome], where: Mapping[int, str
 
 
 def _mismatch(failed: Sequence[Outcome]) -> Blame | None:
-    """Who posted another collective than most did; without a majority it is told, and nobody is blamed."""
+    """The ranks that posted a different collective than most; without a majority no rank is blamed."""
     found = split({o.rank: o.collectives for o in failed if o.collectives})
     if found is None:
         return None
     usual = in_words(found.sides[-1][0])
     odd = next((collective for collective, ranks in found.sides if set(ranks) & set(found.odd)), None)
-    why = f"it posted {in_words(odd)}, where most posted {usual}" if odd else "the ranks posted different collectives"
+    why = f"it posted {in_words(odd)}; most posted {usual}" if odd else "the ranks posted different collectives"
     status = next(o.status for o in failed if not found.odd or o.rank in found.odd)
     return Blame(status=status, ranks=found.odd, why=why, sides=found.sides)
 
@@ -336,7 +342,7 @@ def last(trace: Sequence[Collective] | None) -> Collective | None:
 
 
 def lag(traces: Traces) -> Lag:
-    """Who posted fewer collectives than most, in the group in which most ranks posted last."""
+    """The ranks that posted fewer collectives than most, in the group in which most ranks posted last."""
     ends = {rank: collective for rank, trace in traces.items() if (collective := last(trace)) is not None}
     if not ends:
         return Lag()

@@ -1,4 +1,4 @@
-"""What each rank left behind of a trial that failed, in words: who is where, and who waits for whom."""
+"""Evidence of a trial that failed, in words: where each rank is, and which rank waits for which."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -7,8 +7,9 @@ from itertools import takewhile
 from ddpdiag.checks.blame import Blame, in_words, is_echo, last
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Outcome, ProcessState, Scalar, Status
-from ddpdiag.text import begun
+from ddpdiag.text import begun, count
 
+_STATUS_WORDS = {Status.UNHEARD: "sent no result"}
 _STATES = {
     "T": "stopped",
     "t": "stopped by a debugger",
@@ -17,14 +18,14 @@ _STATES = {
     "S": "sleeping",
     "Z": "dead",
 }
-# Evidence is for people: who stands alike is one line, and more ways to stand than this are no longer read.
+# Evidence is for people: ranks in the same state share one line, and more lines than this are not read.
 _MOST_LINES = 64
 _MOST_STACKS = 4
 # Of NCCL's own report, errors and warnings first.
 _MOST_RAS_LINES = 24
 _RAS_SECTIONS = ("Errors", "Warnings")
 _MOST_OUTPUT = 600
-# What C++ and Python say before they list frames and modules.
+# What C++ and Python print before they list frames and modules.
 _TELLING = ("what():", "Fatal Python error")
 # What torch says in healthy runs, too: gloo from torch 2.8 on, and any torch without NumPy (a warning and its source).
 _CHATTER = ("[Gloo] Rank ", "UserWarning: Failed to initialize NumPy", "_conversion_method_template(device=")
@@ -38,7 +39,7 @@ def state_text(process: ProcessState) -> str:
 
 
 def last_words(output: str) -> str:
-    """The line of an output that says how it ended: what a dying process says of it, else the last one, or nothing."""
+    """The line of an output that shows how the process ended: its own message about that, else the last line."""
     lines = [
         line.strip()
         for line in output.splitlines()
@@ -49,7 +50,7 @@ def last_words(output: str) -> str:
 
 
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
-    """Who waits, in which collective, and how far the guilty came; empty if no rank says where it waits."""
+    """Which ranks wait in which collective, and the last one of the blamed ranks; empty if that is not known."""
     if blame.sides:
         parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
         return f"{begun('; '.join(parts))}." if not blame.ranks else ""
@@ -68,14 +69,14 @@ def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
     if not own:
         far = ""
     elif furthest is None:
-        far = f"; {who} posted none"
+        far = f"; {who} posted no collective"
     else:
-        far = f"; {whose} own last is {in_words(furthest)}"
+        far = f"; {whose} last one was {in_words(furthest)}"
     return f"{begun(ranks_text(waiting))} {verb} for {whom} in {in_words(awaited)}{far}."
 
 
 def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: who stands where, the stacks of the guilty and of one that waits, and NCCL's own report."""
+    """Evidence: the state of each rank, the stacks of the blamed and of one that waits, and NCCL's own report."""
     return {
         **standings(guilty, outcomes),
         **_stacks(guilty, [own for _, own in _alike(guilty, outcomes)]),
@@ -84,7 +85,7 @@ def bundle(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Sc
 
 
 def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Ranks that stand alike, and how: the guilty first, then the odd."""
+    """Ranks in the same state, and that state: the blamed first, then the odd."""
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
     says = any(o.collectives for o in outcomes)
     for outcome in outcomes:
@@ -94,17 +95,19 @@ def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[s
 
 
 def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str, Scalar | list[Scalar]]:
-    """Evidence: a line for all ranks that stand alike."""
+    """Evidence: one line for all ranks in the same state."""
     ordered = _alike(guilty, outcomes)
     lines: list[Scalar] = [f"{ranks_text([o.rank for o in own])}: {text}" for text, own in ordered[:_MOST_LINES]]
     if len(ordered) > _MOST_LINES:
-        lines.append(f"others: {len(ordered) - _MOST_LINES} more ways to stand, in the recording")
+        lines.append(f"others: {count(len(ordered) - _MOST_LINES, 'more state')}, in the recording")
     return {"ranks": lines}
 
 
 def _standing(outcome: Outcome, *, says: bool) -> str:
-    """How one rank ended, without what differs between ranks that stand alike."""
-    words = ["told to stop" if outcome.told else outcome.status.value]
+    """How one rank ended, without what differs between ranks in the same state."""
+    words = [
+        "ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, outcome.status.value)
+    ]
     if outcome.at:
         words.append(f"at '{outcome.at}'")
     text = " ".join(words)
@@ -113,7 +116,7 @@ def _standing(outcome: Outcome, *, says: bool) -> str:
         inside = f" in {process.stack[0].rpartition(':')[0]})" if process.stack else ""
         text += f", {state_text(process)}{inside}"
     elif outcome.status is Status.RAISED and is_echo(outcome):
-        text += ", an echo of another rank's failure"
+        text += ", because of another rank's failure"
     elif outcome.error:
         text += f", {outcome.error.splitlines()[0][:160]}"
     if outcome.no_collectives:
@@ -123,11 +126,11 @@ def _standing(outcome: Outcome, *, says: bool) -> str:
     end = last(outcome.collectives)
     if end is not None:
         return f"{text}; last posted {in_words(end)}"
-    return f"{text}; {'posted nothing' if outcome.collectives is not None else 'did not say what it posted'}"
+    return f"{text}; {'posted nothing' if outcome.collectives is not None else 'its last collective is not known'}"
 
 
 def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Mapping[str, list[Scalar]]:
-    """Of some guilty ranks that stand in different places, and of one of those that wait."""
+    """Of some blamed ranks at different places in the code, and of one of those that wait."""
     stacks = [(o.rank, o.process.stack) for own in groups for o in own if o.process is not None and o.process.stack]
     places = {tuple(stack): rank for rank, stack in reversed(stacks) if rank in guilty}
     blamed = [(rank, stack) for rank, stack in stacks if places.get(tuple(stack)) == rank][:_MOST_STACKS]
@@ -137,7 +140,7 @@ def _stacks(guilty: Collection[int], groups: Sequence[Sequence[Outcome]]) -> Map
 
 
 def _ras(outcomes: Sequence[Outcome]) -> Mapping[str, list[Scalar]]:
-    """The start of the longest of NCCL's reports: every rank that was asked tells of the whole job."""
+    """The start of the longest of NCCL's reports: each rank's report covers the whole job."""
     report = max((o.ras for o in outcomes), key=len, default="")
     lines = [line.rstrip()[:160] for line in report.splitlines() if line.strip(" =")]
     # The sections in front of them count nodes, processes and communicators.

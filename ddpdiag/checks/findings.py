@@ -18,13 +18,13 @@ class Effect(Enum):
     """What a finding means for the verdict."""
 
     UNFIT = "an error breaks jobs"
-    UNKNOWN = "an error leaves it unknown whether jobs break"
-    NOT_SEEN = "whatever its severity, something could not be looked at, or there was nothing to judge"
+    UNKNOWN = "after an error it is not known whether jobs break"
+    NOT_SEEN = "whatever its severity, something could not be checked, or there was nothing to judge"
     USAGE = "an error is the user's mistake, and no verdict on the machine"
 
 
 class Explained(NamedTuple):
-    """What the manual page says of a finding, its severity unless that depends on what was seen, and its effect.
+    """The text of a finding on the manual page, its severity unless that depends on the data, and its effect.
 
     With `same_item` its text continues the item of the finding before it in the page's list.
     """
@@ -46,20 +46,18 @@ class Explained(NamedTuple):
 
     @classmethod
     def note(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A finding that is good to know."""
+        """A finding that is a note."""
         return cls(text, Severity.NOTE, same_item=same_item)
 
     @classmethod
     def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A warning that something could not be looked at, so that the run is never healthy."""
+        """A warning that something could not be checked, so that the run is never healthy."""
         return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
 
 
 # What any check may find, and pages need not repeat.
 COMMON = {
-    "unreadable": Explained.not_seen(
-        "what this check asks for could not be looked at; the verdict is UNKNOWN, never healthy."
-    )
+    "unreadable": Explained.not_seen("the check could not read what it needs; the verdict is UNKNOWN, never healthy.")
 }
 
 

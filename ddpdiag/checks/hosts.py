@@ -51,7 +51,7 @@ def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
 
 
 def who_text(seen: Seen[D], ranks: Sequence[int]) -> str:
-    """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that nobody knows."""
+    """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that is not known."""
     return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks)) or '?'}"
 
 
@@ -63,16 +63,18 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
 
 
 def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
-    """Beyond `most` hosts the others did not try `what`; that is said."""
+    """A finding that the hosts beyond `most` did not try `what`."""
     hosts = len(seen.world.hosts)
     if hosts > most:
         yield seen.finding(
-            "partly", f"not every host tried {what}", f"{most} of {hosts} hosts tried {what}; the others were left out."
+            "partly",
+            f"not every host tried {what}",
+            f"{most} of {hosts} hosts tried {what}; the others did not.",
         )
 
 
 def odd_text(odd: Odd, missing: str) -> str:
-    """Who has which value, the usual one last: "'a' on rank 3, 'b' on ranks 0-2". `missing` stands for None."""
+    """Which ranks have which value, the usual one last: "'a' on rank 3, 'b' on ranks 0-2". `missing` is for None."""
     groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
     parts = [f"{missing if value is None else _short(str(value))} on {ranks_text(ranks)}" for value, ranks in groups]
     return ", ".join(parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:])

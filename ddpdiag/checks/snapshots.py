@@ -52,10 +52,10 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
 
 
 def _shape(world: World) -> dict[str, str]:
-    """Of the world that was asked for; ranks that never came are told, since the rest measured something else."""
+    """Of the requested world; ranks that never joined are counted, since the rest measured something else."""
     came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
     missing = world.size - len(world.arrivals)
-    never = f" ({missing} of {world.size} never came)" if missing > 0 else ""
+    never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
     ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
     return {**came, "ranks": ranks, "backend": world.backend}
 
@@ -82,11 +82,11 @@ def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[in
 
 
 def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
-    """That of the rank in the middle, moment by moment."""
+    """That of the median rank, moment by moment."""
     count = min((len(own.windows) for own in steps.values()), default=0)
     if count:
         middle = [median(own.windows[at].own for own in steps.values()) for at in range(count)]
-        title = "own work of the usual rank in a training step"
+        title = "own work of the median rank in a training step"
         yield Figure(name="step.usual_seconds", title=title, values=tuple(middle), sampling=Sampling.REPEATS)
 
 

@@ -1,4 +1,4 @@
-"""The world of a run, as checks see it: who came, on which hosts, with which GPUs."""
+"""The world of a run, as checks see it: the ranks that joined, their hosts and GPUs."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,7 +9,7 @@ from ddpdiag.model import Arrival, Options, Place
 
 
 class World(Struct, frozen=True, kw_only=True, dict=True):
-    """The processes of a run, as far as they came."""
+    """The processes of a run, as far as they joined."""
 
     size: int
     launcher: str
@@ -19,7 +19,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def places(self) -> dict[int, Place]:
-        """Place of every rank that came."""
+        """Place of every rank that joined."""
         return {rank: arrival.place for rank, arrival in self.arrivals.items()}
 
     @cached_property
@@ -29,7 +29,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def hosts(self) -> dict[tuple[str, str], tuple[int, ...]]:
-        """Ranks that came, by host (name and boot id)."""
+        """Ranks that joined, by host (name and boot id)."""
         hosts: dict[tuple[str, str], list[int]] = {}
         for rank, arrival in self.arrivals.items():
             hosts.setdefault(arrival.host, []).append(rank)
@@ -37,7 +37,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ranks_per_core(self) -> float:
-        """Of the host where most ranks share a core; 0 where nobody looked."""
+        """Of the host where most ranks share a core; 0 where it is not known."""
         return max((len(ranks) / cores for ranks in self.hosts.values() if (cores := self._cores(ranks))), default=0.0)
 
     def _cores(self, ranks: Sequence[int]) -> int:
@@ -53,7 +53,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         return self.launcher == "slurm" or any(arrival.slurm for arrival in self.arrivals.values())
 
     def node_of(self, rank: int) -> str:
-        """Host name of a rank, or "?" if it never came."""
+        """Host name of a rank, or "?" if it never joined."""
         arrival = self.arrivals.get(rank)
         return arrival.place.node if arrival else "?"
 
@@ -80,7 +80,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def gpus(self) -> int:
-        """GPUs that the ranks that came may use, counted once a host."""
+        """GPUs that the ranks that joined may use, counted once a host."""
         return sum(max(self.arrivals[rank].gpus for rank in ranks) for ranks in self.hosts.values())
 
     @cached_property
@@ -105,7 +105,7 @@ def crowded_seconds(ranks_per_core: float) -> float:
 
 def without_gpu(world: World) -> str | None:
     """The ground of checks that run over the job's own backend: nccl goes from GPU to GPU."""
-    return "nccl needs GPUs, and no rank shows one" if world.backend == "nccl" and not world.gpus else None
+    return "nccl needs GPUs, and no rank has a visible GPU" if world.backend == "nccl" and not world.gpus else None
 
 
 def short_name(name: str) -> str:

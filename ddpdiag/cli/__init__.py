@@ -11,7 +11,7 @@ _NAME = "ddpdiag"
 
 
 def main() -> None:
-    """Entry of the console script; leaves with the exit code of the contract."""
+    """Entry of the console script; exits with the code of the contract."""
     open_standard_streams()
     code = guarded(_command_line)
     sys.exit(unparsed(code) if NAGIOS in sys.argv[1:] else code)

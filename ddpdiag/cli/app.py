@@ -43,8 +43,8 @@ Body = TypeVar("Body", bound=Callable[..., None])
 
 app = typer.Typer(
     name="ddpdiag",
-    help="Says before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
-    "how fast, and if not, which rank, GPU, host or link is to blame.",
+    help="Show before a PyTorch job starts whether an allocation can train with DistributedDataParallel, "
+    "how fast, and if not, which rank, GPU, host or link is at fault.",
     epilog=examples("ddpdiag check", "torchrun --nproc-per-node 8 -m ddpdiag check", "srun ddpdiag check"),
     no_args_is_help=True,
     context_settings=_SETTINGS,
@@ -114,7 +114,7 @@ def host(
     what: HostOptions,
     outputs: Annotated[Outputs, "json", "record", "prometheus", "junit", "output", "strict", "nagios", *_SHOWN],
 ) -> None:
-    """Look at this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
+    """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
     It needs no torch, no launcher and no other host, and opens no connection.
 
@@ -141,9 +141,9 @@ def allreduce_bench(
     ],
     launch: LaunchOptions,
 ) -> None:
-    """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; say what it means.
+    """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
 
-    Started once (it starts the missing ranks), or once per rank by torchrun, srun, mpirun or hand. K, M and G are
+    Start it once (it starts the missing ranks), or once per rank with torchrun, srun, mpirun or by hand. K, M and G are
     powers of 1024, GB/s is 1e9 bytes per second. Ctrl-C prints what was measured so far.
 
     Exit code: 0 FIT, 1 UNFIT (wrong values, below --min-busbw), 2 wrong usage, 3 UNKNOWN, 4 a bug in ddpdiag.
@@ -166,13 +166,13 @@ def train(
     outputs: Annotated[Outputs, *_FILES, "prometheus", "junit", "output", "strict", "details", "quiet", "color"],
     launch: LaunchOptions,
 ) -> None:
-    """Train by several strategies, and say which of them work here and which pay.
+    """Train by several strategies, and show which of them work here and which are worth using.
 
-    Each trains the digits that we ship, with the same first weights and batches, so its loss must be that of one
+    Each trains on the images in ddpdiag, with the same initial weights and batches, so its loss must be that of one
     process alone. The code of each is a file to copy: ddpdiag/strategies/workloads.
 
-    Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (such as
-    none is possible), 4 a bug in ddpdiag.
+    Exit code: 0 all work or are not possible here, 1 one is wrong, hangs or fails, 2 wrong usage, 3 UNKNOWN (for
+    example if none is possible), 4 a bug in ddpdiag.
     """
     from ddpdiag.strategies import command as strategies
     from ddpdiag.strategies.launchers import command as launching
@@ -189,25 +189,23 @@ def train(
     "ddpdiag watch -- torchrun --nproc-per-node 8 train.py",
     "ddpdiag watch --stall 120 --kill -- torchrun --nproc-per-node 8 train.py",
     "srun --ntasks-per-node 1 ddpdiag watch --bundle . -- torchrun ... train.py",
-    "srun ddpdiag watch -- python train.py   (one report a host)",
+    "srun ddpdiag watch -- python train.py   (one report per host)",
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
     "ddpdiag watch --read watch-*.jsonl   (of all hosts together)",
-    "kill -USR1 PID   (look now)",
+    "kill -USR1 PID   (report now)",
     allow_interspersed_args=False,  # what follows the command's name is the command's own
 )
 def watch(
-    command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND...", help="The training, as you would start it without us.")
-    ],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command that starts the training.")],
     how: WatchOptions,
 ) -> None:
-    """Start a training unchanged, and when it goes silent say which rank holds it up.
+    """Start a training unchanged, and when it stalls, report which rank stops it.
 
-    Silent means: no output, and no new collective where NCCL's flight recorder can be asked. The report goes to
-    standard error; SIGUSR1 asks for one at once. Stacks need py-spy (`pip install 'ddpdiag\\[watch]'`).
+    Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
+    error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install 'ddpdiag\\[watch]'`).
 
-    Exit code: the command's own, and its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank was
-    named) or 3 (nobody can be).
+    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is blamed)
+    or 3 (no rank is).
     """
     from ddpdiag.watch import command as watch
 
@@ -227,12 +225,12 @@ class _Changes(Outputs):
 )
 def compare(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Another one, of a later run.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The same of a later run.")],
     outputs: Annotated[_Changes, "json", "markdown", "output", "quiet", "color"],
 ) -> None:
-    """Say what changed between two runs: regressions first, beyond the noise that their repeats show.
+    """Show what changed between two runs: regressions first, beyond the noise that their repeats show.
 
-    Exit code: 0 no regression, 1 regression, 2 a file that is no run, 3 no regression, but no figure was compared or
+    Exit code: 0 no regression, 1 regression, 2 a file that holds no run, 3 no regression, but no figure was compared or
     the new run's verdict is UNKNOWN.
     """
     from ddpdiag.compare import command
@@ -247,9 +245,7 @@ class _Judged(Outputs):
 
 @_command("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -")
 def judge(
-    files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks left behind.")
-    ],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks wrote.")],
     outputs: Annotated[
         _Judged,
         *_FILES,
@@ -282,7 +278,7 @@ def simulate(
     what: SimulateOptions,
     outputs: Annotated[Outputs, *_FILES, *_HOSTS, "output", *_SHOWN],
 ) -> None:
-    """See what a failure among many hosts looks like: a simulated fleet, planned and judged as a real one."""
+    """Show the report of a failure among many hosts: a simulated fleet, planned and judged like a real one."""
     from ddpdiag.simulate import command
 
     raise typer.Exit(command.run(what, outputs))
@@ -291,11 +287,11 @@ def simulate(
 @dataclass(frozen=True, kw_only=True)
 class _LintOptions(Outputs):
     select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE")
-    ignore: tuple[str, ...] = option((), "Not the rules with these codes or prefixes (a,b).", metavar="CODE")
+    ignore: tuple[str, ...] = option((), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE")
     output_format: str | None = option(
         None, "Format on standard output (default: text).", metavar="text|json|github|sarif"
     )
-    details: bool = option(False, "Show notes, and what was not judged.", panel=OUT)
+    details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
 
 
 @_command(
@@ -309,7 +305,7 @@ def lint(
     ],
     how: Annotated[_LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
 ) -> None:
-    """Find pitfalls of DistributedDataParallel in the source of a training script, which is not run.
+    """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
     A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `[tool.ddpdiag.lint]` in pyproject.toml may hold
     select, ignore and output-format.
@@ -342,14 +338,14 @@ def explain(
         list[str],
         typer.Argument(
             metavar="CODE|NAME|TEXT|FILE|-",
-            help="A check's, finding's or lint rule's code, a check's name, an error text, or a log ('-': standard "
-            "input).",
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or a log ('-': "
+            "standard input).",
         ),
     ],
 ) -> None:
-    """Print a manual page; or say what an error text means; or find the first cause in a job's log.
+    """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code, 3 nothing in the text or log that is known.
+    Exit code: 0 explained, 2 no such code, 3 no known error in the text or log.
     """
     from ddpdiag.explain import command
 
@@ -365,7 +361,7 @@ class _Pages:
 
 @_command("ddpdiag manual --markdown manual.md")
 def manual(pages: _Pages) -> None:
-    """All manual pages in one document: checks, then the rules of `ddpdiag lint`."""
+    """Write all manual pages into one document: checks, then the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import write_manual
 
     raise typer.Exit(write_manual(pages.markdown))

@@ -60,7 +60,7 @@ def run(
     launch = launched(launch_options)
     for option, seconds in (("--budget", asked.budget), ("--join-timeout", launch_options.join_timeout)):
         if seconds is not None and not math.isfinite(seconds):
-            raise UsageError(f"{option} {seconds}: expected a number of seconds; every run has an end")
+            raise UsageError(f"{option} {seconds}: expected a finite number of seconds, since every run must end")
     options = structs.replace(
         _options(launch, launch_options.port_range, asked, outputs),
         bench=None if bench is None else bench(launch),
@@ -90,7 +90,7 @@ def run(
 
 
 def launched(options: LaunchOptions) -> Launch:
-    """How this process was started: what the command line says, then the launcher's variables."""
+    """How this process was started: by the command line, else by the launcher's variables."""
     gpus = visible_gpus(os.environ, proc_root(os.environ))
     asked = {name: getattr(options, name) for name in Asked.__struct_fields__}
     return read_launch(
@@ -139,7 +139,7 @@ def ranks_here(text: str | None, gpus: int) -> int | None:
 
 
 class _Reporter:
-    """A rank's words: progress while it runs, and rank 0's report at the end."""
+    """A rank's output: progress while it runs, and rank 0's report at the end."""
 
     def __init__(self, outputs: Outputs, *, whole: bool) -> None:
         self._outputs = outputs
@@ -154,7 +154,7 @@ class _Reporter:
         return self._progress
 
     def _speaks(self, place: Place) -> bool:
-        """Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them speaks."""
+        """Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints."""
         if self._outputs.quiet or self._outputs.nagios:
             return False
         if place.rank == 0:
@@ -250,7 +250,7 @@ def _default_budget(launch: Launch, *, gpus: int) -> float:
 def _utf8(option: str, text: str | None) -> str | None:
     """What goes to other hosts, and into the recording, is JSON: it must be UTF-8."""
     if text is not None and readable(text) != text:
-        raise UsageError(f"{option} {readable(text)}: it is no UTF-8; give another name, such as a link")
+        raise UsageError(f"{option} {readable(text)}: the name is not UTF-8; give another name, such as a link")
     return text
 
 
@@ -300,9 +300,9 @@ def read_topology(path: str) -> dict[str, str]:
             raise UsageError(f"{where}: {readable(line)!r}: expected HOST LEAF, or SwitchName=LEAF Nodes=HOSTS")
         for host in _hosts(words[0], where):
             if leaves.setdefault(host, words[1]) != words[1]:
-                raise UsageError(f"{where}: {host} is on {words[1]} here, and on {leaves[host]} above")
+                raise UsageError(f"{where}: {host} is on {words[1]} here and on {leaves[host]} above")
     if not leaves:
-        raise UsageError(f"--topology {path}: it names no host; expected HOST LEAF, one host a line")
+        raise UsageError(f"--topology {path}: it names no host; expected HOST LEAF, one host per line")
     return leaves
 
 
@@ -311,7 +311,7 @@ def _lines(path: str) -> Iterator[tuple[int, str]]:
     try:
         text = read_bytes(path, _MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
         raise UsageError(f"--topology {path}: {reason}") from error
     begun = ""
     for number, line in enumerate(text.splitlines(), 1):

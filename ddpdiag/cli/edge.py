@@ -1,4 +1,4 @@
-"""The edge: what can be explained becomes a sentence, everything else is our bug. Both become an exit code."""
+"""The edge: an explained error becomes a sentence, every other one is a bug in ddpdiag. Both become an exit code."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
     if not nagios:
         return _exit_code(call)
     codes: list[int] = []
-    sentences = ["it failed; standard error says why"]
+    sentences = ["ddpdiag failed; the reason is on standard error"]
 
     def noted() -> None:
         try:
@@ -66,13 +66,13 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         if (sentence := too_many_files(error)) is not None:
             complain(sentence)
             return ExitCode.UNKNOWN
-        complain("this is a bug in ddpdiag, please report it with what follows:\n" + traceback.format_exc())
+        complain("this is a bug in ddpdiag; please report it with the following traceback:\n" + traceback.format_exc())
         return ExitCode.BUG
     return int(code or 0)
 
 
 def too_many_files(error: Exception) -> str | None:
-    """What to say if an error, of Python or of ZeroMQ, means that no more files can be opened; None for any other."""
+    """A sentence if an error, of Python or of ZeroMQ, means that no more files can be opened; None for any other."""
     if getattr(error, "errno", None) not in _NO_FILES:
         return None
     most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -126,7 +126,7 @@ def _flush() -> None:
 
 def unparsed(code: int) -> int:
     """The exit code of a process whose arguments could not be read: a command that could begin leaves by itself."""
-    return unknown("wrong usage; standard error says what was expected") if code == ExitCode.USAGE else code
+    return unknown("wrong usage; what was expected is on standard error") if code == ExitCode.USAGE else code
 
 
 def unknown(sentence: str) -> int:

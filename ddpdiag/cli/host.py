@@ -40,7 +40,7 @@ _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004", "RUN005")
 def run(asked: HostOptions, outputs: Outputs) -> int:
     """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
     if not math.isfinite(asked.budget):
-        raise UsageError(f"--budget {asked.budget}: expected a number of seconds; every run has an end")
+        raise UsageError(f"--budget {asked.budget}: expected a finite number of seconds, since every run must end")
     options = _options(asked, outputs)
     return call_with_deadline(
         lambda stand: guarded(lambda: _look(asked, options, outputs, stand), nagios=outputs.nagios), asked.budget
@@ -68,14 +68,14 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
 
 
 def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
-    stand("look at the files to write")
+    stand("check the files to write")
     outputs.check()
     place = _place()
     names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
     stand("count the GPUs")
     arrival = own_arrival(place)
-    stand("ask the host")
+    stand("test the host")
     chosen = tuple(check for check in checks if selected(check, options))
     signals = Signals()
     lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), signals)

@@ -19,7 +19,7 @@ def run(files: Sequence[str], outputs: Outputs) -> int:
     recording = read_recording([Path(file) for file in files])
     asked = recording.header.options
     if outputs.need_nodes is not None and (asked.bench is not None or asked.train is not None):
-        raise UsageError("--need-nodes: this is the recording of a benchmark, whose verdict is on all its hosts")
+        raise UsageError("--need-nodes: this recording is of a benchmark, and its verdict is about all hosts")
     options = structs.replace(
         asked,
         strict=asked.strict or outputs.strict,

@@ -200,12 +200,12 @@ class LaunchOptions:
         metavar="N|auto|gpu|cpu",
         panel=LAUNCH,
     )
-    nnodes: int | None = option(None, "Hosts, when started by hand on each.", metavar="N", panel=LAUNCH)
+    nnodes: int | None = option(None, "Number of hosts, when started by hand on each.", metavar="N", panel=LAUNCH)
     node_rank: int | None = option(None, "This host's number, from 0.", metavar="I", panel=LAUNCH, variable=False)
     rank: int | None = option(
         None, "This process's rank, when started by hand.", metavar="R", panel=LAUNCH, variable=False
     )
-    world_size: int | None = option(None, "Number of ranks in all.", metavar="N", panel=LAUNCH)
+    world_size: int | None = option(None, "Total number of ranks.", metavar="N", panel=LAUNCH)
     local_rank: int | None = option(
         None, "This process's rank on its host.", metavar="R", panel=LAUNCH, advanced=True, variable=False
     )
@@ -215,7 +215,7 @@ class LaunchOptions:
         None, "Name of this run, the same on all ranks.", metavar="NAME", panel=LAUNCH, advanced=True
     )
     join_timeout: float = option(
-        15.0, "How long ranks wait for each other.", metavar="SECONDS", panel=LAUNCH, min=0.1, advanced=True
+        15.0, "How long ranks wait for each other to join.", metavar="SECONDS", panel=LAUNCH, min=0.1, advanced=True
     )
     control_port: int | None = option(
         None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535, advanced=True
@@ -228,11 +228,11 @@ class LaunchOptions:
         advanced=True,
     )
     port_range: str | None = option(
-        None, "Ports that the firewall lets through.", metavar="LOW-HIGH", panel=LAUNCH, advanced=True
+        None, "Ports that the firewall allows.", metavar="LOW-HIGH", panel=LAUNCH, advanced=True
     )
 
 
-_IGNORE = "Not these codes or prefixes (a,b)."
+_IGNORE = "Skip these codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 
 
@@ -241,11 +241,11 @@ class CheckOptions:
     """What `ddpdiag check` tests, as it was typed."""
 
     stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT)
-    skip_stage: tuple[str, ...] = option((), "Not these stages (a,b).", metavar="NAME", panel=WHAT)
+    skip_stage: tuple[str, ...] = option((), "Skip these stages (a,b).", metavar="NAME", panel=WHAT)
     select: tuple[str, ...] = option((), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT)
     ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
-    backend: str = option("auto", "nccl, gloo or another of torch.", metavar="NAME", panel=WHAT)
-    expect_gpus: int | None = option(None, "GPUs that every host must show.", metavar="N", panel=VERDICT, min=0)
+    backend: str = option("auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=WHAT)
+    expect_gpus: int | None = option(None, "Number of GPUs expected on every host.", metavar="N", panel=VERDICT, min=0)
     depth: str = option("quick", "How much is measured.", metavar="quick|standard|deep", panel=WHAT)
     budget: float | None = option(
         None,
@@ -256,7 +256,7 @@ class CheckOptions:
     )
     data_dir: str | None = option(
         None,
-        "MNIST files of your own (IDX, plain or .gz) instead of those shipped.",
+        "MNIST files of your own (IDX, plain or .gz) instead of those in ddpdiag.",
         metavar="DIR",
         panel=WHAT,
         advanced=True,
@@ -271,7 +271,7 @@ class CheckOptions:
     )
     topology: str | None = option(
         None,
-        "The leaf switch of each host: HOST LEAF a line, or Slurm's topology.conf (default: from Slurm). "
+        "The leaf switch of each host: one HOST LEAF per line, or Slurm's topology.conf (default: from Slurm). "
         "Read on rank 0's host.",
         metavar="FILE",
         panel=WHAT,
@@ -293,11 +293,11 @@ class HostOptions:
     torch: bool = option(
         False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT
     )
-    expect_gpus: int | None = option(None, "GPUs that this host must show.", metavar="N", panel=WHAT, min=0)
+    expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=WHAT, min=0)
     ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
     budget: float = option(
         10.0,
-        "It ends within this time, whatever hangs.",
+        "End within this time, even if a driver hangs.",
         metavar="SECONDS",
         panel=WHAT,
         min=8.0,  # 3 s are kept for ending what hangs and for the report, and a third for the kernel's log

@@ -73,11 +73,11 @@ class Outputs:
     )
     write_failing_hosts: str | None = written(
         lambda report, _lines, _path: _one_a_line(report.hosts.bad),
-        "The failing hosts, one a line (srun -x ./FILE).",
+        "The failing hosts, one per line (srun -x ./FILE).",
     )
     write_healthy_hosts: str | None = written(
         lambda report, _lines, _path: _one_a_line(report.hosts.good),
-        "The healthy hosts, one a line, the fastest first where pairs of hosts were measured.",
+        "The healthy hosts, one per line, the fastest first if pairs of hosts were measured.",
         advanced=True,
     )
     write_workaround: str | None = written(
@@ -99,19 +99,19 @@ class Outputs:
         formats=FORMATS,
     )
     need_nodes: int | None = option(
-        None, "FIT if N hosts are healthy, whatever is wrong with the others.", metavar="N", panel=VERDICT, min=1
+        None, "FIT if N hosts are healthy, even if others fail.", metavar="N", panel=VERDICT, min=1
     )
     strict: bool = option(False, "Warnings count as errors in the exit code.", panel=VERDICT)
     nagios: bool = option(
         False,
-        "Be a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+        "Act as a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
         panel=VERDICT,
         advanced=True,
         variable=False,
     )
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
     timings: bool = option(
-        False, "Show where the seconds went, and for which rank the others waited.", panel=OUT, advanced=True
+        False, "Show where the time was spent, and which ranks the others waited for.", panel=OUT, advanced=True
     )
     quiet: bool = option(False, "Show no progress.", "-q", panel=OUT)
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)

@@ -1,7 +1,7 @@
-"""What a run that was told to end had established before, and how far it came.
+"""What a run that a signal ended had established before, and how far it was.
 
 Launchers and schedulers end ranks one after the other, and with them their workers: from the first signal on, what a
-rank did not complete says nothing about it. What failed before the first signal still counts, since a rank that dies
+rank did not complete is no evidence about it. What failed before the first signal still counts, since a rank that dies
 makes its launcher end the others.
 """
 
@@ -17,6 +17,7 @@ from ddpdiag.judgement.judged import Judged, by_code, stages_of
 from ddpdiag.model import EventKind, Outcome, Recording, Report, Severity, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
+from ddpdiag.text import count
 
 # By these a process is told to end; a worker that starts does not ignore them yet, and supervisors send SIGKILL only.
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "KeyboardInterrupt")
@@ -70,7 +71,7 @@ def ended_by_a_signal(recording: Recording) -> bool:
 
 
 def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -> str:
-    """Such as "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); launch, host were fine so far".
+    """Such as "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
 
     Empty where no Ctrl-C ended it.
     """
@@ -79,11 +80,11 @@ def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -
         return ""
     cut = {outcome.code for outcome in recording.outcomes if _was_told(outcome)}
     own = next((j.check for j in judged if j.check.code in cut), None)
-    came = f"{len(world.arrivals):,} of {world.size:,} ranks had come"
+    came = f"{len(world.arrivals):,} of {count(world.size, 'rank')} had joined"
     where = f", in {own.code} ({own.name})" if own else "" if recording.trials else f", before any check: {came}"
     stages = stages_of(world, recording, judged, by_code(recording))
     fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.NOTE)]
-    so_far = f"; {', '.join(fine)} {'was' if len(fine) == 1 else 'were'} fine so far" if fine else ""
+    so_far = f"; no problems found in {', '.join(fine)}" if fine else ""
     return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"
 
 
@@ -94,7 +95,7 @@ def ended_by_ctrl_c(recording: Recording) -> float | None:
 
 
 def with_signal(report: Report, signum: int | None) -> Report:
-    """The report of a whole run during whose judgement or output a signal came, if one did: the verdict stands."""
+    """The report of a whole run with the code of a signal that came during judgement or output; the verdict stays."""
     return report if signum is None else structs.replace(report, exit_code=ExitCode.of_signal(signum))
 
 
@@ -106,7 +107,7 @@ def _truncated(trial: Trial, outcomes: Sequence[Outcome], moment: float) -> list
     """Of a group, the outcomes that the end of the run brought about."""
     cut = [o for o in outcomes if _was_told(o) or _is_killed(o) or _is_later(trial, o, moment)]
     own = [o for o in outcomes if o.status not in _DID_NOT_FAIL and o not in cut and not is_echo(o)]
-    # What its peers met says nothing where a signal ended a worker, and the end of the group is its consequence.
+    # What its peers report is no evidence where a signal ended a worker: the end of the group is its consequence.
     if not cut or (own and not any(map(_is_killed, cut))):
         return cut
     return [outcome for outcome in outcomes if outcome.status is not Status.DONE]

@@ -13,7 +13,7 @@ from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Seve
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
-# What is no name of a host would mean another one, or many, to whoever reads the list ("h[1-9]", two lines, "?").
+# What is no name of a host would mean another one, or many, to the reader of the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
 # By which share of what is usual: the evidence of FAB001's findings.
 _SHARE = "slower_share"
@@ -22,11 +22,11 @@ _SHARE = "slower_share"
 def sort_hosts(
     world: World, recording: Recording, judged: Sequence[Judged], verdict: Verdict
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    """The hosts, and notes for everybody.
+    """The hosts, and notes for all readers.
 
-    Errors blame, warnings do not: too much would be left out. Nobody is good while an error has nobody to blame, and
-    no host that could not be looked at. Why hosts are not sorted is a note only where the job asks for so many good
-    ones; else it is for who asks for the lists.
+    Errors blame, warnings do not: too many hosts would be left out. No host is healthy while an error blames none, and
+    no host that could not be checked is. Why hosts are not sorted is a note only where the job needs so many healthy
+    ones; else it is for the user who asks for the lists.
     """
     findings = [finding for own in judged for finding in own.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
@@ -38,7 +38,7 @@ def sort_hosts(
     good = () if why else tuple(name for name in _faithful(world, recording) if name not in doubtful)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
-    # Who pressed Ctrl-C asks for no list of hosts.
+    # After Ctrl-C the user needs no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
     notes = tuple(filter(None, (lacking, _untested(recording) if good else "")))
     told = notes if world.options.need_nodes is not None else ()
@@ -81,30 +81,30 @@ def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
 
 
 def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict) -> str:
-    """Why no host can be called good, or nothing."""
+    """Why no host can be listed as healthy, or nothing."""
     if recording.end is None:
-        return "no host is called good, because the recording is cut off"
+        return "no host is listed as healthy, because the recording has no end"
     open_ones = [f for f in errors if not (f.ranks or f.nodes or f.links)]
     if open_ones:
-        return f"no host is called good, because {open_ones[0].code} blames nobody: {open_ones[0].title}"
+        return f"no host is listed as healthy, because {open_ones[0].code} blames no rank or host: {open_ones[0].title}"
     if not errors and verdict is Verdict.UNKNOWN:
-        return "no host is called good, because not everything could be looked at"
+        return "no host is listed as healthy, because not everything could be checked"
     return ""
 
 
 def _neither(names: Sequence[str]) -> str:
-    """Which hosts are neither good nor bad, or nothing."""
+    """Which hosts are listed neither as healthy nor as failing, or nothing."""
     if not names:
         return ""
     are = "is" if len(names) == 1 else "are"
-    why = "an error concerns the ways there, ranks left before the end, or not all could be looked at"
-    return f"{names_text(names)} {are} called neither good nor bad: {why}"
+    why = "an error concerns links to them, ranks ended before the end of the run, or not everything could be checked"
+    return f"{names_text(names)} {are} listed neither as healthy nor as failing: {why}"
 
 
 def _untested(recording: Recording) -> str:
-    """What hosts that are called good were not tested with, or nothing."""
+    """Checks that hosts listed as healthy did not run, or nothing."""
     codes = [skip.code for skip in recording.skips if not skip.grounds]
-    return f"hosts are called good as far as they were tested: {', '.join(codes)} could not run" if codes else ""
+    return f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run" if codes else ""
 
 
 def _faithful(world: World, recording: Recording) -> tuple[str, ...]:
@@ -115,11 +115,10 @@ def _faithful(world: World, recording: Recording) -> tuple[str, ...]:
 
 
 def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:
-    """Blamed ranks that never came and whose hosts nobody knows cannot be left out."""
+    """Blamed ranks that never joined and whose hosts are not known cannot be excluded."""
     absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT and not e.node}
     blamed = {rank for f in errors if not f.nodes for rank in f.ranks if rank in absent}
     unknown = sorted(blamed - world.arrivals.keys())
     if not unknown:
         return ()
-    are = "is" if len(unknown) == 1 else "are"
-    return (f"{ranks_text(unknown)} {are} on no known host, so that host cannot be excluded",)
+    return (f"the host of {ranks_text(unknown)} is not known, so it cannot be excluded",)

@@ -44,7 +44,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     ]
     notes = list(recording.notes)
     if recording.end is None:
-        notes.append("the recording has no end: the run was cut off, or this is one rank's part of it")
+        notes.append("the recording has no end: the run was killed, or this is one rank's part of it")
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
@@ -91,11 +91,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
 
 
 def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -> Snapshot | None:
-    """What another run can be held against; None of a recording that this version cannot read."""
+    """What another run can be compared with; None of a recording that this version cannot read."""
     try:
         return snapshot_of(world, recording, sections)
     except (ValueError, ArithmeticError, LookupError):
-        return None  # `_judge_check` has said so
+        return None  # `_judge_check` has noted it
 
 
 def _world_line(world: World) -> WorldLine:
@@ -118,7 +118,7 @@ def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
 
 
 def world_of(recording: Recording) -> World:
-    """The world as it was at the end. A rank that was told to leave took part in all that is judged."""
+    """The world as it was at the end. A rank that a signal ended took part in all that is judged."""
     return World(
         size=recording.header.world_size,
         launcher=recording.header.launcher,
@@ -143,7 +143,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
             skip=skip,
         )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
-        notes.append(f"what {check.code} recorded does not fit this version of ddpdiag ({error}); it was not judged")
+        notes.append(f"{check.code} was not judged: this version of ddpdiag cannot read its recorded data ({error})")
         return Judged(check=check, readable=False)
 
 
@@ -274,7 +274,7 @@ def _of_json(data: bytes, where: str) -> Report:
     try:
         return decode(data, Report, least=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is no report that this ddpdiag reads: {error}") from error
+        raise UsageError(f"{where} is no report that this version of ddpdiag can read: {error}") from error
 
 
 def _of_recording(path: str) -> Report:
@@ -282,11 +282,11 @@ def _of_recording(path: str) -> Report:
 
 
 def read_baseline(path: str) -> Snapshot:
-    """What a run can be held against; UsageError, with the option as its subject, where the file has no such thing."""
+    """What a run can be compared with; UsageError, with the option as its subject, where the file has no such thing."""
     try:
         snapshot = read_report(path).snapshot
     except UsageError as error:
         raise UsageError(f"--baseline: {error}") from error
     if snapshot is None or not (snapshot.figures or snapshot.series):
-        raise UsageError(f"--baseline {readable(path)}: nothing was measured in that run; give a recording of one")
+        raise UsageError(f"--baseline {readable(path)}: that run measured nothing; give the recording of one that did")
     return snapshot

@@ -1,7 +1,7 @@
-"""Each check, judged, and what became of each stage.
+"""Each check, judged, and the result of each stage.
 
-Checks of the run (RUN001 to RUN004) judge what happened to trials of other stages, and who came: what they find belongs
-to these stages.
+Checks of the run (RUN001 to RUN004) judge what happened to trials of other stages, and which ranks joined: their
+findings belong to these stages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     readable: bool = True
 
     def not_seen(self) -> Iterator[Finding]:
-        """Findings that something could not be looked at: promise 3, that is never "healthy"."""
+        """Findings that something could not be checked: promise 3, that is never "healthy"."""
         return (finding for finding in self.findings if self.effect_of(finding) is Effect.NOT_SEEN)
 
     def effect_of(self, finding: Finding) -> Effect:
@@ -85,7 +85,7 @@ def _line(
     return StageLine(
         name=stage.value,
         status=status,
-        # For who never came the others waited before any trial.
+        # The others waited for ranks that never joined before any trial.
         seconds=sum(spent_seconds(outcomes.get(j.check.code, ())) for j in own)
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
@@ -116,7 +116,7 @@ def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) ->
 
 
 def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
-    """Were ranks told to stop in the middle of it?"""
+    """Were ranks told to stop during it?"""
     return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
 
 

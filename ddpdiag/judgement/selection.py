@@ -59,7 +59,7 @@ def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
         _known("--set", [code], codes, "code")
         _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
         if threshold == "deadline_seconds" and float(value) <= 0:
-            raise UsageError(f"--set {name}={value}: a trial needs more than 0 seconds")
+            raise UsageError(f"--set {name}={value}: a deadline must be more than 0 seconds")
 
 
 def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
@@ -69,7 +69,7 @@ def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -
 
 
 def _those(name: str, known: Sequence[str], word: str) -> str:
-    """What there is instead: all of a few, and of many those that look alike."""
+    """What there is instead: all of a few, and of many those with similar names."""
     if len(known) <= _FEW:
         return f"expected {', '.join(known)}" if known else "there is none"
     near = get_close_matches(name, known, n=3)

@@ -1,4 +1,4 @@
-"""The verdict, and the sentence that says it, for all hosts or as many as a job needs (--need-nodes).
+"""The verdict and its sentence, for all hosts or as many as a job needs (--need-nodes).
 
 Absence of evidence is never FIT.
 """
@@ -20,7 +20,7 @@ from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import rate_text, share_text
+from ddpdiag.text import count, rate_text, share_text
 
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
@@ -32,7 +32,7 @@ _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)
 
 
 class Conclusion(Struct, frozen=True):
-    """What the run comes to."""
+    """The result of the run."""
 
     verdict: Verdict
     exit_code: int
@@ -42,7 +42,7 @@ class Conclusion(Struct, frozen=True):
 def conclude(
     world: World, recording: Recording, judged: Sequence[Judged], workarounds: Mapping[str, str | None] | None = None
 ) -> Conclusion:
-    """UNFIT for an error that will break a job; UNKNOWN for what should have been looked at and was not; else FIT.
+    """UNFIT for an error that will break a job; UNKNOWN if something should have been checked and was not; else FIT.
 
     A run that was made for one check has that check's own sentence. `workarounds` are variables without which it would
     be UNFIT.
@@ -72,14 +72,14 @@ def conclude(
 
 
 def _failed(fatal: Sequence[Finding], own: Section) -> str:
-    """What is wrong first, then what the figures mean."""
-    more = f" ({len(fatal) - 1} more {'error' if len(fatal) == 2 else 'errors'})" if len(fatal) > 1 else ""
+    """The error first, then what the figures mean."""
+    more = f" ({count(len(fatal) - 1, 'more error')})" if len(fatal) > 1 else ""
     meaning = f" {own.sentence}" if own.measured else ""
     return f"{fatal[0].title}{more}.{meaning}"
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """A run that a signal ended says so, whatever it found before; Ctrl-C also where a rank was lost."""
+    """A run that a signal ended has the signal's code, whatever it found before; Ctrl-C also where a rank was lost."""
     told = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
     if str(int(signal.SIGINT)) in told:
         return ExitCode.INTERRUPTED
@@ -87,30 +87,30 @@ def exit_code(recording: Recording, code: ExitCode) -> int:
 
 
 def _unknown(world: World, recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:
-    """Why nothing can be said, or nothing."""
+    """Why the verdict is UNKNOWN, or nothing."""
     if errors:
         return errors[0].title
     for own in judged:
         if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.check, world)):
-            fix = "; show the job's GPUs to every rank, or test with --backend gloo" if own.skip.grounds else ""
+            fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if own.skip.grounds else ""
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
         if not own.readable:
-            return f"what {own.check.code} recorded cannot be read by this version"
+            return f"this version of ddpdiag cannot read the recorded data of {own.check.code}"
         for finding in own.not_seen():
             return finding.title
     if recording.end is None:
-        return "the recording is cut off"
+        return "the recording has no end"
     if missing := _without_lines(world, recording):
         return f"the recording lacks lines of {ranks_text(missing)}"
     tried = {outcome.code for outcome in recording.outcomes}
     for own in judged:
         if own.check.measure is not None and own.skip is None and own.check.code not in tried:
             return f"{own.check.code} ({own.check.name}) was not run"
-    return "" if tested(recording, judged) else "no check could be run"
+    return "" if tested(recording, judged) else "no check could run"
 
 
 def _without_lines(world: World, recording: Recording) -> Sequence[int]:
-    """Ranks of which nothing is told, or of whose trials: rank 0 writes an outcome for each rank of each trial."""
+    """Ranks without an event, or with trials without an outcome: rank 0 writes one for each rank of each trial."""
     told = world.arrivals.keys() | {event.rank for event in recording.events}
     if silent := list(islice((rank for rank in range(world.size) if rank not in told), _MOST_NAMED)):
         return silent
@@ -121,33 +121,32 @@ def _without_lines(world: World, recording: Recording) -> Sequence[int]:
 
 
 def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """Stages in which a check was done on some rank, or judged how ranks came; one that never ran is no evidence."""
+    """Stages in which a check was done on some rank, or judged the launch; one that never ran is no evidence."""
     done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
     done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is Stage.LAUNCH}
     return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
 def who(world: World) -> str:
-    """Such as "4 ranks on 2 hosts"; "host n7" where it was asked alone."""
+    """Such as "4 ranks on 2 hosts"; "host n7" where it was tested alone."""
     if world.options.alone:
         return f"host {world.node_of(0)}"
-    hosts = len(world.hosts)
-    return f"{world.size:,} {'rank' if world.size == 1 else 'ranks'} on {hosts:,} {'host' if hosts == 1 else 'hosts'}"
+    return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
 
 
 def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
-    """The finding that names somebody comes first, of those the earliest; of several of one kind, all their hosts."""
+    """The first finding that names a rank, host or link; of several findings of one code, all their hosts."""
     first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
     alike = [finding for finding in fatal if finding.code == first.code]
     hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.nodes))
     if len(alike) == 1 or len(hosts) == 1 or not all(finding.nodes for finding in alike):
         alike, what = [first], first.title
     else:
-        share = f"{len(hosts):,} of {len(world.hosts):,} hosts are bad"
+        share = f"{len(hosts):,} of {count(len(world.hosts), 'host')} fail"
         what = f"{share}: {names_text(hosts)} ({first.code}: {first.title})"
     others = len(fatal) - len(alike)
-    more = f" ({others:,} more {'error' if others == 1 else 'errors'})" if others else ""
-    can = "can train, but not as they should" if trained else "cannot train"
+    more = f" ({count(others, 'more error')})" if others else ""
+    can = "can train, but with errors" if trained else "cannot train"
     return f"{who(world)} {can}: {what}{more}."
 
 
@@ -165,26 +164,26 @@ def _fit(
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)
     if trained is None:
         stages = ", ".join(tested(recording, judged))
-        text = f"{who(world)}: nothing speaks against training, as far as it was tested ({stages})"
+        text = f"{who(world)}: no problems found in the stages that ran ({stages})"
     else:
         speed = f", {trained:,.0f} samples/s" if isinstance(trained, int | float) else ""
         busbw = figures.get(f"all_reduce.{world.backend}.busbw_bytes_per_s", figures.get("fallback.busbw_bytes_per_s"))
         bus = f", all-reduce {rate_text(busbw)}" if isinstance(busbw, int | float) else ""
         text = f"{who(world)} can train with DDP over {world.backend}{speed}{bus}"
         if limited:
-            text += ", as far as it was tested"
+            text += "; only the selected checks ran"
     if workarounds:
-        text += f"; {workarounds_text(workarounds)} only"
+        text += f"; only {workarounds_text(workarounds)}"
     if options.alone:
-        text += "; no other host was asked"
+        text += "; no other host was tested"
     elif world.size == 1:
-        text += "; one rank alone, so nothing is known about communication"
+        text += "; there is one rank only, so communication was not tested"
     if slow := slow_hosts([finding for own in judged for finding in own.findings]):
         few = f": {names_text(list(slow))}" if len(slow) <= _FEW else ""
-        share = f"{len(slow):,} of {len(world.hosts):,} hosts {'holds' if len(slow) == 1 else 'hold'} it back"
-        text += f"; but {share}, by up to {share_text(max(slow.values()))}{few}"
+        share = f"{len(slow):,} of {count(len(world.hosts), 'host')} {'slows' if len(slow) == 1 else 'slow'} it down"
+        text += f"; but {share} by up to {share_text(max(slow.values()))}{few}"
     if warnings:
-        text += f"; {warnings:,} {'warning' if warnings == 1 else 'warnings'}"
+        text += f"; {count(warnings, 'warning')}"
     return text + "."
 
 
@@ -199,21 +198,23 @@ def verdict_of_needed_hosts(
     hosts: HostsLine,
     workarounds: Mapping[str, str | None] | None = None,
 ) -> Conclusion:
-    """What the run comes to for a job that needs so many hosts; `whole` is what it comes to on all of them.
+    """The result for a job that needs so many hosts; `whole` is the result on all of them.
 
-    FIT if so many are good: errors concern others then. But what was not looked at on the good ones is no more healthy
-    for that, and a collective of the job's backend must have been done on all of them. UNFIT if too many are bad.
+    FIT if so many are healthy: errors concern others then. But everything that should be checked must have been checked
+    on the healthy ones, and a collective of the job's backend must have been done on all of them. UNFIT if too many
+    fail.
     """
     options = recording.header.options
     need = options.need_nodes
     if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
         return whole
     names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.bad])
-    said = f"{len(hosts.good)} of {len(names)} hosts are good, {need} needed"
+    healthy = "is healthy" if len(hosts.good) == 1 else "are healthy"
+    said = f"{len(hosts.good)} of {count(len(names), 'host')} {healthy}, {need} needed"
     if len(names) - len(hosts.bad) < need and recording.end is not None and not _nowhere(world, recording):
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), f"{said}. {whole.sentence}")
     if len(hosts.good) < need and whole.verdict is Verdict.FIT:
-        sentence = f"{said}, and nothing is sure of the others. {whole.sentence}"
+        sentence = f"{said}; whether the others are healthy is not known. {whole.sentence}"
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     if len(hosts.good) < need or whole.verdict is Verdict.FIT:
         return Conclusion(whole.verdict, whole.exit_code, f"{said}. {whole.sentence}")
@@ -230,18 +231,18 @@ def _without(
     said: str,
     workarounds: Mapping[str, str | None],
 ) -> Conclusion:
-    """What the run comes to on the good hosts alone, which are enough."""
+    """The result on the healthy hosts alone, which are enough."""
     ranks = _ranks_of(world, good)
     alone = structs.replace(recording, outcomes=tuple(own for own in recording.outcomes if own.rank in ranks))
     if doubt := _doubt(world, alone, judged, good):
-        sentence = f"{said}; but whether these can train is not known: {doubt}. Run again on them."
+        sentence = f"{said}; but whether these can train is not known: {doubt}. Run again on these hosts."
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warned = (finding for own in judged for finding in own.findings if finding.severity is Severity.WARNING)
     warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     found = _tested_text(alone, judged)
-    sentence = f"{said}: nothing speaks against training on these, as far as it was tested ({found})"
-    sentence += f"; {workarounds_text(workarounds)} only" if workarounds else ""
+    sentence = f"{said}: no problems found on these in the stages that ran ({found})"
+    sentence += f"; only {workarounds_text(workarounds)}" if workarounds else ""
     return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.")
 
 
@@ -254,12 +255,12 @@ def _tested_text(recording: Recording, judged: Sequence[Judged]) -> str:
 
 
 def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:
-    """What is not known of the good hosts, or nothing."""
+    """What is not known of the healthy hosts, or nothing."""
     if nowhere := _nowhere(world, recording):
-        return f"{ranks_text(nowhere)} never came, and may belong on any of them"
+        return f"{ranks_text(nowhere)} never joined, and may belong on any of them"
     for own in judged:
         if not own.readable:
-            return f"what {own.check.code} recorded cannot be read by this version"
+            return f"this version of ddpdiag cannot read the recorded data of {own.check.code}"
         for finding in own.not_seen():
             if _concerns(world, finding, good):
                 return finding.title
@@ -267,14 +268,14 @@ def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: S
 
 
 def _nowhere(world: World, recording: Recording) -> list[int]:
-    """Ranks that never came, and whose hosts nobody knows."""
+    """Ranks that never joined, and whose hosts are not known."""
     homes = {event.rank for event in recording.events if event.kind is EventKind.ABSENT and event.node}
     known = len(recording.header.layout) == world.size
     return [] if known else [rank for rank in range(world.size) if rank not in world.arrivals and rank not in homes]
 
 
 def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:
-    """Does it name one of these hosts, or nobody?"""
+    """Does it name one of these hosts, or none at all?"""
     ends = [end for link in finding.links for end in link.split(" -> ")]
     named = (*finding.nodes, *world.nodes_of(finding.ranks), *ends)
     return not named or any(name in good for name in named)

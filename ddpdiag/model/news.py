@@ -1,9 +1,9 @@
-"""What a run tells while it goes on, for whoever shows it. None of it is kept: the recording has lines of its own.
+"""The progress of a run, for the display. None of it is kept: the recording has lines of its own.
 
-Rank 0 tells, in this order: `Started`, `Waiting` while ranks are missing, `Gathered`; for each stage `StageBegan`, for
+Rank 0 sends, in this order: `Started`, `Waiting` while ranks are missing, `Gathered`; for each stage `StageBegan`, for
 each check of it `CheckBegan`, for each of its trials `TrialBegan` and, while that runs, `Pending` and `Progressed`;
-then `StageEnded`. `Happened` may come at any time. Another rank tells `Seeking` and `Joined`, and nothing else.
-`Waiting`, `Pending` and `Seeking` are told once a second, so that who has no clock of its own gets one.
+then `StageEnded`. `Happened` may be sent at any time. Another rank sends `Seeking` and `Joined`, and nothing else.
+`Waiting`, `Pending` and `Seeking` are sent once a second, so that a display without a clock gets one.
 """
 
 from typing import Literal, Protocol, TypeAlias
@@ -21,7 +21,7 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """Not all ranks have come; in so many seconds the run begins without those that are missing."""
+    """Not all ranks have joined; in so many seconds the run begins without those that are missing."""
 
     came: int
     missing: tuple[int, ...]
@@ -29,7 +29,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Gathered(Struct, frozen=True, kw_only=True):
-    """The wait is over: so many ranks came, from so many hosts."""
+    """The wait is over: so many ranks joined, from so many hosts."""
 
     ranks: int
     hosts: int
@@ -37,15 +37,15 @@ class Gathered(Struct, frozen=True, kw_only=True):
 
 
 class StageBegan(Struct, frozen=True, kw_only=True):
-    """A stage begins, or goes on: what needs torch comes after everything that does not."""
+    """A stage begins, or continues: checks that need torch run after all that do not."""
 
     name: str
 
 
 class StageEnded(Struct, frozen=True, kw_only=True):
-    """A stage is over, or interrupted if there is `more` to come.
+    """A stage is over, or interrupted if `more` of it will run.
 
-    "skipped" if nothing of it ran, "failed" if a trial did not end well: `failed` then has the codes of those checks.
+    "skipped" if nothing of it ran, "failed" if a trial failed: `failed` then has the codes of those checks.
     What checks found in what they measured is judged later, and is no part of this.
     """
 
@@ -71,7 +71,7 @@ class TrialBegan(Struct, frozen=True, kw_only=True):
 
 
 class Pending(Struct, frozen=True, kw_only=True):
-    """How many ranks of the trial have done their part, and for whom the others wait, with their hosts.
+    """How many ranks of the trial have done their part, and the ranks that these wait for, with their hosts.
 
     `awaited` are those that have not reached the barrier at which others wait; where none is at a barrier, all that
     have not answered.
@@ -90,7 +90,7 @@ class Progressed(Struct, frozen=True, kw_only=True):
 
 
 class Happened(Struct, frozen=True, kw_only=True):
-    """Something that changes the run: a signal, a rank that is lost."""
+    """An event that changes the run: a signal, a rank that is lost."""
 
     text: str
 
@@ -127,10 +127,10 @@ News: TypeAlias = (
 
 
 class Listener(Protocol):
-    """Who is told how the run goes on; calls may come from any thread, and none of them raises or waits."""
+    """Receives the progress of the run; calls may come from any thread, and none of them raises or waits."""
 
     def tell(self, news: News) -> None:
-        """Something new."""
+        """Show this news."""
 
     def close(self) -> None:
-        """Nothing more will come; what was drawn is taken away."""
+        """No more news follows; remove what was drawn."""

@@ -118,7 +118,7 @@ class ManualPage(NamedTuple):
 def as_markdown(pages: Iterable[ManualPage], version: str) -> str:
     """The whole manual as one document for GitHub and its like: a list of all pages, then the pages."""
     every = list(pages)
-    lines = [f"# ddpdiag {version}: manual", "", "| code | name | stage | what it asks |", "|---|---|---|---|"]
+    lines = [f"# ddpdiag {version}: manual", "", "| code | name | stage | question |", "|---|---|---|---|"]
     lines += [
         f"| [{p.row.code}](#{p.row.code.lower()}) | {p.row.name} | {p.row.stage} | {_escaped(p.row.title)} |"
         for p in every

@@ -33,7 +33,7 @@ def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     yield Piece("the variables that the job needs", _workarounds(report))
     for feature in features:
         yield from feature.pieces(report)
-    yield Piece("what is good to know", folded("Good to know", _notes(report.findings)))
+    yield Piece("notes", folded("Notes", _notes(report.findings)))
     yield Piece("ranks", folded("Ranks", _ranks(report.ranks)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
     yield Piece("measurements", folded("Measurements", _measurements(report.measurements)))
@@ -168,7 +168,7 @@ def _finding_lines(finding: Finding) -> list[str]:
     if blame := _blamed(finding):
         lines += ["", f"- **{'About' if finding.severity is Severity.NOTE else 'Blamed'}:** {blame}"]
     elif finding.severity is not Severity.NOTE and not finding.of_the_run:
-        lines += ["", "- **Blamed:** nobody, the evidence names no single rank, host, GPU or link"]
+        lines += ["", "- **Blamed:** none: the evidence names no single rank, host, GPU or link"]
     else:
         lines.append("")
     if finding.fix:

@@ -4,7 +4,7 @@ matplotlib is loaded only when a picture is asked for, and used without pyplot, 
 gives the same bytes, whatever a matplotlibrc says.
 
 Bars: one for each rank, or of many ranks the worst as bars and all as a histogram. Those far from the others are
-hatched; those of outliers, of blamed ranks and of ranks that never came say so. A dashed line is the median of all.
+hatched; those of outliers, of blamed ranks and of ranks that never joined say so. A dashed line is the median of all.
 
 Heat map: from the row to the column. Colours are cividis, which is even for all eyes and in grey. Few cells also show
 their numbers; a cross is a link that failed, an empty cell one that was not measured.

@@ -77,15 +77,15 @@ def _samples(report: Report, features: Sequence[Sections]) -> Iterator[Sample]:
 def _run(report: Report) -> Iterator[Sample]:
     world = report.world
     about = {"version": __version__, "run_id": report.run_id, "launcher": world.launcher, "backend": world.backend}
-    yield Sample("run_info", "Which run it was; always 1.", 1, about)
+    yield Sample("run_info", "The run, in its labels; always 1.", 1, about)
     if (begin := _timestamp(report.created)) is not None:
         yield Sample("run_timestamp_seconds", "When the run began, in seconds since 1970.", begin, {})
-    yield Sample("run_seconds", "What the run took.", report.seconds, {})
-    yield Sample("run_budget_seconds", "What the run might take (--budget).", report.budget_seconds, {})
+    yield Sample("run_seconds", "Duration of the run.", report.seconds, {})
+    yield Sample("run_budget_seconds", "The budget of the run (--budget).", report.budget_seconds, {})
     yield Sample("run_exit_code", "Exit code: 0 FIT, 1 UNFIT, 2 usage, 3 UNKNOWN.", report.exit_code, {})
-    yield Sample("world_ranks", "Ranks that were expected.", world.size, {})
-    yield Sample("world_ranks_present", "Ranks that came.", len(report.ranks), {})
-    yield Sample("world_hosts", "Hosts that came.", len(world.nodes), {})
+    yield Sample("world_ranks", "Ranks that are expected.", world.size, {})
+    yield Sample("world_ranks_present", "Ranks that joined.", len(report.ranks), {})
+    yield Sample("world_hosts", "Hosts with a rank that joined.", len(world.nodes), {})
     for verdict in Verdict:
         own = {"verdict": verdict.value}
         yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, own)
@@ -104,7 +104,7 @@ def _timestamp(created: str) -> float | None:
 
 def _stages_and_checks(report: Report) -> Iterator[Sample]:
     for stage in report.stages:
-        yield Sample("stage_seconds", "What the stage took.", stage.seconds, {"stage": stage.name})
+        yield Sample("stage_seconds", "Duration of the stage.", stage.seconds, {"stage": stage.name})
     for check in report.checks:
         own = {"check": check.code, "name": check.name, "stage": check.stage}
         said = "1 for a check that was skipped."

@@ -6,14 +6,14 @@ from shlex import quote
 from ddpdiag.model import Report
 from ddpdiag.text import fold_hosts
 
-# A list of hosts that nobody would paste any more.
+# A longer list of hosts is not worth pasting.
 _LONGEST_LIST = 1_000
-# Why what could be set is not known.
+# Why it is not known which variables to set.
 _WITHOUT = {
-    "P2P003.unfinished": "nothing, since the search for variables was not finished",
-    "P2P003.nothing": "nothing, since it failed with all that was tried",
-    "P2P003.unreliable": "nothing, since what worked failed again",
-    "P2P003.both": "nothing, since gloo fails as well and no variable was looked for",
+    "P2P003.unfinished": "no variables: the search for them was not finished",
+    "P2P003.nothing": "no variables: the job's backend failed with all that were tried",
+    "P2P003.unreliable": "no variables: those that worked first failed again",
+    "P2P003.both": "no variables: gloo fails as well, so none were tried",
 }
 
 
@@ -43,7 +43,7 @@ def _why(report: Report) -> str:
     found = {finding.code for finding in report.findings}
     if report.workarounds:
         does = "needs here" if "P2P003.fallback" in found else "is faster with"
-        return f"what {report.world.backend} {does}, as it was tried"
+        return f"variables that {report.world.backend} {does}, as tested"
     return next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)
 
 
@@ -51,15 +51,15 @@ def _unasked(report: Report) -> str:
     """Where nothing was found: was anything looked for?"""
     fallback = next((check for check in report.checks if check.code == "P2P003"), None)
     if fallback is not None and fallback.statuses:
-        return "no variable was found to be needed, or to help"
+        return "no variables: none is needed, and none makes it faster"
     why = f" ({' '.join(fallback.skipped_because.split())})" if fallback and fallback.skipped_because else ""
-    return f"nothing, since no variable was looked for{why}"
+    return f"no variables: none were tried{why}"
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
-    """Sentences, each with a line to paste: without the failing hosts, and without those that only hold the job back.
+    """Sentences, each with a line to paste: without the failing hosts, and without those that only slow the job down.
 
-    What to do without other hosts is not said. The line is srun's where Slurm runs the job; elsewhere it is the list.
+    Nothing where there is no other host. The line is srun's where Slurm runs the job; elsewhere it is the list.
     """
     bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
     if len(report.world.nodes) < 2 and not _in_slurm(report):
@@ -77,7 +77,7 @@ def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
     if not _in_slurm(report):
         long = len(listed) > _LONGEST_LIST
         return (
-            (f"{len(bad):,} {who}, one a line:", "--write-failing-hosts failing") if long else (f"The {who}:", listed)
+            (f"{len(bad):,} {who}, one per line:", "--write-failing-hosts failing") if long else (f"The {who}:", listed)
         )
     if len(listed) > _LONGEST_LIST:
         return (
@@ -96,7 +96,7 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     listed = fold_hosts((*bad, *slow) if _in_slurm(report) else slow)
     if not _in_slurm(report):
         return f"{told}:", listed
-    too = " and the bad ones" if bad else ""
+    too = " and the failing ones" if bad else ""
     return f"{told}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (
         f"srun {_rest(report, (*bad, *slow))}--exclude={quote(listed)} ..."
     )

@@ -324,7 +324,7 @@ def posting(rank: int, frame: str, *, posted: tuple[Collective, ...] | None = ()
 def test_who_never_calls_the_first_collective_is_blamed(ranks: int) -> None:
     waiting = [posting(rank, IN_A_CALL) for rank in range(ranks) if rank != 1]
     found = blamed([posting(1, "load (data.py:3)"), *waiting])
-    assert (found.ranks, found.why) == ((1,), "it is in no call of torch.distributed, as the others are")
+    assert (found.ranks, found.why) == ((1,), "it is not in a call of torch.distributed; the others are")
 
 
 def test_a_single_rank_that_waits_in_the_first_collective_is_not_the_odd_one() -> None:

@@ -81,7 +81,7 @@ def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
     lines = bundle((), outcomes)["ranks"]
     assert isinstance(lines, list)
     assert len(lines) == 65
-    assert "2936" in str(lines[-1])
+    assert "2,936" in str(lines[-1])
 
 
 def test_a_hang_is_told_in_one_message(golden) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 from msgspec import Raw, structs
+from searches import USUAL
+from searches import searched as searched_by
 from seen import seen_of, world_of
 
 from ddpdiag.checks.api import Seen
@@ -147,3 +149,29 @@ def test_of_two_hosts_one_left_makes_no_pair(golden):
     )
     assert fab001.CHECK.ground(every) is fab001.CHECK.ground(no_host) is None
     golden(fab001.CHECK.ground(one))
+
+
+# Two hosts, and all together ------------------------------------------------------------------------------------------
+
+
+def test_of_two_slow_hosts_none_is_blamed(golden):
+    seen = searched_by(fab001.CHECK, lambda group: 1e6, ranks=2, ranks_per_node=1, stages=("fabric",))
+    (finding,) = fab001.CHECK.judge(seen)
+    assert (finding.code, finding.ranks, finding.nodes) == ("FAB001.undecided", (), ())
+    golden(finding)
+
+
+def test_a_host_that_fails_is_named_with_each_partner_once(golden):
+    rate = {True: None, False: USUAL}
+    seen = searched_by(fab001.CHECK, lambda group: rate[2 in group], ranks=3, ranks_per_node=1, stages=("fabric",))
+    found = {finding.code: finding for finding in fab001.CHECK.judge(seen)}
+    assert found["FAB001.node"].nodes == ("n2",)
+    golden(found["FAB001.node"])
+
+
+def test_hosts_that_pass_in_pairs_and_fail_all_together_are_unproven(golden):
+    rate = {True: USUAL, False: None}
+    seen = searched_by(fab001.CHECK, lambda group: rate[len(group) == 2], ranks=4, ranks_per_node=1, stages=("fabric",))
+    found = {finding.code: finding for finding in fab001.CHECK.judge(seen)}
+    assert (found["FAB001.unproven"].ranks, found["FAB001.unproven"].nodes) == ((), ())
+    golden(found["FAB001.unproven"])

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
-from seen import seen_of
+from searches import USUAL, Rate, searched
+from seen import seen_of, with_events
 
 from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as hosts
+from ddpdiag.checks.fabric.pair_confirm_cover import Diagnosis
+from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.world import World
-from ddpdiag.model import Depth, Options
+from ddpdiag.model import Depth, Event, EventKind, Finding, Options
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
 
 
@@ -66,3 +69,54 @@ def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, 
         return gpus._joined(pair)  # type: ignore[arg-type]
 
     assert (joined(**one) == joined(**other)) is alike
+
+
+# What is found --------------------------------------------------------------------------------------------------------
+
+
+def found(rate: Rate, *, ranks: int) -> list[Finding]:
+    """The findings of a search among the ranks of one host."""
+    seen = searched(gpus.CHECK, rate, ranks=ranks, ranks_per_node=ranks, stages=("fabric",))
+    return list(gpus.CHECK.judge(seen))
+
+
+def test_of_two_ranks_that_are_slow_together_only_the_path_is_blamed(golden):
+    (finding,) = found(lambda group: USUAL / 4 if {*group} == {0, 1} else USUAL, ranks=6)
+    assert (finding.code, finding.ranks, finding.nodes) == ("FAB002.path", (), ())
+    assert finding.links == ("rank 0 -> rank 1", "rank 1 -> rank 0")
+    golden(finding)
+
+
+def test_two_ranks_that_never_end_together_fail(golden):
+    (finding,) = found(lambda group: None if {*group} == {0, 1} else USUAL, ranks=6)
+    assert (finding.code, finding.ranks) == ("FAB002.path", ())
+    golden(finding)
+
+
+def test_a_suspect_without_a_healthy_partner_is_undecided(golden):
+    seen = seen_of(gpus.CHECK, {}, size=4, ranks_per_node=4)
+    diagnosis = Diagnosis(Bar(USUAL, 0.01, USUAL / 2), rounds=3, open=(2,))
+    (finding,) = gpus._of_host(seen, (0, 1, 2, 3), diagnosis)
+    assert (finding.code, finding.ranks, finding.evidence["ranks"]) == ("FAB002.undecided", (), [2])
+    golden(finding)
+
+
+def test_a_rank_that_fails_with_every_partner_is_named(golden):
+    (finding,) = found(lambda group: None if 2 in group else USUAL, ranks=3)
+    assert (finding.code, finding.ranks) == ("FAB002.rank", (2,))
+    golden(finding)
+
+
+def test_a_healthy_host_is_clear(golden):
+    (finding,) = found(lambda group: USUAL, ranks=4)
+    assert (finding.code, finding.ranks, finding.nodes) == ("FAB002.clear", (), ())
+    golden(finding)
+
+
+def test_a_search_that_the_budget_ends_is_not_measured(golden):
+    rate: Rate = lambda group: USUAL  # noqa: E731
+    seen = searched(gpus.CHECK, rate, ranks=4, ranks_per_node=4, most_rounds=1, stages=("fabric",))
+    spent = with_events(seen, Event(kind=EventKind.BUDGET, seconds=58.0))
+    (finding,) = gpus.CHECK.judge(spent)
+    assert (finding.code, finding.of_the_run) == ("FAB002.unmeasured", True)
+    golden(finding)

@@ -142,20 +142,20 @@ def test_a_strangers_escape_codes_do_not_reach_the_terminal():
 
 
 def test_skipped_checks_share_their_reason():
-    assert "not looked at: 3 checks (no NVIDIA GPU on any host); all with --details\n" in plain(fit())
+    assert "not checked: 3 checks (no NVIDIA GPU on any host); all with --details\n" in plain(fit())
     assert "skip  no NVIDIA GPU on any host: GPU001, GPU004, COL003\n" in plain(fit(), details=True)
 
 
 def test_two_skipped_checks_are_named():
     text = plain(fit(checks=(check("A", "a", "host", "no a"), check("B", "b", "host", "no b; or a"))))
-    assert "not looked at: A (no a), B (no b; or a)\n" in text
+    assert "not checked: A (no a), B (no b; or a)\n" in text
 
 
 def test_of_many_reasons_those_of_most_checks_are_told():
     reasons = ("a", "b", "b", "b", "c", "d", "d", "d", "e")
     checks = tuple(check(f"X{n}", "x", "host", because) for n, because in enumerate(reasons))
     text = plain(fit(checks=checks))
-    assert "not looked at: 3 checks (b), 3 checks (d), X0 (a), 2 more; all with --details\n" in text
+    assert "not checked: 3 checks (b), 3 checks (d), X0 (a), 2 more; all with --details\n" in text
 
 
 def test_a_world_of_nobody():

@@ -261,6 +261,21 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 
+def test_images_that_cannot_be_read_are_told(golden):
+    (found,) = ddp_step.judge(seen_of(ddp_step.CHECK, dict.fromkeys(range(4), Data())))
+    assert (found.code, found.ranks, found.severity) == ("TRN003.unreadable", (), Severity.WARNING)
+    golden(found)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "ranks"), [(1, ()), (4, (2,))])
+def test_a_slow_network_names_the_host_or_on_a_single_host_the_rank(golden, ranks_per_node, ranks):
+    rows = {rank: Data(steps=own) for rank, own in with_slow_network(steps(4), 2, 20 * EDGE).items()}
+    (found,) = ddp_step.judge(seen_of(ddp_step.CHECK, rows, ranks_per_node=ranks_per_node))
+    assert (found.code, found.ranks, found.nodes) == ("TRN003.network", ranks, (f"n{2 // ranks_per_node}",))
+    assert found.evidence["class"] == "network"
+    golden(found)
+
+
 # Found by reviewers ---------------------------------------------------------------------------------------------------
 
 

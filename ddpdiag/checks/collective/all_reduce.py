@@ -1,20 +1,21 @@
-"""All-reduce: right values, latency and bandwidth on every rank.
+"""All-reduce: correct values, latency and bandwidth on every rank.
 
-The collective that DDP spends its time in. Every rank contributes integers that depend on its number, so that the sum
-is known exactly: a wrong one means corrupted data (seen with P2P behind an IOMMU) or a rank that was counted twice.
-Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
+DDP spends its communication time in this collective. Every rank contributes integers that depend on its number, so that
+the sum is known exactly: a wrong sum means corrupted data (seen with P2P behind an IOMMU) or a rank that was counted
+twice. Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
 
-Where a sum is wrong, one rank after the other broadcasts what all know. A sender that most of the others hear wrong is
-named, and so is a receiver that hears most of the others wrong; a single way that is wrong is named, and neither of its
-ends, unless one finds its own copy spoilt. If all broadcasts are right, the ranks sum in pairs, and who is in a wrong
-pair each time is named. If the sum is off by exactly one rank's part, the finding says whose.
+Where a sum is wrong, the ranks broadcast known values one after the other. A sender whose values arrive wrong at most
+of the others is named, and so is a receiver at which the values of most of the others arrive wrong; if a single link
+delivers wrong values, the link is named and neither of its ends, unless a rank finds its own copy corrupted. If all
+broadcasts are correct, the ranks sum in pairs, and a rank whose pair is wrong each time is named. If the sum differs by
+exactly one rank's part, the finding names that rank.
 
-busbw is what nccl-tests calls it: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
-ranks. With more ranks than cores the numbers say nothing about the machine and are not judged.
+busbw is defined as in nccl-tests: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
+ranks. With more ranks than cores the numbers do not describe the machine and are not judged.
 
 Findings:
 
-Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network look at the
+Fix: for wrong values run again with NCCL_P2P_DISABLE=1, and check ACS/IOMMU settings; for a slow network check the
 interface in use.
 
 Confirm by hand: Nccl-tests' `all_reduce_perf -b 8 -e 128M -f 2 -g 1 -c 1` under the same launcher; over gloo, `ddpdiag
@@ -37,10 +38,12 @@ from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, odd_ones_out, samples
+from ddpdiag.text import begun
 
 FINDINGS = {
     "wrong": Explained.error(
-        "a sum is not what was contributed. The message says whose part is wrong, as far as it can be told."
+        "a sum differs from what the ranks contributed. The message names the rank whose part is wrong, if it can be "
+        "decided."
     )
 }
 
@@ -144,7 +147,7 @@ def _trials(seen: Seen[Data], backend: str, *, in_pairs: bool) -> list[Trial]:
 
 
 def _is_a_riddle(seen: Seen[Data], backend: str, whole: Trial) -> bool:
-    """Is something wrong, and several ranks may be the reason?"""
+    """Is a sum wrong, and may several ranks be the cause?"""
     rows = _rows(seen, whole)
     if len(rows) < 3 or not seen.went_well(whole) or not any(data.wrong for data in rows.values()):
         return False
@@ -157,7 +160,7 @@ def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
 
 
 def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple[int, ...]:
-    """Ranks that were in no pair that summed right."""
+    """Ranks that were in no pair with a correct sum."""
     heard: dict[tuple[int, ...], bool] = {}
     for trial in _trials(seen, backend, in_pairs=True):
         answers = _rows(seen, trial)
@@ -169,7 +172,7 @@ def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple
 
 def ground(world: World) -> str | None:
     """One rank sends nothing, and nccl none without GPUs."""
-    return "one rank alone communicates with nobody" if world.size == 1 else without_gpu(world)
+    return "there is one rank only, so there is no communication" if world.size == 1 else without_gpu(world)
 
 
 def busbw(bytes_: int, seconds: float, ranks: int) -> float:
@@ -191,14 +194,14 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     found = _guilt(seen, backend, rows)
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
-    who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "Nobody is blamed"
+    who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
     where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
     fix = f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
     return seen.finding(
         "wrong",
         f"wrong values from {backend}" + (f", because of {who}" if found.ranks else ""),
-        f"The all-reduce over {backend} gave wrong values on {whose}: {most} elements differ from the exact sum"
-        f"{_as_if(rows)}. {who}: {found.why}.",
+        f"The all-reduce over {backend} gave wrong values on {whose}: up to {most} elements per rank differ from the "
+        f"exact sum{_as_if(rows)}. {begun(who)}: {found.why}.",
         ranks=found.ranks,
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
@@ -208,7 +211,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
 
 
 def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
-    """Who heard whom wrong, a line for all that heard the same."""
+    """Which ranks received wrong values from which, one line for all with the same senders."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for rank, own in rows.items():
         if own.wrong_from:
@@ -225,7 +228,7 @@ def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
         return Guilt("only its sum is wrong", odd.ranks)
-    return found if senders else Guilt("there was no time to find out whose values are wrong")
+    return found if senders else Guilt("there was no time left to find out whose values are wrong")
 
 
 def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
@@ -236,14 +239,15 @@ def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
     rounds = _trials(seen, backend, in_pairs=True)
     if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
         one, other = left
-        return Guilt("these two sum wrong together, and were not tried with others", links=((one, other), (other, one)))
+        why = "the sum of these two is wrong, and there was no time left to test them with other ranks"
+        return Guilt(why, links=((one, other), (other, one)))
     if 0 < 2 * len(left) < len(rows):
-        return Guilt("pairs of ranks sum right without it, and none does with it", left)
-    return Guilt(f"{found.why}; sums of two ranks do not show where")
+        return Guilt("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
+    return Guilt(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
 
 
 def _as_if(rows: Mapping[int, Data]) -> str:
-    """What a sum means that is off by exactly one rank's part, on all ranks alike."""
+    """The meaning of a sum that is off by exactly one rank's part, on all ranks alike."""
     offs = {data.off_by for data in rows.values() if data.wrong}
     off = offs.pop() if len(offs) == 1 else None
     if off is None or not 1 <= abs(off) <= len(rows) <= RANK_PERIOD:

@@ -1,11 +1,11 @@
-"""Who spoils values.
+"""Which rank or link corrupts values.
 
-First, from what every rank heard when one after the other broadcast what all know: a rank whose own copy changed is
-guilty by itself; in the matrix of senders and receivers, a bad row is a sender and a bad column a receiver; a row and a
-column together are the link between the two, and a single bad cell is a link as well.
+First, from what every rank received when one after the other broadcast known values: a rank whose own copy changed is
+at fault; in the matrix of senders and receivers, a wrong row is a sender and a wrong column a receiver; a row and a
+column together are the link between the two, and a single wrong cell is a link as well.
 
-Where all broadcasts are right, pairs of ranks sum by themselves, with new partners in each round: who is in a wrong
-pair each time is guilty.
+Where all broadcasts are correct, pairs of ranks sum by themselves, with new partners in each round: a rank whose pair
+is wrong each time is at fault.
 """
 
 from collections import Counter
@@ -29,21 +29,22 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     """`wrong_from` says for every receiver whose broadcasts came out wrong there; ranks below `senders` broadcast."""
     changed = tuple(rank for rank, wrong in sorted(wrong_from.items()) if rank in wrong)
     if changed:
-        return Guilt("what it sends is spoilt in its own memory already", changed)
+        return Guilt("its values are corrupted in its own memory, before they are sent", changed)
     links = tuple((sender, rank) for rank, wrong in sorted(wrong_from.items()) for sender in sorted(wrong))
     if not links:
-        return Guilt("what ranks broadcast arrives right, so that the fault lies in the summing")
+        return Guilt("the values that ranks broadcast arrive unchanged, so the summation is at fault")
     if len(links) == 1:  # it has two ends, and condemns neither
         return Guilt(
-            "only what goes this way arrives wrong, by the sender, the receiver or what is between them", links=links
+            "only values on this link arrive wrong; the sender, the receiver or the path between them is at fault",
+            links=links,
         )
     rows, columns = _shares(wrong_from, senders)
     bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
     bad_receivers = tuple(rank for rank, share in columns.items() if share > _MOST)
     if bad_senders and not bad_receivers:
-        return Guilt("what it sends arrives wrong, and what the others send arrives right", bad_senders)
+        return Guilt("the values that it sends arrive wrong, and those of the others arrive unchanged", bad_senders)
     if bad_receivers and not bad_senders:
-        return Guilt("what it receives is wrong, and right at the others", bad_receivers)
+        return Guilt("the values that it receives are wrong, and at the others they are correct", bad_receivers)
     return _link(rows, columns)
 
 
@@ -72,5 +73,5 @@ def _link(rows: Mapping[int, float], columns: Mapping[int, float]) -> Guilt:
     receivers = [rank for rank, share in columns.items() if share == 1.0]
     whole = [(sender, receiver) for sender in senders for receiver in receivers if sender != receiver]
     if len(whole) == 1:
-        return Guilt("either the sender, the receiver or what is between them spoils it", links=tuple(whole))
-    return Guilt("neither one sender nor one receiver accounts for what arrives wrong")
+        return Guilt("the sender, the receiver or the path between them corrupts what is sent here", links=tuple(whole))
+    return Guilt("neither a single sender nor a single receiver explains the wrong values")

@@ -1,21 +1,22 @@
-"""Which GPU, or which way between two, holds the others of its host back.
+"""Which GPU, or which path between two GPUs, slows down its host.
 
-FAB001 tells that a host is bad by itself: its ranks are slow, or fail, among themselves. This check finds which of them
-it is, by the same procedure: pairs of ranks, suspects again with partners that were cleared. Of up to 8 ranks all pairs
-are tried. All hosts that are looked at take part at the same time. Over NCCL a host is left out of which some pairs of
-GPUs are joined in another way than others (P2P001): a slower pair is no fault there.
+FAB001 finds hosts that fail when tested alone: the ranks of the host are slow, or fail, among themselves. This check
+finds which of these ranks is at fault, by the same procedure: pairs of ranks, then suspects again with ranks that
+passed. Of up to 8 ranks all pairs are tested. All hosts to be searched are tested at the same time. Over NCCL a host is
+not searched if some of its pairs of GPUs are connected differently than others (P2P001): a slower pair is no fault
+there.
 
-It looks at hosts that are bad by themselves; at a host that is alone in the run with `--depth standard` or
-`--stage fabric`; and at every host with `--depth deep` or `--select FAB002`. A host needs three ranks: of two it cannot
-be told which of them is at fault.
+It searches hosts that fail when tested alone; the host of a run with one host, with `--depth standard` or
+`--stage fabric`; and every host with `--depth deep` or `--select FAB002`. A host needs three ranks: with two it cannot
+be decided which of them is at fault.
 
 Findings:
 
 Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU007), memory errors (GPU003), another
-user (GPU009). Fix: leave the host out, or that GPU (CUDA_VISIBLE_DEVICES), and look at its health.
+user (GPU009). Fix: exclude the host, or that GPU (CUDA_VISIBLE_DEVICES), and check the GPU itself.
 
-Confirm by hand: Nccl-tests' `all_reduce_perf -g 1` on two ranks of the named host with CUDA_VISIBLE_DEVICES=BAD,GOOD,
-and the same with two good ones.
+Confirm by hand: Nccl-tests' `all_reduce_perf -g 1` on two ranks of the named host with
+CUDA_VISIBLE_DEVICES=FAILING,HEALTHY, and the same with two healthy ones.
 
 Sources: as FAB001.
 """
@@ -26,7 +27,7 @@ from functools import lru_cache, partial
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data, answers_of
-from ddpdiag.checks.fabric.hosts.judge import how, rates, severity, tests_text, truncation_of
+from ddpdiag.checks.fabric.hosts.judge import compared, how, path_title, rates, severity, tests_text, truncation_of
 from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Results, Round, localise
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow
@@ -38,20 +39,21 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import Pair, host_paths
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
-from ddpdiag.text import rate_text, share_text
+from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
-    "rank": Explained("a rank, with its GPU, is bad with every partner on its host."),
+    "rank": Explained("a rank, with its GPU, is slow or fails with every partner on its host."),
     "path": Explained.warning(
-        "two ranks are bad together, and good with others: the way between the two (NVLink, PCIe), and neither GPU."
+        "two ranks are slow or fail together, and pass with others: the path between the two (NVLink, PCIe) is at "
+        "fault, and neither GPU."
     ),
     "systemic": Explained.note(
-        "half of all pairs are bad (of up to 8 ranks: half of the ranks, with all others): it is the host, or a "
-        "setting, and no single GPU."
+        "half of all pairs are slow or fail (of up to 8 ranks: half of the ranks, with all others): the cause is the "
+        "host, or a setting, and no single GPU."
     ),
-    "undecided": Explained.warning("suspects without anybody left to try them with."),
-    "clear": Explained.note("no rank is bad; the smallest slowdown that would have been found."),
-    "unmeasured": Explained.not_seen("the run ended before the search did."),
+    "undecided": Explained.warning("no healthy rank is left to test a suspect with."),
+    "clear": Explained.note("no rank is slow or fails; the smallest slowdown that would have been found."),
+    "unmeasured": Explained.not_seen("the run ended before the search was complete."),
 }
 
 _SHOWN = 8
@@ -133,18 +135,18 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def _why_not(seen: Seen[Data]) -> str | None:
     if seen.trials:
         return None
-    return "only hosts that FAB001 finds bad by themselves are looked at (--depth deep or --select FAB002: all)"
+    return "only hosts that fail when FAB001 tests them alone are searched (--depth deep or --select FAB002: all)"
 
 
 def ground(world: World) -> str | None:
-    """There must be a host whose ranks can be told apart."""
+    """There must be a host with enough ranks to decide which one is at fault."""
     if max(map(len, world.hosts.values()), default=0) < fab001.LEAST_INSIDE:
         return f"no host has {fab001.LEAST_INSIDE} ranks"
     return without_gpu(world)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Who is bad, host by host; then what all of them came to."""
+    """The ranks at fault, host by host; then the hosts without any."""
     if not seen.trials:
         return
     states = _states(seen)
@@ -164,10 +166,9 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield seen.finding(
             "systemic",
             f"no single rank of {node} is at fault",
-            f"{found.systemic[:1].upper()}{found.systemic[1:]}: it is the host, or a setting, and not one of its "
-            f"{len(ranks)} ranks.",
+            f"{begun(found.systemic)}: the cause is the host, or a setting, and not one of its {len(ranks)} ranks.",
             nodes=(),
-            fix=f"Look at {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
+            fix=f"Check {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
         )
         return
     for bad in found.bad:
@@ -178,30 +179,31 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield seen.finding(
             "undecided",
             f"some ranks of {node} could be neither cleared nor blamed",
-            f"{ranks_text(found.open)}: bad in {found.rounds} rounds, and no good partner is left to try them with.",
+            f"{ranks_text(found.open)}: slow or failing in {count(found.rounds, 'round')}, and no healthy partner is "
+            f"left to test {'it' if len(found.open) == 1 else 'them'} with.",
             nodes=(),
             evidence={"ranks": [*found.open]},
-            fix=f"Leave {node} out, and run again on it alone.",
+            fix=f"Exclude {node} from the job, and run ddpdiag again on it alone.",
         )
 
 
 def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
-    gpus = devices.uuids_of(seen, (bad.unit,))
+    gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
     who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
     return seen.finding(
         "rank",
-        f"rank {bad.unit} holds the others on {node} back",
-        f"{who} is {how(bad.tests, found.bar.usual)} with each of {len(bad.partners)} partners there "
-        f"({ranks_text(bad.partners)}), {tests_text(bad.tests)}; pairs of that host usually reach "
-        f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        f"rank {bad.unit} on {node} {compared(bad.tests, found.bar.usual, 'ranks there')}",
+        f"{who} {how(bad.tests, found.bar.usual)} with each of {count(len(partners), 'partner')} there "
+        f"({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
+        f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
-        fix="Look at its clocks, links and memory (GPU003 to GPU007); leave it out by CUDA_VISIBLE_DEVICES, or "
+        fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or exclude "
         f"{node} as a whole."
         if gpus
-        else f"Look at what else runs on the cores of rank {bad.unit}, or leave {node} out.",
+        else f"Find what else runs on the cores of rank {bad.unit} (top), or exclude {node}.",
     )
 
 
@@ -209,13 +211,14 @@ def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
     one, other = path.pair
     return seen.finding(
         "path",
-        f"the way between ranks {one} and {other} on {node} is bad",
-        f"Ranks {one} and {other} on {node} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} "
-        f"tests, {tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw).",
+        path_title(f"ranks {one} and {other} on {node}", path.tests, found.bar.usual),
+        f"Ranks {one} and {other} on {node} {how(path.tests, found.bar.usual, several=True)} with each other in "
+        f"{count(len(path.tests), 'test')}: {tests_text(path.tests)}. Each of them passes with other partners "
+        f"({rate_text(found.bar.usual)} busbw).",
         nodes=(),
         links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
         evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
-        fix="Look at the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
+        fix="Check the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
     )
 
 
@@ -225,7 +228,7 @@ def _clear(seen: Seen[Data], good: Mapping[tuple[int, ...], Diagnosis]) -> Findi
     least = min(own.bar.usual for own in good.values())
     return seen.finding(
         "clear",
-        "no rank holds the others of its host back",
+        "no rank slows down its host",
         f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
         f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been found "
         "(99 of 100 times).",
@@ -235,12 +238,11 @@ def _clear(seen: Seen[Data], good: Mapping[tuple[int, ...], Diagnosis]) -> Findi
 
 def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
     when, fix = truncation_of(seen)
-    begun = "1 round was" if len(seen.trials) == 1 else f"{len(seen.trials)} rounds were"
     return seen.finding(
         "unmeasured",
-        "the search among the ranks of a host was cut short",
-        f"{begun} begun, and then it ended {when}: on {hosts} {'host' if hosts == 1 else 'hosts'} it is not known "
-        "which rank holds the others back.",
+        "the search for a slow rank was not completed",
+        f"It ended in round {len(seen.trials)}, {when}: on {count(hosts, 'host')} it is not known which rank is slow "
+        "or fails.",
         fix=fix,
         of_the_run=True,
     )

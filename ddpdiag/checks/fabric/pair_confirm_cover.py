@@ -36,7 +36,7 @@ _ABOVE_SIGMAS = 6.0  # and no noise
 # A path is blamed once it has failed so often and never passed: of noise that fails once in 60 tests, two failures
 # would be found twice in a run of 16,384.
 PATH_FAILURES = 3
-# As a group ends of which somebody is gone, or went meanwhile: that is no matter of the way between them.
+# The results of a group of which a member was lost before, or during the test: the path between them is not at fault.
 LOST, UNHEARD = "lost", "unheard"
 
 
@@ -213,10 +213,10 @@ def _opening(notes: _Notes) -> list[tuple[Pair, ...]]:
 
 
 def _systemic(notes: _Notes, tests: Sequence[Reached]) -> str:
-    """Why this is everybody's matter, and nobody's fault, or nothing."""
+    """Why no single unit can be at fault (most fail), or nothing."""
     ended = [tested.rate for tested in tests if tested.rate is not None]
     if len(notes.units) == 2 and not all(map(notes.passes, tests)):
-        return "two alone cannot tell which of them is at fault, or the way between them"
+        return "with two alone it cannot be decided which of them is at fault, or the path between them"
     if not ended or (2 * (len(tests) - len(ended)) > len(tests) and not _most_pass(notes, 0.0)):
         return f"{len(tests) - len(ended)} of {len(tests)} pairs did not end"
     share, expected, least = notes.rules.systemic_share, notes.rules.expected or 0.0, notes.rules.least
@@ -306,7 +306,7 @@ def _diagnose(notes: _Notes, systemic: str = "") -> Diagnosis:
         unrepeated=_paths(notes, notes.questionable()),
         domains=_domains(notes, named),
         systemic=systemic,
-        # Two have nobody else to be held against.
+        # Two have no third one to be compared with.
         found_from=smallest_slowdown(notes.bar, notes.needed) if len(notes.units) > 2 else 1.0,
     )
 

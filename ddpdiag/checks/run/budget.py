@@ -1,15 +1,15 @@
-"""The run was not cut short.
+"""The run was complete.
 
-What was seen is judged; what was not seen is unknown.
+What was measured is judged; what was not measured is unknown.
 
 Findings:
 
 Fix: give more time with `--budget SECONDS`, or ask for less with `--stage` or `--select`.
 
-Confirm by hand: Run it again on an idle host with twice the budget; `uptime` and `/proc/pressure/cpu` tell of others
-who use it.
+Confirm by hand: Run it again on an idle host with twice the budget; `uptime` and `/proc/pressure/cpu` show whether
+other processes use it.
 
-Sources: none: it is this program's own account of its time.
+Sources: none: ddpdiag measures its own time.
 """
 
 import signal
@@ -21,20 +21,21 @@ from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.text import count
 
 FINDINGS = {
     "budget": Explained.error(
         "too little of the budget (`--budget`) was left for the next check.", effect=Effect.UNKNOWN
     ),
     "unfinished": Explained.error(
-        "a check's time was over while a rank was still going on: it had taken a step in the last twentieth of that "
-        "time; or it used a core, in the import of torch or because the budget had left less time than usual. A busy "
-        "host does that, and blame would be a guess.",
+        "a rank was still making progress at the deadline of a check: it had taken a step in the last twentieth of "
+        "that time; or it used a core, in the import of torch or because the budget had left less time than usual. A "
+        "busy host causes this, and blame would be a guess.",
         effect=Effect.UNKNOWN,
     ),
     "told": Explained(
-        "the run was told to leave (a time limit of the scheduler, a launcher that ends a job; Ctrl-C, which is good "
-        "to know only: who pressed it knows).",
+        "a signal ended the run: a time limit of the scheduler, a launcher that ends a job, or Ctrl-C (only a note, "
+        "since the user pressed it).",
         effect=Effect.UNKNOWN,
     ),
 }
@@ -44,7 +45,7 @@ _NAMES = {str(int(known)): known.name for known in signal.Signals}
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The budget, and who was told to leave."""
+    """The budget, and the ranks that a signal ended."""
     events = seen.recording.events
     for event in events:
         if event.kind is EventKind.BUDGET:
@@ -62,23 +63,23 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if leaving or signals:
         first = next(e for e in events if e.kind in TOLD_TO_LEAVE)
         if any(e.detail == _CTRL_C for e in events if e.kind in TOLD_TO_LEAVE):
-            # Who pressed it knows; the verdict says how far the run came.
+            # The user pressed it; the verdict shows how far the run was.
             yield seen.finding(
                 "told",
                 "the run was interrupted",
-                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start; what came before was judged.",
+                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start; what was measured before was judged.",
                 severity=Severity.NOTE,
                 of_the_run=True,
             )
             return
         name = _NAMES.get(first.detail, "a signal")
-        who = f"{len(leaving)} of {seen.world.size} ranks were" if leaving else "rank 0 was"
+        who = f"{len(leaving)} of {count(seen.world.size, 'rank')}" if leaving else "rank 0"
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
-            f"{who} told to leave by {name} {first.seconds:.1f} s after the start; what came before it was judged.",
+            f"{who} received {name} {first.seconds:.1f} s after the start; what was measured before was judged.",
             severity=Severity.ERROR,
-            fix="Find out who ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+            fix="Find out what ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
 
@@ -93,16 +94,16 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         told.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
         at = f" at '{first.at}'" if first.at else ""
-        still = "was still going on" if goes_on(first, trial) else "had not ended"
-        left = ", which the budget had left" if trial.hurried else ""
+        still = "was still making progress" if goes_on(first, trial) else "had not ended"
+        left = " (all that the budget had left)" if trial.hurried else ""
         yield seen.finding(
             "unfinished",
             f"{trial.code} was not finished in time",
             f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
             f"{seen.world.node_of(first.rank)} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
-            fix=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or look at what keeps "
-            "that host busy.",
+            fix=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or find what keeps that "
+            "host busy (top).",
         )
 
 

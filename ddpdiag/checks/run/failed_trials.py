@@ -1,4 +1,4 @@
-"""What is said of a trial that failed: who, how far it came, what the others saw, and what to do."""
+"""Findings about a trial that failed: which rank, its last step, what the other ranks reported, and what to do."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
-from ddpdiag.text import begun
+from ddpdiag.text import begun, count
 
 _VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH = (
-    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
+    "Find what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
 )
 _SHARED = "Look at what the ranks share: the network between their hosts, its firewall, the interface in use."
 _SHARED_HERE = (
-    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the ways between its GPUs."
+    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the links between its GPUs."
 )
 _ANOTHER_TORCH = "Install a torch that was built with this backend, or name another one with --backend."
 
@@ -26,7 +26,7 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     """Of a trial in which some ranks stopped the others."""
     what = _what(trial)
     first = next(o for o in outcomes if o.rank in blame.ranks)
-    verb = "posted another collective than most" if blame.sides else _VERBS[blame.status]
+    verb = "posted a different collective than most ranks" if blame.sides else _VERBS[blame.status]
     who = f"{who_text(seen, blame.ranks)} {verb}"
     return seen.finding(
         word_of(blame),
@@ -48,7 +48,7 @@ def _what(trial: Trial) -> str:
 
 
 def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
-    """Of a trial in which nobody stands out."""
+    """Of a trial in which no rank differs from the others."""
     what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
@@ -56,8 +56,8 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
         word_of(blame),
-        f"{what} {verb}, and nobody can be blamed",
-        f"{what} {verb} on {len(trial.ranks)} ranks, and nobody stands out: {blame.why}. {told}".strip(),
+        f"{what} {verb}; no rank can be blamed",
+        f"{what} {verb} on {count(len(trial.ranks), 'rank')}. No rank can be blamed: {blame.why}. {told}".strip(),
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_MISMATCH if blame.sides else _ANOTHER_TORCH if without_backend(outcomes) else shared,
     )
@@ -66,7 +66,7 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
 def explained(
     seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
-    """The link between the ranks is known to be broken, so who waits where proves nothing. The cause says the rest."""
+    """The link between the ranks is known to be broken, so where a rank waits proves nothing; the cause is named."""
     cause = own[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else begun(f"{blame.why}.")
@@ -91,11 +91,11 @@ def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
             waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
-            beyond = f", the others at '{waiting}'" if waiting and waiting != outcome.at else ""
-            stands = f"; it stands{at}{beyond}" if at else ""
+            beyond = f", the other ranks' is '{waiting}'" if waiting and waiting != outcome.at else ""
+            stands = f"; its last step is '{outcome.at}'{beyond}" if at else ""
             return f"{blame.why}{stands}{_state(outcome)}."
         case Status.UNHEARD:
-            return f"{blame.why}: {outcome.error or 'no outcome'}."
+            return f"{outcome.error or 'the reason is not known'}."
         case _:
             return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
 
@@ -126,7 +126,7 @@ def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]
 def _evidence(
     outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
 ) -> dict[str, Scalar | list[Scalar]]:
-    """What people read first; numbers that only tell the way about in the recording and in /proc come last."""
+    """What people read first; numbers that refer to the recording and to /proc come last."""
     evidence = _measured(outcome, trial)
     # Where an exception ended it, its text is in the message.
     if (said := last_words(outcome.detail)) and said != _own_words(outcome):
@@ -147,21 +147,25 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
     logs = f"the kernel {'logs' if len(nodes) > 1 else 'log'} of {hosts}"
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
-            return f"Find out who stopped the process on {hosts} (a debugger, a job suspend, SIGSTOP)."
+            return f"Find out what stopped the process on {hosts} (a debugger, a suspended job, SIGSTOP)."
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
         case Status.DIED, _:
-            said = last_words(outcome.detail)[:160].rstrip(".")
-            return f"Look at {logs} (out of memory, segfault){f' and at what it said last: {said}' if said else ''}."
+            words = last_words(outcome.detail)[:160].rstrip(".")
+            output = f" and at its last output: {words}" if words else ""
+            return f"Look at {logs} (out of memory, segfault){output}."
         case Status.RAISED, _:
             if several:
                 return (
-                    f"Mend the causes that {ranks_text(blame.ranks)} give on {hosts}; the others only waited for them."
+                    f"Fix the errors that {ranks_text(blame.ranks)} report on {hosts}; the other ranks only waited "
+                    "for them."
                 )
-            return f"Mend the cause that rank {outcome.rank} gives on {hosts}; the others only waited for it."
+            return f"Fix the error that rank {outcome.rank} reports on {hosts}; the other ranks only waited for it."
         case _ if alone:
-            return f"Look at {logs}, and run there by hand what it stands at (`nvidia-smi -q`)."
+            return f"Look at {logs}, and run its last step there by hand (`nvidia-smi -q`)."
         case _ if several:
-            return f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the others, which only waited."
+            return (
+                f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the other ranks, which only waited."
+            )
         case _:
-            return f"Look at rank {outcome.rank} on {hosts} first; the others only waited for it."
+            return f"Look at rank {outcome.rank} on {hosts} first; the other ranks only waited for it."

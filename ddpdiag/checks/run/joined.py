@@ -1,19 +1,21 @@
-"""Every rank came.
+"""Every rank joined.
 
-A rank that never reaches rank 0 leaves all others waiting in `init_process_group` until the time-out, and torch says
-"1/2 clients joined" without saying which. Here rank 0 calls the roll over its own channel and waits `--join-timeout`
-seconds. With `--shared-dir`, a rank that cannot reach rank 0 leaves a note there, and the finding quotes it. Where the
-launcher tells which host has which ranks (Slurm), or a note does, the hosts of absent ranks are named.
+A rank that never reaches rank 0 makes all others wait in `init_process_group` until the timeout, and torch reports
+"1/2 clients joined" without the rank numbers. Here rank 0 checks over its own channel which ranks have joined, and
+waits `--join-timeout` seconds for the others. With `--shared-dir`, a rank that cannot reach rank 0 writes a note there,
+and the finding quotes it. Where the launcher (Slurm) or a note states which host has which ranks, the hosts of absent
+ranks are named.
 
-If no other host came at all, the cause may as well be on rank 0's own host (its firewall, the address that it was
-given), so nobody is blamed. Nor is anybody where ranks state different world sizes (LCH001): the absent may not exist.
+If no rank of another host joined, the cause may be on rank 0's own host (its firewall, the address given for it), so no
+rank is blamed. No rank is blamed either where ranks have different world sizes (LCH001): the absent may not exist.
 
 Findings:
 
 Causes: the process was never started (wrong node count, a host that is down), it died at once (a missing module, an old
-Python), it was started with another coordinator address, port or run id, or a firewall keeps it from rank 0.
+Python), it was started with another coordinator address, port or run id, or a firewall blocks its path to rank 0.
 
-Fix: look at that rank's own output first: a ddpdiag that cannot reach rank 0 says what a plain TCP connection met.
+Fix: look at that rank's own output first: a ddpdiag that cannot reach rank 0 prints the result of a plain TCP
+connection.
 
 Confirm by hand: Look at the output of the named rank; on its host `ps -ef | grep ddpdiag`; `squeue -j JOB -o %N` and
 `sacct -j JOB --format=JobID,State,NodeList,ExitCode` for tasks that were never started.
@@ -28,17 +30,20 @@ from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
 from ddpdiag.model import Event, EventKind, Finding, Scalar
+from ddpdiag.text import count
 
-FINDINGS = {"absent": Explained.error("a rank never came. Its host is named where it is known.", effect=Effect.UNKNOWN)}
+FINDINGS = {
+    "absent": Explained.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
+}
 
 _NOTES_SHOWN = 8
-_MEND = "Mend what they met on the way to rank 0: its firewall, the route, the address under which they seek it."
-_LOOK = "Look at what they wrote themselves; start them with the same coordinator address, port and run id."
+_MEND = "Fix what blocks their connection to rank 0: its firewall, the route, the address that they use for it."
+_LOOK = "Look at the output of these ranks; start them with the same coordinator address, port and run id."
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for all ranks that never came."""
+    """One finding for all ranks that never joined."""
     events = {e.rank: e for e in seen.recording.events if e.kind is EventKind.ABSENT and e.rank is not None}
     absent = sorted(events)
     if not absent:
@@ -47,13 +52,13 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     waited = max(event.seconds for event in events.values())
     homes = _homes(seen, events)
     blamed, doubt = _blamed(seen, absent, homes)
-    came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks came within {waited:.0f} s; {who} did not."
+    came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
     # What absent ranks wrote of themselves; the first stands for all in the message.
     notes: list[Scalar] = [events[rank].detail for rank in absent if events[rank].detail]
-    more = f" ({len(notes) - 1} more wrote, too)" if len(notes) > 1 else ""
-    told = f" In the shared folder: {notes[0]}{more}." if notes else ""
+    more = f" ({count(len(notes) - 1, 'more note')})" if len(notes) > 1 else ""
+    told = f" A note in the shared folder reads: {notes[0]}{more}." if notes else ""
     evidence: dict[str, Scalar | list[Scalar]] = {
         "came": len(seen.world.arrivals),
         "expected": seen.world.size,
@@ -61,7 +66,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     }
     yield seen.finding(
         "absent",
-        f"{who} never came",
+        f"{who} never joined",
         came + where + told + doubt,
         ranks=blamed,
         nodes=_named(homes, blamed),
@@ -71,7 +76,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _homes(seen: Seen[Nothing], events: Mapping[int, Event]) -> dict[int, str]:
-    """Hosts of absent ranks, from their notes or from the launcher's layout, if that is true of those who came."""
+    """Hosts of absent ranks, from their notes or from the launcher's layout, if it is true of the ranks that joined."""
     layout = seen.recording.header.layout
     places = seen.world.places
     if len(layout) != seen.world.size or any(
@@ -87,9 +92,9 @@ def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:
 
 
 def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]) -> tuple[Sequence[int], str]:
-    """Who is to blame, and a sentence if that is not everybody."""
+    """The absent ranks to blame, and a sentence if these are not all of them."""
     if any(event.kind is EventKind.MISMATCH for event in seen.recording.events):
-        return (), " Ranks state different world sizes (LCH001), so the absent may not exist."
+        return (), " Ranks have different world sizes (LCH001), so the absent ranks may not exist: no rank is blamed."
     arrivals = seen.world.arrivals
     if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
         return absent, ""
@@ -97,15 +102,15 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
     if len(here) == len(absent):
         return absent, ""
     only = next(iter(seen.world.places.values())).node
-    nobody = "nobody else" if here else "nobody"
+    others = "no other rank" if here else "no rank"
     return here, (
-        f" No rank of another host came, so the cause may be on {only} itself (its firewall, the address that was "
-        f"given for it): {nobody} is blamed."
+        f" No rank of another host joined, so the cause may be on {only} itself (its firewall, the address that was "
+        f"given for it): {others} is blamed."
     )
 
 
 def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
-    """Does an absent rank belong on the only host from which ranks came?"""
+    """Does an absent rank belong on the only host from which ranks joined?"""
     place = next(iter(seen.world.places.values()))
     if rank in homes:
         return short_name(homes[rank]) == short_name(place.node)
@@ -117,7 +122,7 @@ def _slurm_fix(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
     """Slurm knows more of its nodes than a process that was never started can write."""
     if seen.world.launcher != "slurm" or not hosts:
         return ""
-    return f" What Slurm knows of it: scontrol show node {hosts[0]}, and slurmd's log there."
+    return f" See what Slurm reports of it: scontrol show node {hosts[0]}, and slurmd's log there."
 
 
 def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
@@ -132,9 +137,9 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
 
 
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
-    """Who never came is missed at the launch."""
+    """Ranks that never joined belong to the launch stage."""
     absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
-    note = f"{len(absent):,} of {seen.world.size:,} ranks never came"
+    note = f"{len(absent):,} of {seen.world.size:,} ranks never joined"
     return (Concern(Stage.LAUNCH, finding, note) for finding in findings)
 
 

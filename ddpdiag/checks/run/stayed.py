@@ -1,11 +1,11 @@
 """Every rank stayed to the end.
 
-A rank's supervisor came and then fell silent: it was killed (SIGKILL, the memory limit), stopped, its host went down,
-or the network between it and the rank that reports was cut. Launchers kill the remaining processes as soon as one is
-gone, so those who said that they were told to leave are bystanders, and who said nothing is to blame.
+A rank's supervisor joined and then stopped sending messages: it was killed (SIGKILL, the memory limit), stopped, its
+host went down, or the network between it and the rank that reports was cut. Launchers kill the remaining processes as
+soon as one has ended, so ranks that reported a signal are not blamed; a rank that ended without a message is.
 
-All ranks of a host that fell silent together are one finding. Whether the host still answers a plain TCP connect tells
-more: then its processes ended, and the host and the way to it are well.
+All ranks of a host that stopped responding together are one finding. If the host still answers a plain TCP connect,
+only its processes ended: the host and the network path to it are healthy.
 
 Findings and their causes:
 
@@ -30,13 +30,14 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
-    "lost": Explained.error("a rank fell silent, or all ranks of a host."),
+    "lost": Explained.error("a rank, or all ranks of a host, stopped responding."),
     "cut-off": Explained.error(
-        "all other hosts, two or more, fell silent at once. The one cause that explains this is on the side of the "
-        "host that reports, so that host is blamed, and not everybody else. No host answers then."
+        "all other hosts, two or more, stopped responding at once, and none answers a TCP connect. The one cause that "
+        "explains this is on the side of the host that reports, so that host is blamed and not all the others."
     ),
     "link": Explained.error(
-        "of two hosts, each of which the other one cannot hear, nobody can say whose fault it is: the link is named."
+        "two hosts do not receive each other's messages. The evidence of two hosts cannot decide which is at fault: "
+        "the link is named."
     ),
 }
 
@@ -45,7 +46,7 @@ _TOGETHER_SECONDS = 6.0
 
 
 class Loss(NamedTuple):
-    """A host, and the ranks of it that were lost; `whole` says that these are all of its ranks, gone together."""
+    """A host, and the ranks of it that were lost; `whole` says that these are all of its ranks, lost together."""
 
     name: str
     events: Mapping[int, Event]
@@ -68,12 +69,13 @@ class Loss(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Nothing came from it any more, neither from its ranks nor from its kernel."""
+        """No message arrives from it any more, neither from its ranks nor from its kernel."""
         return self.whole and not self.answers
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each host that fell silent, and for each rank of others that did; or for their common cause."""
+    """One finding for each host that stopped responding, and for each single rank that did; or for their common
+    cause."""
     losses = _losses(seen)
     # The host from which this run is seen: that of rank 0, or of the rank in its place.
     reporter = seen.world.arrivals.get(seen.recording.header.writer)
@@ -91,7 +93,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
-    """Who was lost, by host; of several who tell of one rank, the first counts."""
+    """Lost ranks by host; of several events about one rank, the first counts."""
     events: dict[int, Event] = {}
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
@@ -120,8 +122,9 @@ def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Find
     return seen.finding(
         "cut-off",
         f"{here} was cut off from all other hosts",
-        f"rank {rank} on {here} suddenly heard nothing of all {len(names)} other hosts ({names_text(names)}), after "
-        f"{min(loss.seconds for loss in silent):.1f} s, and none of them answers: the cause they share is {here}.",
+        f"rank {rank} on {here} received no message from any of the {len(names)} other hosts ({names_text(names)}) "
+        f"after {min(loss.seconds for loss in silent):.1f} s, and none of them answers a plain TCP connect: the cause "
+        f"that they share is {here}.",
         ranks=[r for r, place in seen.world.places.items() if place.node == here],
         nodes=[here],
         evidence={"hosts": len(names), "seconds": round(min(loss.seconds for loss in silent), 1)},
@@ -132,12 +135,14 @@ def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Find
 def _link(seen: Seen[Nothing], here: str, loss: Loss) -> Finding:
     return seen.finding(
         "link",
-        f"{here} and {loss.name} lost each other",
-        f"{here} heard nothing of {ranks_text(loss.ranks)} on {loss.name} after {loss.seconds:.1f} s, and {loss.name} "
-        "does not answer. Two hosts alone cannot tell whether one of them failed, and which, or the link between them.",
+        f"{here} and {loss.name} lost contact with each other",
+        f"{here} received no message from {ranks_text(loss.ranks)} on {loss.name} after {loss.seconds:.1f} s, and "
+        f"{loss.name} does not answer a plain TCP connect. With two hosts alone it cannot be decided whether one of "
+        "them failed, which one, or the link between them.",
         links=[f"{here} -> {loss.name}", f"{loss.name} -> {here}"],
         evidence={"seconds": round(loss.seconds, 1)},
-        fix=f"Check that {loss.name} is up, then interface, cable and switch port of both; a third host would tell.",
+        fix=f"Check that {loss.name} is up, then interface, cable and switch port of both; a run with a third host "
+        "shows which of them is at fault.",
     )
 
 
@@ -156,7 +161,7 @@ def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
     return seen.finding(
         "lost",
         f"host {loss.name} was lost with {who}",
-        f"All ranks of host {loss.name} ({who}) were gone together after {loss.seconds:.1f} s: {first.detail}."
+        f"All ranks of host {loss.name} ({who}) were lost together after {loss.seconds:.1f} s: {first.detail}."
         f"{_state(loss)}",
         ranks=loss.ranks,
         nodes=[loss.name],
@@ -166,10 +171,10 @@ def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
 
 
 def _fix(loss: Loss) -> str:
-    """Where nothing answers, the host or the way to it comes first."""
+    """Where nothing answers, the host or the network path to it comes first."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
-        return f"Check that {loss.name} is up, its interface, cable and switch port; then look there for a crash."
-    return f"Look on {loss.name} for a kill (dmesg, the job's memory limit), a stopped process, or a crash."
+        return f"Check that {loss.name} is up, and its interface, cable and switch port; then look there for a crash."
+    return f"Look on {loss.name} for a killed process (dmesg, the job's memory limit), a stopped one, or a crash."
 
 
 def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
@@ -177,7 +182,7 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
     return seen.finding(
         "lost",
         f"rank {rank} was lost",
-        f"rank {rank} on {loss.name} came, and was gone after {event.seconds:.1f} s: {event.detail}.{_state(loss)}",
+        f"rank {rank} on {loss.name} joined, and was lost after {event.seconds:.1f} s: {event.detail}.{_state(loss)}",
         ranks=[rank],
         evidence={"seconds": round(event.seconds, 1)},
         fix=_fix(loss),
@@ -185,7 +190,7 @@ def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
 
 
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
-    """The checks in the middle of which ranks were lost, with the worst finding."""
+    """The checks during which ranks were lost, with the worst finding."""
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     if findings and lost:
         worst = min(findings, key=lambda finding: tuple(Severity).index(finding.severity))

@@ -1,8 +1,8 @@
 """Every process could be ended.
 
 A process that hangs is killed when its deadline has passed. One that survives SIGKILL is stuck inside the kernel, most
-often in a driver or on a file server that does not answer: nobody can end it, and it keeps what it holds (a GPU,
-memory, a port) until the kernel lets go of it. The driver may need some seconds to take a GPU back from a process that
+often in a driver or on a file server that does not answer: it cannot be ended, and it keeps what it holds (a GPU,
+memory, a port) until the kernel releases it. The driver may need some seconds to take a GPU back from a process that
 was killed, so one that held a GPU counts as a survivor only 20 s later.
 
 Findings:
@@ -22,29 +22,30 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.model import Finding, Outcome, ProcessState
 
 FINDINGS = {
-    "survived": Explained.error("a process outlived SIGKILL. Its pid, and where in the kernel it waits, are named.")
+    "survived": Explained.error("a process survived SIGKILL. Its pid, and where in the kernel it waits, are named.")
 }
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each process that is still there, whoever was to blame for the trial."""
+    """One finding for each process that still exists, whichever rank was to blame for the trial."""
     for outcome in seen.recording.outcomes:
         if outcome.process is not None and outcome.process.survived:
             yield _finding(seen, outcome, outcome.process, f"survived SIGKILL in {outcome.code}")
         for process in outcome.survivors:
-            yield _finding(seen, outcome, process, "held a GPU and has not ended, long after SIGKILL")
+            yield _finding(seen, outcome, process, "held a GPU and still exists long after SIGKILL")
 
 
 def _finding(seen: Seen[Nothing], outcome: Outcome, process: ProcessState, what: str) -> Finding:
     node = seen.world.node_of(outcome.rank)
-    where = f", waiting in {process.wchan}" if process.wchan else ""
+    where = f"; it waits in {process.wchan}" if process.wchan else ""
     return seen.finding(
         "survived",
         f"pid {process.pid} on {node} cannot be killed",
         f"pid {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
         ranks=[outcome.rank],
         evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
-        fix=f"Look at the kernel log of {node}; reset the device that it waits for, or reboot the host.",
+        fix=f"Look at the kernel log of {node} (dmesg -T); reset the device that the process waits for, or reboot the "
+        "host.",
     )
 
 

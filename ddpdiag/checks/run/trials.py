@@ -1,24 +1,26 @@
-"""Every trial ended by itself.
+"""No check crashed, failed or hung on any rank.
 
-A trial that raised, crashed or ran into its deadline on some rank. Blame goes first to ranks of which nothing was
-heard, then to those whose process died, then to those that failed by themselves, then to those hung short of the step
-that most ranks had reached, or that posted fewer collectives, or are in no call of torch.distributed although none was
-posted yet: the others only wait for them. "Connection closed by peer" is an echo of another rank's end and blames no
-rank, and so is "illegal memory access" after the end of a peer. Where RDZ002, RDZ003 or RDZ004 saw that hosts of the
-trial do not reach each other, a rank that waits elsewhere than the others proves nothing, and what these name is named;
-so it is where all hang alike, and RDZ004 saw a way so slow that what they posted needs half of the trial's time or
-more, or where they hang while they open groups of NCCL whose classes LCH002 saw to differ. A trial that failed over
-gloo is a warning where the job takes another backend, which works.
+A check failed on a rank if it raised an exception, crashed or passed its deadline there. The ranks to blame are, in
+this order: ranks that sent no result; ranks whose process died; ranks that failed with an error of their own; ranks
+that hung before the step that most ranks had reached, that posted fewer collectives, or that are in no call of
+torch.distributed although no collective was posted yet. The other ranks only wait for them. "Connection closed by peer"
+is a consequence of another rank's end and blames no rank; so is "illegal memory access" after the end of a peer.
+
+Where RDZ002, RDZ003 or RDZ004 found that hosts of the check do not reach each other, a rank that waits elsewhere than
+the others proves nothing, and the hosts or links that these checks name are named here as well. The same holds where
+all ranks hang alike, and RDZ004 found a link so slow that the posted collective needs half of the check's time or more,
+or where they hang while they create NCCL process groups whose classes differ (LCH002). A failure over gloo is a warning
+where the job uses another backend, which works.
 
 Findings and their causes:
 
 The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
-driver, R is running), where in the code it stood, and the collective that it posted last, from torch's flight recorder
-(gloo and nccl; a rank that is stopped or holds the GIL cannot say). Collectives of a group are counted, so that the
-same number is the same collective on all ranks: RUN003.mismatch names who posted another one, or another size, than
-most, because its path through the code or its shapes differ.
+driver, R is running), its position in the code, and the collective that it posted last, from torch's flight recorder
+(gloo and nccl; it cannot be read of a rank that is stopped or holds the GIL). Collectives of a group are counted, so
+that the same number is the same collective on all ranks: RUN003.mismatch names the ranks that posted a different
+collective, or a different size, than most, because their path through the code or their shapes differ.
 
-Fix: start with the rank that is named; its own error and stack say more than those of the ranks that waited for it.
+Fix: start with the rank that is named; its own error and stack show more than those of the ranks that waited for it.
 
 Confirm by hand: While it hangs, `py-spy dump --pid PID` on each host, and `cat /proc/PID/status /proc/PID/stack` as
 root; TORCH_FR_BUFFER_SIZE=2000 and `torchfrtrace DIR` for the collectives.
@@ -51,19 +53,19 @@ FINDINGS = {
         "an exception, whose text is shown. If all ranks raised the same, none of them is to blame."
     ),
     "unsupported": Explained.error(
-        "the torch of no rank knows the backend that was asked for (exit code 2).", effect=Effect.USAGE
+        "torch does not know the requested backend on any rank (exit code 2).", effect=Effect.USAGE
     ),
     "hung": Explained.error(
-        "the trial passed its deadline, which is that of the check (`--set CODE.deadline_seconds=SECONDS`), or what "
-        "was left of the budget. A rank that was still going on then has not hung: RUN004 tells of it. Nor has "
-        "`ddpdiag host` where the budget left it less than the check's own time, unless it is stuck in the kernel: "
+        "a rank passed the deadline of the check (`--set CODE.deadline_seconds=SECONDS`), or what was left of the "
+        "budget. A rank that was still making progress then is reported as unfinished (RUN004), not as hung. So is a "
+        "check of `ddpdiag host` that had less than its own time left of the budget, unless it is stuck in the kernel: "
         "some drivers start slowly. A rank that creates its CUDA context or its communicator has up to 60 s more for "
         "that."
     ),
     "slow-start": Explained.warning(
-        "creating a context or a communicator took more than `slow_start_seconds` (10). Training waits as long at each "
-        "start. A driver without persistence mode, libraries on a slow file system and kernels that are compiled at "
-        "load time are the usual causes."
+        "creating a CUDA context or a communicator took more than `slow_start_seconds` (10). Each start of a training "
+        "job takes as long. The usual causes are a driver without persistence mode, libraries on a slow file system "
+        "and kernels that are compiled at load time."
     ),
     "mismatch": Explained.error("ranks posted different collectives under the same number (see below)."),
 }
@@ -93,7 +95,7 @@ class Failure(NamedTuple):
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each way in which the same ranks failed, with the first trial in which they did."""
+    """One finding for each kind of failure of the same ranks, with the first trial in which they failed."""
     unsupported = _unsupported(seen)
     yield from unsupported.values()
     told: set[FailureKey] = set()
@@ -112,7 +114,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
-    """The check of each trial that failed, and what is found of it, which tells the same of several trials once.
+    """The check of each trial that failed, with its finding; several trials that failed alike share one finding.
 
     A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
     """
@@ -125,7 +127,7 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
 
 
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
-    """What failed, and did not only want time."""
+    """What failed, and did not only need more time."""
     for failure in failures(seen):
         trial, outcomes, blame, *_ = failure
         wants_time = unfinished(trial, blame, outcomes, patient=seen.options.alone)
@@ -138,7 +140,7 @@ def _failure_key(seen: Seen[Nothing], failure: Failure) -> FailureKey:
 
 
 def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
-    """A finding for each backend that the torch of no rank knows: a name that was mistyped, and nobody's fault."""
+    """A finding for each backend that torch does not know on any rank: the name was mistyped, no rank is at fault."""
     asked: dict[Scalar, dict[int, str]] = {}
     outcomes: dict[int, list[Outcome]] = defaultdict(list)
     for outcome in seen.recording.outcomes:
@@ -152,8 +154,9 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
         backend: seen.finding(
             "unsupported",
             next(iter(said.values())),
-            f"No rank has a backend of the name {backend}, so nothing was tried over it.",
-            fix="Give one of these with --backend, or leave it out; or install what brings the backend to torch.",
+            f"No rank has a backend of the name {backend}, so nothing was tested with it.",
+            fix="Give one of the known backends with --backend, or omit --backend; or install the package that adds "
+            "this backend to torch.",
             of_the_run=True,
         )
         for backend, said in asked.items()
@@ -235,8 +238,8 @@ def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome
     for cause in known:
         rate = cause.evidence["bytes_per_s"]
         if isinstance(rate, float) and size_bytes >= rate * trial.deadline_seconds * _SHARE_OF_TIME:
-            took = f"its {size_bytes / 1e6:.3g} MB need {size_bytes / rate:.3g} s at {rate / 1e6:.3g} MB/s"
-            return cause, f"{took}, and all of the trial had {trial.deadline_seconds:.3g} s"
+            took = f"{size_bytes / 1e6:.3g} MB need {size_bytes / rate:.3g} s over a link of {rate / 1e6:.3g} MB/s"
+            return cause, f"{took}, and the check has {trial.deadline_seconds:.3g} s in all"
     return None
 
 
@@ -250,7 +253,8 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The slowest context, with the ranks whose own it was, and the slowest communicator, in which all wait for all."""
+    """The slowest context, with the ranks that created it slowly, and the slowest communicator, which all ranks
+    create together."""
     limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
@@ -263,19 +267,19 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 "slow-start",
                 f"creating {what} takes {seconds:.1f} s",
                 f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
-                f"{limit:g} s is expected. Training waits as long at each start.",
+                f"{limit:g} s is expected. Each start of a training job takes as long.",
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-                fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), keep torch on a local "
-                "disk, and use a torch that was built for this GPU.",
+                fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), install torch on a local "
+                "disk, and use a build of torch for this GPU.",
             )
 
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
-    """A warning where the job goes another way, and that way works."""
+    """A warning where the job uses another backend, and that backend works."""
     if not seen.is_excused(trial):
         return finding
-    own = f"The job's own backend is {seen.world.backend}, which works here, and that is what counts."
+    own = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
     return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
 
 

@@ -1,17 +1,17 @@
-"""One step of DistributedDataParallel: right gradients, and for whom do all wait?
+"""One step of DistributedDataParallel: correct gradients, and the slowest rank.
 
-What: over one process group, one step of DDP is held against one process with all images (a ConvNet with GroupNorm:
-BatchNorm sees other images on each rank, and its gradients rightly differ). Then some steps are taken apart: data,
-forward, backward, all-reduce, optimizer; a bucket of 25 MiB, as DDP's own, is averaged; and each rank exchanges 1 MiB
-with its two neighbours in the ring of ranks.
+What: over one process group, one step of DDP is compared with one process that has all images (a ConvNet with
+GroupNorm: BatchNorm gets other images on each rank, and its gradients differ without a fault). Then the parts of some
+steps are timed: data, forward, backward, all-reduce, optimizer; a bucket of 25 MiB, DDP's own size, is averaged; and
+each rank exchanges 1 MiB with its two neighbours in the ring of ranks.
 
-Why: training can end well with one rank that computes wrong gradients now and then, and it runs as slowly as its
-slowest rank. All leave an all-reduce together, so the rank at fault is the one that waits least.
+Why: training can succeed although one rank sometimes computes wrong gradients, and it is as slow as its slowest rank.
+An all-reduce ends on all ranks together, so the rank at fault is the one that waits least.
 
 Findings and their causes:
 
-Fix: for data, look at the disk or file server of that host; for cores, at other processes, pinning and cgroup limits;
-for compute and clocks, at GPU005 and the card's health; for network, at its links (RDZ004, FAB001).
+Fix: for data, check the disk or file server of that host; for cores, other processes, pinning and cgroup limits; for
+compute and clocks, GPU005 and the GPU itself; for network, its links (RDZ004, FAB001).
 
 Confirm by hand: Torch.profiler on two ranks, or NVIDIA Nsight Systems: the rank that waits least in all-reduce is the
 slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
@@ -37,25 +37,28 @@ from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "weights": Explained.warning(
-        "ranks draw different first weights from one seed: other versions of torch, or memory errors. DDP hides it."
+        "ranks draw different initial weights from one seed: different versions of torch, or memory errors. DDP hides "
+        "it."
     ),
     "gradient": Explained.error(
-        "a rank hands another gradient to the all-reduce than two others compute from the same images: its arithmetic "
-        "or memory, or another model of CPU or GPU that rounds differently."
+        "a rank gives the all-reduce a different gradient than two others compute from the same images: its arithmetic "
+        "or memory is at fault, or another model of CPU or GPU rounds differently."
     ),
-    "average": Explained.error("what comes out of DDP is not the mean of what was handed over."),
-    "unequal": Explained.error("it is not what one process gets.", same_item=True),
+    "average": Explained.error("DDP's result is not the mean of the gradients of the ranks."),
+    "unequal": Explained.error("it is not the gradient that one process computes.", same_item=True),
     **dict.fromkeys(
         ("shards", "metrics"), Explained.error("DistributedSampler's shares, or sums over ranks, are wrong.")
     ),
-    "unreadable": Explained.not_seen("some rank could not read the digits."),
+    "unreadable": Explained.not_seen("a rank could not read the images."),
     "straggler": Explained.warning(
-        "own work above `ratio` (1.10) times that of most, by 2 ms at least, and less waiting than most, in `windows` "
-        "(80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The part that is longer "
-        "tells the class: data (files, decoding), compute, cores (the process has less of its cores than others: "
-        "something else runs there), clocks (GPU005 saw them held down)."
+        "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
+        "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
+        "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
+        "cores than others: something else runs there), clocks (GPU005 found them held down)."
     ),
-    "network": Explained.warning("work is alike everywhere, and one host, or rank, is slow with both neighbours."),
+    "network": Explained.warning(
+        "the ranks work equally long, and one host, or rank, is slow with both of its neighbours."
+    ),
 }
 
 # gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
@@ -84,12 +87,12 @@ def _why_not(seen: Seen[Data]) -> str | None:
     named = any(seen.check.code.startswith(code) for code in options.select) or "training" in options.stages
     if named or options.depth is not Depth.QUICK or ranks <= _MANY_RANKS or seen.world.backend == "nccl":
         return None
-    return f"{ranks} ranks over {seen.world.backend} are looked at with --depth standard, or --select {seen.check.code}"
+    return f"{ranks} ranks over {seen.world.backend} are tested with --depth standard, or --select {seen.check.code}"
 
 
 def ground(world: World) -> str | None:
     """One rank alone averages nothing and waits for nobody."""
-    return "there is one rank" if world.size == 1 else without_gpu(world)
+    return "there is one rank only" if world.size == 1 else without_gpu(world)
 
 
 def measure(ctx: Context) -> Data:
@@ -118,9 +121,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if lacking := tuple(row.place.rank for row in seen.rows if row.data == Data()):
         yield seen.finding(
             "unreadable",
-            "gradients were not compared, since the digits cannot be read",
-            f"Some rank could not read them, so that none of {ranks_text(lacking)} took a step; TRN001 says which.",
-            fix="Run TRN001 as well, or leave out --data-dir.",
+            "gradients were not compared: the images cannot be read",
+            f"At least one rank could not read the training images, so {ranks_text(lacking)} took no step; TRN001 "
+            "names the rank.",
+            fix="Run TRN001 as well (--select TRN001,TRN003), or omit --data-dir.",
         )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:

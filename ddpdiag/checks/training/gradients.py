@@ -1,4 +1,4 @@
-"""Whether DistributedDataParallel averaged the gradients, and who spoilt one; for TRN003."""
+"""Whether DistributedDataParallel averaged the gradients, and which rank computed a wrong one; for TRN003."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -47,15 +47,19 @@ def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     odd = odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()})
     if odd is None:
         return None
-    whose = f"{who_text(seen, odd.ranks)} has others than most" if odd.ranks else "no set has a majority"
+    differ = "differs" if len(odd.ranks) == 1 else "differ"
+    whose = f"{who_text(seen, odd.ranks)} {differ} from most" if odd.ranks else "no set has a majority"
     return seen.finding(
         "weights",
-        f"{ranks_text(odd.ranks)} begins with other weights" if odd.ranks else "ranks begin with different weights",
-        f"From one seed {len(odd.groups)} different sets of first weights came on {len(proofs)} ranks: {whose}. DDP "
-        "sends rank 0's to all, so that training goes on with these; what a rank draws by chance differs all the same.",
+        f"{ranks_text(odd.ranks)} {'starts' if len(odd.ranks) == 1 else 'start'} with different weights"
+        if odd.ranks
+        else "ranks start with different weights",
+        f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from one seed, 1 expected: "
+        f"{whose}. DDP sends rank 0's weights to all, so training continues with these; other random numbers of the "
+        "ranks still differ.",
         ranks=odd.ranks,
         evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        fix="Compare versions of torch over the hosts; if they are alike, test the memory of that host or GPU.",
+        fix="Compare the versions of torch on the hosts; if they are equal, test the memory of that host or GPU.",
     )
 
 
@@ -89,25 +93,30 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
         _gradient_text(seen, blamed, handed, sorted(denied))
-        + f" Equal within {tolerance(next(iter(proofs.values()))):g} of their size was expected.",
+        + f" A difference of at most {tolerance(next(iter(proofs.values()))):g} of their size is expected.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
-        fix="Take that host out, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`). Other "
-        "versions or models of CPU and GPU may round differently: compare them first.",
+        fix="Compare versions of torch and models of CPU and GPU first: they may round differently. If they are equal, "
+        "exclude that host, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`).",
     )
 
 
 def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
     """Who computed what, and against whom."""
-    another = "computed another gradient from the same weights and images than"
     if blamed and handed >= set(blamed):
-        return f"{who_text(seen, blamed)}: two others {another} what was handed to the all-reduce."
+        return (
+            f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
+            "same weights and images."
+        )
     if blamed:
-        return f"{who_text(seen, blamed)} {another} two others that agree."
-    pairs = ", ".join(f"rank {checker} another one than rank {rank}" for checker, rank in denied[:4])
+        return (
+            f"{who_text(seen, blamed)} computed a different gradient from the same weights and images than two other "
+            "ranks, which agree."
+        )
+    pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in denied[:4])
     return (
-        f"From the same weights and images ranks computed different gradients ({pairs}), and no majority says whose "
-        "is wrong."
+        f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which is "
+        "wrong."
     )
 
 
@@ -124,13 +133,13 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "average",
         "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {who_text(seen, wrong)} DDP's gradient is not the mean of what the ranks handed over"
-        + (", on the others it is." if blamed else ": the all-reduce adds wrongly, which is no single rank's fault."),
+        f"On {who_text(seen, wrong)} DDP's gradient is not the mean of the gradients of all ranks"
+        + ("; on the others it is." if blamed else ": the all-reduce adds wrongly, and no single rank is at fault."),
         ranks=blamed,
         evidence={"ranks": [*wrong]},
-        fix="See what COL001 says of the values of an all-reduce; test the memory of the named host."
+        fix="Check the values of an all-reduce (--select COL001); test the memory of the named host."
         if blamed
-        else "See what COL001 says of the values of an all-reduce.",
+        else "Check the values of an all-reduce (--select COL001).",
     )
 
 
@@ -144,12 +153,14 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     blamed = wrong if 2 * len(wrong) < len(proofs) else ()
     return seen.finding(
         "unequal",
-        "DDP's gradient is not that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {who_text(seen, wrong)} it deviates by {worst:.1e} of the largest element from the gradient of all images "
-        f"in one process; at most {tolerance(proofs[wrong[0]]):g} was expected.",
+        "DDP's gradient differs from that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
+        f"On {who_text(seen, wrong)} DDP's gradient differs by {worst:.1e} of the largest element from the gradient of "
+        f"all images in one process; at most {tolerance(proofs[wrong[0]]):g} is expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
-        fix="Test the arithmetic of the named host." if blamed else "See what COL001 says of the values.",
+        fix="Test the arithmetic of the named host (`ddpdiag check --depth deep`)."
+        if blamed
+        else "Check the values of an all-reduce (--select COL001).",
     )
 
 
@@ -166,16 +177,17 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     if first.drawn < first.images or not (same or stuck or first.covered < first.images):
         return
     what = [f"{ranks_text(ranks)} have the same images" for ranks in same]
-    what += [f"{ranks_text(stuck)} has the same images in two epochs"] if stuck else []
-    what += [f"{first.images - first.covered} of {first.images} images are in no shard"] if not (same or stuck) else []
+    has = "has" if len(stuck) == 1 else "have"
+    what += [f"{ranks_text(stuck)} {has} the same images in two epochs"] if stuck else []
+    what += [f"{first.images - first.covered} of {first.images} images are in no share"] if not (same or stuck) else []
     yield seen.finding(
         "shards",
-        "The ranks' shares of the images overlap",
-        f"Of DistributedSampler: {'; '.join(what)}. Each image in one share, and another order in each epoch, was "
-        "expected.",
+        "DistributedSampler's shares of the images are wrong",
+        f"DistributedSampler's shares are wrong: {'; '.join(what)}. Each image is expected in one share, and another "
+        "order in each epoch.",
         ranks=tuple(stuck) if not same else (),
         evidence={"covered": first.covered, "drawn": first.drawn},
-        fix="Compare versions of torch over the hosts.",
+        fix="Compare the versions of torch on the hosts.",
     )
 
 
@@ -187,10 +199,10 @@ def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     proof = proofs[wrong[0]]
     yield seen.finding(
         "metrics",
-        "Metrics that are summed over ranks are wrong",
-        f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} right predictions, and {proof.gathered} are "
-        f"right among all {proof.predicted} gathered.",
+        "metrics that are summed over ranks are wrong",
+        f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} correct predictions, but {proof.gathered} of "
+        f"all {proof.predicted} gathered predictions are correct.",
         ranks=wrong if 2 * len(wrong) < len(proofs) else (),
         evidence={"reduced": proof.reduced, "gathered": proof.gathered},
-        fix="See what COL001 says of the values of an all-reduce.",
+        fix="Check the values of an all-reduce (--select COL001).",
     )

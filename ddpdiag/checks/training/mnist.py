@@ -10,7 +10,7 @@ batch grows and accuracy is only shown), and all ranks must hold the same parame
 
 Findings and their causes:
 
-Fix: take the named ranks' hosts out, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
+Fix: exclude the hosts of the named ranks, and run `ddpdiag check --stage gpu,collective` on them alone. Thresholds:
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
 
 Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:
@@ -34,26 +34,27 @@ from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import begun
+from ddpdiag.text import begun, count
 
 FINDINGS = {
     "diverged": Explained.error(
-        "ranks hold different parameters. An all-reduce that gives wrong results on one rank, memory errors in a GPU, "
-        "or different versions of torch. Where hosts have different models of CPU or GPU, their last bits may differ."
+        "ranks hold different parameters. Causes: an all-reduce with wrong results on one rank, memory errors in a "
+        "GPU, or different versions of torch. Where hosts have different models of CPU or GPU, the last bits may "
+        "differ."
     ),
     "nan": Explained.error(
-        "a loss or gradient is not a number. The ranks in which it began, before any exchange, are named: a GPU that "
-        "computes wrong results, or its memory. If it began on all at once, suspect the learning rate or the images."
+        "a loss or gradient is not finite. The ranks that had it first, before any exchange, are named: a GPU that "
+        "computes wrong results, or its memory. If all ranks had it at once, suspect the learning rate or the images."
     ),
     **dict.fromkeys(
         ("inaccurate", "flat"),
         Explained.error(
-            "all ranks agree, but nothing was learnt. Gradients that are not averaged, or images and labels that do "
-            "not belong together (`--data-dir`)."
+            "all ranks agree, but the network learned nothing: gradients are not averaged, or images and labels do not "
+            "belong together (`--data-dir`)."
         ),
     ),
     "data": Explained.error(
-        "a file of digits is missing or damaged on some hosts. Copy it anew; `gzip -t` and `sha256sum` compare copies."
+        "a file of images is missing or damaged on some hosts. Copy it again; compare with `gzip -t` and `sha256sum`."
     ),
 }
 
@@ -177,12 +178,12 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
         ranks = [rank for rank, own in errors.items() if own == error]
         yield seen.finding(
             "data",
-            "The digits cannot be read",
+            "the training images cannot be read",
             f"{begun(who_text(seen, ranks))}: {error}. No rank trained.",
             ranks=ranks,
             evidence={"error": error},
-            fix="Copy the file anew to these hosts and compare `sha256sum` with another host"
-            + ("." if seen.options.data_dir is None else ", or leave out --data-dir to train on the digits that ship."),
+            fix="Copy the file to these hosts again and compare its `sha256sum` with another host"
+            + ("." if seen.options.data_dir is None else ", or omit --data-dir to train on the images in ddpdiag."),
         )
 
 
@@ -190,17 +191,18 @@ def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Findin
     odd = odd_ones_out(checksums)
     if odd is None:
         return
-    found = f"{len(odd.groups)} different sets of parameters on {len(checksums)} ranks after training, 1 expected"
-    theirs = f"{begun(who_text(seen, odd.ranks))}: not the majority's"
-    whose = theirs if odd.ranks else "No set has a majority, nobody can be blamed"
+    found = f"{len(checksums)} ranks have {len(odd.groups)} different sets of parameters after training, 1 expected"
+    differ = "differs" if len(odd.ranks) == 1 else "differ"
+    theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
+    whose = theirs if odd.ranks else "no set has a majority, so no rank can be blamed"
     yield seen.finding(
         "diverged",
-        "Ranks ended with different parameters",
-        f"{whose}: {found}.",
+        "ranks have different parameters after training",
+        f"{found}: {whose}.",
         ranks=odd.ranks,
         evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        fix="Compare versions of torch and models of CPU and GPU over the hosts; if they are alike, run "
-        "`ddpdiag check --stage gpu,collective --depth standard`, and take out hosts for whose GPUs "
+        fix="Compare versions of torch and models of CPU and GPU on the hosts; if they are equal, run "
+        "`ddpdiag check --stage gpu,collective --depth standard`, and exclude hosts with GPUs for which "
         "`nvidia-smi -q -d ECC` shows memory errors.",
     )
 
@@ -212,21 +214,21 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     first = min(known, default=None)
     ranks = [rank for rank, step in steps.items() if step is not None and step == first]
     if first is None:
-        ranks, where = [], "no rank's own numbers show it first, so nobody can be blamed"
+        ranks, where = [], "no rank had it before the exchange, so no rank can be blamed"
     elif 1 < len(ranks) == len(trained):
-        ranks, where = [], f"on all ranks at once, in step {first + 1}, so nobody can be blamed"
+        ranks, where = [], f"all ranks had it at once, in step {first + 1}, so no rank can be blamed"
     else:
         where = f"{who_text(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
-        "Training gives numbers that are not finite" + (f", and {who_text(seen, ranks)} began" if ranks else ""),
-        f"Loss or gradients became NaN or infinite, finite ones were expected: {where}.",
+        "loss or gradients are not finite" + (f": {who_text(seen, ranks)} had it first" if ranks else ""),
+        f"The loss or gradients became NaN or infinite; finite numbers are expected: {where}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
-        fix=f"Take {names_text(seen.world.nodes_of(ranks))} out of the allocation, and test the memory and "
+        fix=f"Exclude {names_text(seen.world.nodes_of(ranks))} from the job, and test the memory and "
         f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if seen.world.gpus else 'processors'}."
         if ranks
-        else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives right sums.",
+        else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives correct sums.",
     )
 
 
@@ -236,12 +238,12 @@ def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         return
     yield seen.finding(
         "flat",
-        "The loss does not fall",
-        f"Loss of all ranks: {result.first_loss:.2f} in the first of {result.steps} steps, {result.last_loss:.2f} in "
-        f"the last; at most {share * result.first_loss:.2f} was expected.",
+        "the loss does not fall",
+        f"The loss of all ranks is {result.first_loss:.2f} in the first of {result.steps} steps and "
+        f"{result.last_loss:.2f} in the last; at most {share * result.first_loss:.2f} is expected.",
         evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
         fix="Check that images and labels belong together (`--data-dir`); if they do, run "
-        "`ddpdiag check --stage collective` to see whether all-reduce gives right sums.",
+        "`ddpdiag check --stage collective` to see whether all-reduce gives correct sums.",
     )
 
 
@@ -252,12 +254,12 @@ def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
         return
     yield seen.finding(
         "inaccurate",
-        "The network did not learn the digits",
-        f"{ranks} ranks recognise {result.accuracy:.1%} of the test images after {result.steps} steps; "
-        f"at least {bar:.1%} was expected, guessing gives 10%.",
+        "the network did not learn to recognise the images",
+        f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
+        f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
         evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-        fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives right sums; with images of your "
-        "own, set the bar with `--set TRN001.accuracy=...`.",
+        fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives correct sums; with images of your "
+        "own, set the expected share with `--set TRN001.accuracy=...`.",
     )
 
 

@@ -1,9 +1,10 @@
-"""Whom everybody waits for in a training step, and why.
+"""The rank that all others wait for in a training step, and the reason.
 
-All ranks leave an all-reduce together, so who comes last waits least. A rank is a straggler if its own work takes
-longer than that of most, by some ms at least, and it waits less than most, in nearly all windows: one window says
-nothing, since ranks are disturbed by chance. Where the ranks work alike, links are looked at: each rank exchanged
-messages with two neighbours, and who is slow with both, while others are not, has a slow network.
+An all-reduce ends on all ranks together, so the last rank to enter it waits least. A rank is a straggler if its own
+work takes longer than the median, by some ms at least, and it waits less than the median, in nearly all windows: one
+window proves nothing, since ranks are disturbed by chance. Where the ranks work equally long, links are judged: each
+rank exchanged messages with two neighbours, and a rank that is slow with both, while others are not, has a slow
+network.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -20,12 +21,12 @@ from ddpdiag.text import share_text
 
 D = TypeVar("D")
 
-# Chosen by us: a cable at a twentieth of the others' rate was found in 20 of 20 runs (tests/benchmarks/stragglers.py).
+# Chosen here: a cable at a twentieth of the others' rate was found in 20 of 20 runs (tests/benchmarks/stragglers.py).
 # An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
 # a host messages go through memory, and its cores are shared with the other ranks.
 _SLOW_EDGE, _SLOW_EDGE_INSIDE = 1.5, 3.0
 _LEAST_SECONDS, _LEAST_SECONDS_INSIDE = 2e-4, 2e-3
-# A process that has less than so much of what others have of their cores shares them with somebody.
+# A process that has less than so much of what others have of their cores shares them with another one.
 _LESS_CORE = 0.8
 # On a GPU the step of so small a network takes a few ms, which Python and the launch of kernels take: a rank on the
 # other socket, or on a core with lower clocks, has half as much again, and real steps hide that.
@@ -49,10 +50,10 @@ _CLASSES = {
     Why.CLOCKS: "its GPU's clocks are held down",
 }
 _FIXES = {
-    Why.DATA: "Look at the disk or file server of that host, and at the number of its DataLoader workers.",
-    Why.COMPUTE: "Look at the health of that GPU or CPU, and at what else runs there.",
-    Why.CORES: "Look for other processes on that host (top), at the pinning of ranks to cores, and at cgroup limits.",
-    Why.CLOCKS: "Look at its temperature and power (GPU005).",
+    Why.DATA: "Check the disk or file server of that host, and the number of its DataLoader workers.",
+    Why.COMPUTE: "Check that GPU or CPU, and find what else runs there (top, nvidia-smi).",
+    Why.CORES: "Look for other processes on that host (top); check the pinning of ranks to cores, and cgroup limits.",
+    Why.CLOCKS: "Check its temperature and power (GPU005).",
 }
 
 
@@ -108,7 +109,7 @@ def _of(steps: Steps, part: str) -> float:
 
 
 def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> tuple[Straggler, ...]:
-    """The host, or on a single one the rank, that is slow with both its neighbours; of two nobody can tell."""
+    """The host, or on a single one the rank, that is slow with both its neighbours; of two it cannot be decided."""
     units = hosts if len(hosts) > 1 else [(rank,) for rank in sorted(steps)]
     unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
     edges = _edges(steps, unit_of)
@@ -120,7 +121,7 @@ def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> 
         others = [seconds for ends, seconds in edges.items() if number not in ends]
         if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + least):
             found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
-    # Two neighbours that are both slow with everybody would leave one good link or none to hold them against.
+    # Two neighbours that are both slow with all others would leave one healthy link or none to compare with.
     return tuple(found) if 2 * len(found) < len(units) else ()
 
 
@@ -157,10 +158,10 @@ def _straggler_finding(seen: Seen[D], own: Straggler, limits: Limits, throttled:
     why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
     return seen.finding(
         "straggler",
-        f"all wait for rank {rank}: {_CLASSES[why]}",
+        f"all ranks wait for rank {rank}: {_CLASSES[why]}",
         f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
-        f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows that is more than {limits.ratio:g} "
-        "times the median of all ranks, and it waits less than most in the all-reduce.",
+        f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows its work takes more than "
+        f"{limits.ratio:g} times the median of all ranks, and it waits less than the median in the all-reduce.",
         ranks=(rank,),
         gpus=gpus,
         evidence={"class": why.value, "own_seconds": own.own, "usual_seconds": own.usual, "windows": own.windows},
@@ -174,11 +175,11 @@ def _network(seen: Seen[D], own: Straggler) -> Finding:
     who = f"{', '.join(nodes)} ({ranks_text(own.ranks)})" if hosts else f"rank {own.ranks[0]} on {nodes[0]}"
     return seen.finding(
         "network",
-        f"all wait for the network of {nodes[0] if hosts else f'rank {own.ranks[0]}'}",
-        f"The ranks work alike, and {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either neighbour; others "
-        f"need {1e3 * own.usual:.1f} ms.",
+        f"all ranks wait for the network of {nodes[0] if hosts else f'rank {own.ranks[0]}'}",
+        f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either neighbour; "
+        f"others need {1e3 * own.usual:.1f} ms.",
         ranks=() if hosts else own.ranks,
         nodes=nodes,
         evidence={"class": own.why.value, "own_seconds": own.own, "usual_seconds": own.usual},
-        fix="Look at its links: RDZ004 measures them, `--stage fabric` (FAB001) holds it against more partners.",
+        fix="Check its links: RDZ004 measures them, `--stage fabric` (FAB001) compares it with more partners.",
     )

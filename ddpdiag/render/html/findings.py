@@ -41,7 +41,7 @@ def boxes(findings: Sequence[Finding]) -> tuple[FindingBox, ...]:
 def _rest(findings: Sequence[Finding], number: int) -> Table:
     """One line for each finding that looks like those above it."""
     first, left = findings[0], len(findings) - ROWS_SHOWN
-    names = _in_words(_who(findings)) or "nobody can be blamed"
+    names = _in_words(_who(findings)) or "none is blamed"
     return Table(
         name=f"more-{number}",
         caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
@@ -58,7 +58,7 @@ def _in_words(facts: Iterable[Fact]) -> str:
 
 
 def _row(finding: Finding) -> tuple[Cell, ...]:
-    who = words(_in_words(_who((finding,)))) or "nobody"
+    who = words(_in_words(_who((finding,)))) or "none"
     return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
 
 
@@ -90,7 +90,7 @@ def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> Fi
         message=paragraphs(finding.message),
         who=who,
         about="About" if is_note else "Blamed",
-        nobody="" if is_silent else "nobody: the evidence points at no single rank, host, GPU or link",
+        nobody="" if is_silent else "none: the evidence names no single rank, host, GPU or link",
         expected=_facts(plain, yardstick=True),
         facts=_facts(plain, yardstick=False),
         lists=tuple(_listed(name, value) for name, value in lists.items()),

@@ -1,6 +1,6 @@
 """Ranks: bars with outliers, the parts of a step, and a table to sort.
 
-A figure of ranks or hosts as bars says who lies far from the others, who is blamed, and who never came.
+A figure of ranks or hosts as bars shows which are far from the others, which are blamed, and which never joined.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -94,12 +94,12 @@ def bar_figure(
     pick = nsmallest if column.higher_is_better else nlargest
     shown = pick(_BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
     told = _told_apart(column, blamed)
-    bars = [Bar(f"{rank}  {node}".strip(), 0.0, "never came") for rank, node in missing]
+    bars = [Bar(f"{rank}  {node}".strip(), 0.0, "never joined") for rank, node in missing]
     for n in shown:
         is_told = column.rows[n].get("rank") in (blamed if n in slow else told)
         bars.append(Bar(column.who(n), values[n] / size, word if is_told else OUTLIER if n in slow else "", n in slow))
     all_values = [value / size for value in values] if many else ()
-    absent = f" {ranks_text(rank for rank, _ in missing).capitalize()} never came." if missing else ""
+    absent = f" {ranks_text(rank for rank, _ in missing).capitalize()} never joined." if missing else ""
     return Figure(
         title=words(title),
         svg=draw_bars(Bars(column.symbol, bars, median / size, all_values, f"{column.noun}s"), name),
@@ -150,8 +150,8 @@ def ranks_section(report: Report) -> Section:
     found = (_bars(_column(name, report.ranks), report, marks, number) for number, name in enumerate(names))
     drawn = tuple(figure for figure in found if figure is not None)
     sentence = (
-        "Hatched bars lie far from the median, for what the others scatter, on the slow side. Ranks that a finding "
-        "blames say so wherever they lie."
+        "Hatched bars are far from the median on the slow side, compared with the spread of the others. Ranks that a "
+        "finding blames are always marked."
     )
     return Section(
         name="ranks",
@@ -169,7 +169,8 @@ def steps_section(report: Report) -> Section:
     return Section(
         name="steps",
         title="Step time",
-        sentence="Ranks leave an all-reduce together: who waits least is the one for whom the others wait.",
+        sentence="An all-reduce ends on all ranks together: the rank that waits least is the one that the others wait "
+        "for.",
         figures=tuple(figure for figure in drawn if figure is not None),
     )
 
@@ -192,7 +193,7 @@ def _bars(column: Figures, report: Report, marks: Mapping[int, Severity], number
 
 
 def _missing(report: Report) -> tuple[tuple[int, str], ...]:
-    """Ranks that never came, the first of them, with their hosts as far as those are known."""
+    """Ranks that never joined, the first of them, with their hosts as far as those are known."""
     if report.timeline is None:
         return ()
     came = {row.get("rank") for row in report.ranks}

@@ -37,13 +37,13 @@ _PALE = 0.35
 
 
 def timeline_section(report: Report) -> Section:
-    """Who was where when."""
+    """The ranks over the time of the run."""
     tables = (_stages(report), _spent(report), _waits(report))
     return Section(
         name="timeline",
         title="Timeline",
-        sentence="A triangle is the moment at which a rank came, a cross that at which it was lost. What did not end "
-        "well is cross-hatched: in red for ranks that a finding blames, in grey for all others.",
+        sentence="A triangle marks the moment at which a rank joined, a cross that at which it was lost. Trials that "
+        "failed are cross-hatched: in red for ranks that a finding blames, in grey for all others.",
         figures=_timeline(report),
         tables=tuple(own for own in tables if own is not None and own.rows),
     )
@@ -60,7 +60,7 @@ def _timeline(report: Report) -> tuple[Figure, ...]:
     ranks = f"{len(timeline.lanes)} of {count(timeline.ranks_in_all, 'rank')}"
     left = [f"Blamed: {ranks_text(red)}."] if red and not bad else []
     if len(timeline.lanes) < timeline.ranks_in_all:
-        left.append("Those worth a look were chosen.")
+        left.append("Blamed, late, lost and failed ranks are chosen first.")
     if len(timeline.trials) < timeline.trials_in_all:
         left.append(f"The {len(timeline.trials)} longest of {timeline.trials_in_all:,} trials.")
     return (
@@ -118,7 +118,7 @@ def _spent(report: Report) -> Table | None:
     return Table(
         name="seconds",
         caption=f"Where {seconds(timings.seconds)} went, in seconds",
-        columns=columns("stage", "in all", *kinds, right=range(1, 2 + len(kinds))),
+        columns=columns("stage", "total", *kinds, right=range(1, 2 + len(kinds))),
         rows=tuple(
             (
                 Cell(words(row.stage)),
@@ -148,11 +148,11 @@ def _two_durations(told: str, spent: str) -> str:
 def _waits(report: Report) -> Table:
     return Table(
         name="waits",
-        caption="For whom the others waited",
+        caption="Ranks that the others waited for",
         columns=columns("ranks", "hosts", "seconds", "longest in", "by", right=(2,)),
         rows=tuple(
             (
-                Cell(fold_ranks(wait.ranks, limit=_NAMES_SHOWN) or "many alike"),
+                Cell(fold_ranks(wait.ranks, limit=_NAMES_SHOWN) or "many ranks"),
                 Cell(words(fold_hosts(wait.nodes, limit=_NAMES_SHOWN)) or ABSENT),
                 Cell(f"{wait.seconds:.2f}"),
                 Cell(words(wait.code) or "the start"),
@@ -165,7 +165,7 @@ def _waits(report: Report) -> Table:
 
 
 def checks_section(report: Report) -> Section:
-    """What was looked at, and what was not, with the reason."""
+    """The checks that ran, and those that did not, with the reason."""
     table = Table(
         name="check-table",
         caption=count(len(report.checks), "check"),
@@ -177,7 +177,7 @@ def checks_section(report: Report) -> Section:
     return Section(
         name="checks",
         title="Checks",
-        sentence="What could not be looked at is never called healthy; what was skipped had nothing to look at.",
+        sentence="What could not be checked is never reported as healthy; a skipped check had nothing to check.",
         tables=(table,) if report.checks else (),
     )
 
@@ -237,7 +237,7 @@ def _legend(timeline: Timeline, colors: Mapping[str, str], blamed: Collection[in
     for stage, color in colors.items():
         yield Patch(color=color, label=word(stage))
     found = {lane.rank in blamed for lane in timeline.lanes if lane.unfinished}
-    for is_blamed, text in ((True, "blamed"), (False, "did not end well")):
+    for is_blamed, text in ((True, "blamed"), (False, "failed")):
         if is_blamed in found:
             yield Patch(facecolor="none", edgecolor=BAD if is_blamed else MUTED, hatch=_HATCH, label=text)
 
@@ -265,7 +265,7 @@ def _lane(axes: "Axes", row: int, lane: Lane, scene: _Scene) -> None:
             axes.broken_barh(span, place, facecolor="none", edgecolor=edge, hatch=_HATCH)
             _write(axes, row, (bar.begin_seconds, took), _end(lane, ends[bar.number], scene), scene)
     if lane.arrived_seconds is None:
-        axes.text(0, row, " never came", va="center", fontsize=SMALL, color=BAD)
+        axes.text(0, row, " never joined", va="center", fontsize=SMALL, color=BAD)
     else:
         axes.plot([lane.arrived_seconds], [row], marker=">", markersize=4, color=INK, clip_on=False)
     if lane.gone_seconds is not None:
@@ -303,7 +303,7 @@ def _not_well(timeline: Timeline, blamed: Collection[int]) -> Sequence[str]:
     for lane in timeline.lanes:
         is_blamed = lane.rank in blamed
         if lane.arrived_seconds is None:
-            what.setdefault((is_blamed, "never came"), []).append(lane)
+            what.setdefault((is_blamed, "never joined"), []).append(lane)
         for own in lane.unfinished:
             at = f" ({own.at})" if own.at else ""
             what.setdefault((is_blamed, f"{own.status} in {codes[own.number]}{at}"), []).append(lane)

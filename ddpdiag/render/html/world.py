@@ -153,7 +153,7 @@ def pairs_section(report: Report) -> Section:
     return Section(
         name="pairs",
         title="Bandwidth of pairs",
-        sentence="From the row to the column. A cross is a way that failed; an empty cell was not measured."
+        sentence="From the row to the column. A cross is a link that failed; an empty cell was not measured."
         + (f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""),
         figures=tuple(_heat(own, number, shown) for number, own in enumerate(shown)),
         tables=tuple(
@@ -219,7 +219,7 @@ def _in_words(title: str, matrix: Matrix) -> str:
     ]
     working = [own for own in links if own[0]]
     failed = len(links) - len(working)
-    head, rest = f"{title}: {count(len(links), 'way')}", f"; {count(failed, 'way')} failed" if failed else ""
+    head, rest = f"{title}: {count(len(links), 'link')}", f"; {count(failed, 'link')} failed" if failed else ""
     if not working:
         return f"{head}{rest}."
     slowest, link = min(working)

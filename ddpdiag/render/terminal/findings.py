@@ -136,23 +136,23 @@ def beyond(title: str, message: str) -> str:
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
     if blame := _blame(findings, limit):
-        # Good to know is no blame.
+        # A note blames none.
         word = "about: " if findings[0].severity is Severity.NOTE else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
     elif nobody := _nobody(findings):
-        page.write(f"{nobody}: the evidence points at no single rank, host, GPU or link", indent=4)
+        page.write(f"{nobody}: the evidence names no single rank, host, GPU or link", indent=4)
 
 
 def _nobody(findings: Sequence[Finding]) -> str:
     """That no rank, host, GPU or link is to blame, where one should be."""
     of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
-    return "" if of_all else "nobody can be blamed"
+    return "" if of_all else "none is blamed"
 
 
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:
-    """The fix, and variables that help; if they stand `above` already, where."""
+    """The fix, and variables that help; if they are shown `above` already, where."""
     if finding.fix:
-        text = finding.fix if above is None else f"as for {one_line(above.code)}, above."
+        text = finding.fix if above is None else f"see {one_line(above.code)} above."
         page.write(text, indent=4, lead="Fix: ", lead_style="bold")
     for line in shell_lines(finding.env) if above is None else ():
         page.verbatim(line, indent=8)

@@ -97,7 +97,7 @@ class Progress:
             self._state = self._state.after(news, self._clock())
         if isinstance(news, Joined):
             self.close()
-            put(self._stream, f"ddpdiag: rank {news.rank} takes part; rank 0 at {one_line(news.host)} will report\n")
+            put(self._stream, f"ddpdiag: rank {news.rank} joined; rank 0 at {one_line(news.host)} prints the report\n")
 
     def refresh(self) -> None:
         """Draw now; it happens by itself twice a second."""

@@ -1,4 +1,4 @@
-"""Matrices of pairs as tables: one cell for each way, from the row to the column.
+"""Matrices of pairs as tables: one cell for each link, from the row to the column.
 
 Hosts whose matrices are all alike are shown once. A table that is wider than the page drops what its names have in
 common ("GPU 0" becomes "0", hosts lose their domain), then its columns are numbers of rows, and if that is not enough
@@ -18,7 +18,7 @@ from ddpdiag.text import ABSENT, count, figure, fold_hosts
 FEW = 2
 # Names in one line.
 LIST_SHOWN = 8
-# In the terminal only where something is wrong with them: what every run among hosts has, and the second way of copies.
+# In the terminal only where something is wrong with them: the matrices of every run among hosts, and staged copies.
 _QUIET = ("fab.pairs", "rdz.mesh", "p2p.staged")
 _GB = 1e9
 

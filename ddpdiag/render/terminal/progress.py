@@ -93,13 +93,13 @@ class RunState:
         return spent if self.budget_seconds is None else f"{spent} of {self.budget_seconds:.0f} s"
 
     def wait(self, now: float) -> Iterator[str]:
-        """Who is waited for, and how long: a few short lines; none while that is not worth a word."""
+        """Which ranks are waited for, and how long: a few short lines; none during the first seconds."""
         if now - self.began < PATIENCE_SECONDS:
             return
         if self.waiting is not None:
             news, told = self.waiting
             yield f"waiting for ranks, {_left(news.left_seconds, told, now)}"
-            came = f"{news.came:,} of {news.came + len(news.missing):,} came"
+            came = f"{news.came:,} of {news.came + len(news.missing):,} joined"
             yield f"{came}, {len(news.missing):,} missing ({ranks_text(news.missing, limit=_RANKS_SHOWN)})"
         if self.seeking is not None:
             seek, told = self.seeking
@@ -107,7 +107,7 @@ class RunState:
 
 
 def _together(stages: Mapping[str, StageEnded], news: StageEnded) -> StageEnded:
-    """One that ran in two parts stands there once, with the worse status; what was skipped says nothing about it."""
+    """A stage that ran in two parts is shown once, with the worse status; a skipped part does not count."""
     before = stages.get(news.name)
     if before is None:
         return news
@@ -133,7 +133,7 @@ def _done_now(doing: Doing | None, news: News, now: float) -> Doing | None:
 
 
 def pending_words(pending: Pending) -> str:
-    """ "3 of 4 ranks done, waiting for rank 3 on n1"; for whom is left out where it is everybody."""
+    """ "3 of 4 ranks done, waiting for rank 3 on n1"; the ranks are omitted where all are waited for."""
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text
@@ -184,7 +184,7 @@ class Lines:
             case Gathered():
                 text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
                 missing = ranks_text(news.missing, limit=_RANKS_SHOWN)
-                return f"{text}; {missing} did not come" if news.missing else text
+                return f"{text}; {missing} did not join" if news.missing else text
             case StageEnded():
                 whole = self._state.stages[news.name]
                 is_over = not news.more and whole.status != "skipped"

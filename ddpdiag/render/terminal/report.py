@@ -216,7 +216,7 @@ def outcomes_text(check: CheckLine) -> str:
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
     ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items())
-    return ran or ("not run" if check.measures else "judged from what other checks saw")
+    return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 
 def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
@@ -231,7 +231,7 @@ def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> 
         for reason, codes in reasons.items():
             page.write(f"{reason}: {', '.join(codes)}", style="dim", lead="skip  ", lead_style="dim")
     else:
-        page.write(_in_short(reasons), style="dim", lead="not looked at: ", lead_style="dim")
+        page.write(_in_short(reasons), style="dim", lead="not checked: ", lead_style="dim")
     page.blank()
 
 
@@ -255,15 +255,15 @@ _LEAST_SHARE = 0.02
 # Two decimals are shown: what would read 0.00 is none.
 _LEAST_SECONDS = 0.005
 _MEANINGS = {
-    "start": "until a process or a worker could begin",
-    "import": "of torch, as far as it was waited for",
-    "context": "the device",
-    "group": "opening process groups, and connecting",
-    "measure": "the rest of what checks did",
-    "wait": "for ranks later than the one in the middle",
-    "failed": "in trials that did not end well",
-    "own": "orders, plans, gates, judgement",
-    "unknown": "the recording does not say",
+    "start": "until a process or worker was ready",
+    "import": "waiting for the import of torch",
+    "context": "creating the context of the device",
+    "group": "creating process groups, and connecting",
+    "measure": "the rest of the checks",
+    "wait": "for ranks later than the median rank",
+    "failed": "in trials that failed",
+    "own": "ddpdiag's plans, messages, barriers, judgement",
+    "unknown": "not in the recording",
 }
 
 
@@ -273,16 +273,16 @@ def write_timings(page: Page, report: Report, *, details: bool) -> None:
     if timings is None or not timings.stages:
         return
     whole = seconds(timings.seconds)
-    page.write(f"where {whole} went, from the start of rank 0's process to the verdict, in s", style="bold")
+    page.write(f"time spent: {whole} from the start of rank 0's process to the verdict, in s", style="bold")
     every = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
     sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in every}
     kinds = [kind for kind, spent in sums.items() if details or spent >= _LEAST_SECONDS]
     rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
-    rows.append(Spent(stage="in all", seconds=timings.seconds, kinds=sums))
+    rows.append(Spent(stage="total", seconds=timings.seconds, kinds=sums))
     absent = ABSENT if page.color else "-"
     names = [
         Column("", tuple(one_line(row.stage) for row in rows), right=False),
-        Column("in all", tuple(_cell(row.seconds, absent) for row in rows), right=True),
+        Column("total", tuple(_cell(row.seconds, absent) for row in rows), right=True),
     ]
     figures = [
         Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
@@ -305,7 +305,7 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
     if not shown:
         return
     names = {check.code: check.name for check in checks}
-    page.write("waited for (how much later than the rank in the middle)", style="bold")
+    page.write("ranks that the others waited for (time behind the median rank)", style="bold")
     for wait in shown:
         page.write(_where(wait, names), indent=2, lead=f"{_who(wait)}: ")
     page.blank()
@@ -313,7 +313,7 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
 
 def _who(wait: Wait) -> str:
     if not wait.ranks:
-        return "many ranks alike"
+        return "many ranks"
     hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
     return ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts
 
@@ -324,5 +324,5 @@ def _where(wait: Wait, names: Mapping[str, str]) -> str:
     place = f"in {one_line(check)}" if check else "at the start"
     often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
     why = f", by its {one_line(wait.why)}" if wait.why else ""
-    old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it came"
+    old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
     return f"{seconds(wait.seconds)}, {often}{why}{old}"

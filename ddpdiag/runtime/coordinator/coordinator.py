@@ -310,7 +310,7 @@ class Coordinator:
         self._lines.append(dispatched.missing_outcome(rank, Status.UNHEARD, error=why))
 
     def _close(self, dispatched: DispatchedTrial) -> None:
-        """The run ends in the middle of a trial: who was lost is unheard, everybody else was told to stop."""
+        """The run ends during a trial: lost ranks are unheard, all others were told to stop."""
         for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED

@@ -267,7 +267,7 @@ class ProgressReporter:
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
-        self._told = self._clock()  # who answers within a second is not worth a word
+        self._told = self._clock()  # answers within a second are not shown
         self._tell(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:
@@ -286,9 +286,9 @@ def _missing(came: Collection[int], world_size: int) -> tuple[int, ...]:
 def _happened(event: Event) -> str:
     match event.kind:
         case EventKind.SIGNAL:
-            return f"told to end by {signal_name(int(event.detail))}"
+            return f"received {signal_name(int(event.detail))}: the run ends"
         case EventKind.LEAVING:
-            return f"rank {event.rank} is told to leave by {signal_name(int(event.detail))}: the run ends"
+            return f"rank {event.rank} received {signal_name(int(event.detail))}: the run ends"
         case EventKind.LOST:
             where = f" on {event.node}" if event.node else ""
             return f"rank {event.rank}{where} is lost: {event.detail}"

@@ -1,30 +1,30 @@
-"""Which host, or which way between two, holds the others back.
+"""Which host, or which network path between two hosts, slows down the job.
 
-A slow or broken collective only says that somebody is bad. This check finds who, in a few parallel rounds whatever the
-number of hosts: every host by itself first (its ranks among themselves); then pairs of hosts by chance, across leaf
-switches where the topology is known; every suspect again with partners that were cleared; at last an all-reduce over
-all that are good, as the proof. Of up to 8 hosts all pairs are tried; up to 128, three matchings come first.
+A slow or failing collective does not show which host is at fault. This check finds it in a few parallel rounds,
+whatever the number of hosts: first every host alone (its ranks among themselves); then random pairs of hosts, across
+leaf switches where the topology is known; then every suspect again with hosts that passed; finally an all-reduce over
+all healthy hosts as the proof. Of up to 8 hosts all pairs are tested; up to 128 hosts begin with three rounds of pairs.
 
-A pair is bad if it is far below what most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy hosts
-vary more than cards), or by as many standard deviations of the fleet's own noise as keep the blamed healthy hosts of a
-whole run below 0.05. A host is blamed after three failures (four among more than 1,000 hosts), all but one of them with
-partners that are good: more than 1,000 hosts take four rounds.
+A pair fails if it is far below the rate that most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy
+hosts vary more than network cards), or by so many standard deviations of the measured noise that fewer than 0.05
+healthy hosts are blamed in a whole run. A host is blamed after three failures (four among more than 1,000 hosts), all
+but one of them with healthy partners: more than 1,000 hosts take four rounds.
 
-A quick check of up to 16 hosts leaves this out where the all-reduce over all ranks went well, or where RDZ004 has found
-what is wrong between them: `--depth standard` or `--stage fabric` does it. Hosts that were lost before take no part;
-what the ladder exports (P2P003) is set here, too. A pair that takes more than four times as long as half of them did,
+A quick check of up to 16 hosts skips this check if the all-reduce over all ranks succeeded, or if RDZ004 has found what
+is wrong between the hosts: use `--depth standard` or `--stage fabric`. Hosts that were lost before take no part; the
+variables that P2P003 found are set here, too. A pair that takes more than four times as long as half of the pairs did,
 and 5 s at least, did not end.
 
 Findings:
 
-Which leaf a host hangs on is told by `--topology FILE`, else by Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw is
-the best that a host reached with any other one: `--write-healthy-hosts` lists the fastest first.
+The leaf switch of a host is taken from `--topology FILE`, else from Slurm (SLURM_TOPOLOGY_ADDR). The column host busbw
+is the best rate that a host reached with any other one: `--write-healthy-hosts` lists the fastest first.
 
-Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, somebody else's job.
-Fix: leave the named hosts out (`--write-failing-hosts`), and look at their links and health.
+Causes of a slow host: a cable or port with errors, a card in a slow slot, a throttled GPU or CPU, another user's job.
+Fix: exclude the named hosts (`--write-failing-hosts`), and check their links and the hosts themselves.
 
-Confirm by hand: Nccl-tests' `all_reduce_perf` on a named host with a good partner, and the same on two good hosts:
-`srun -w BAD,GOOD ...`, `srun -w GOOD1,GOOD2 ...`.
+Confirm by hand: Nccl-tests' `all_reduce_perf` on a named host with a healthy partner, and the same on two healthy
+hosts: `srun -w FAILING,HEALTHY ...`, `srun -w HEALTHY1,HEALTHY2 ...`.
 
 Sources: group testing by random pairs, as in SuperBench (Xiong et al., USENIX ATC 2024) and DLRover's network check;
 Student's t and the normal quantile for the share of healthy hosts that may be blamed.
@@ -51,22 +51,25 @@ from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 
 FINDINGS = {
-    "alone": Explained("a host is bad by itself; it takes no part in the pairs."),
+    "alone": Explained("a host is slow or fails when tested alone; it takes no part in the pairs."),
     "node": Explained(
-        "a host is bad with every partner. Those that are slow only are a list in the report (JSON: hosts.slow)."
+        "a host is slow or fails with every partner. Hosts that are only slow are listed in the report (JSON: "
+        "hosts.slow)."
     ),
-    "path": Explained.warning("two hosts are bad together, and good with others: neither is blamed."),
-    "domain": Explained.error("so many hosts of one leaf or rack are bad that it is the domain."),
+    "path": Explained.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
+    "domain": Explained.error(
+        "so many hosts of one leaf or rack are slow or fail that the leaf or rack itself is at fault."
+    ),
     "systemic": Explained(
-        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below what is expected, or do "
-        "not end: configuration, not a host."
+        "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
+        "do not end: the configuration is at fault, not a host."
     ),
-    "undecided": Explained.warning("two hosts alone, or suspects without anybody left to try them with."),
+    "undecided": Explained.warning("there are two hosts only, or no healthy host is left to test a suspect with."),
     "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
-    "unproven": Explained.error("the hosts are good in pairs, and the all-reduce over all of them is not."),
-    "clear": Explained.note("nobody else is bad; the smallest slowdown that would have been found."),
-    "unmeasured": Explained.not_seen("the run ended before the search did."),
-    "topology": Explained.note("what `--topology` says of the hosts is not the whole."),
+    "unproven": Explained.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
+    "clear": Explained.note("no other host is slow or fails; the smallest slowdown that would have been found."),
+    "unmeasured": Explained.not_seen("the run ended before the search was complete."),
+    "topology": Explained.note("the file of `--topology` does not name all hosts."),
 }
 
 _SMALL_BYTES = 64 << 10
@@ -152,7 +155,7 @@ def _why_not(seen: Seen[Data]) -> str | None:
     if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
     if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
-        return f"pairs of {hosts} hosts are tried with --depth standard, or --stage fabric"
+        return f"pairs of {hosts} hosts are tested with --depth standard, or --stage fabric"
     if any(finding.severity is not Severity.NOTE for finding in seen.findings_of("RDZ004")):
         return "RDZ004 has found what is wrong between the hosts"
     return None
@@ -163,7 +166,7 @@ def ground(world: World) -> str | None:
     living = frozenset(world.living)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
     if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
-        return f"of {len(world.hosts)} hosts {left} is left"
+        return f"{left} of {len(world.hosts)} hosts is left"
     # Among the ranks of the only host FAB002 looks, unless this check was asked for by its name.
     named = any("FAB001".startswith(code) for code in world.options.select)
     if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < LEAST_INSIDE):

@@ -1,4 +1,4 @@
-"""What the search among hosts came to, in findings."""
+"""The findings of the search among hosts."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import rate_text, share_text
+from ddpdiag.text import begun, count, rate_text, share_text
 
 D = TypeVar("D")
 
@@ -21,19 +21,19 @@ WHYS = {
     "died": "crashed",
     "raised": "failed",
     "wrong": "gave wrong values",
-    "unheard": "was not heard of again",
+    "unheard": "sent no result",
     "lost": "was lost",
-    "skipped": "was ended",
+    "skipped": "was ended early",
 }
 _SLOW_TOGETHER = (
-    " What all reach together is one test: by chance it met others' traffic, or the network between many hosts "
-    "carries less than that between two."
+    " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
+    "hosts carries less than that between two."
 )
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
 def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
-    """Each thing to blame, or why nobody is; then what this run could see."""
+    """Each thing to blame, or why none is; then the smallest slowdown that this run could find."""
     if not seen.trials:
         return
     state = fabric.state
@@ -71,10 +71,9 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     name, ranks = fabric.fleet.names[alone.unit], fabric.fleet.ranks[alone.unit]
     return seen.finding(
         "alone",
-        f"{name} is bad by itself",
-        f"{name}: its {len(ranks)} ranks among themselves: {tests_text(alone.tests)}"
-        + (f"; hosts usually reach {rate_text(alone.usual)} busbw" if alone.usual else "")
-        + ". No other host took part in that.",
+        f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
+        f"{name}: the all-reduce among its {count(len(ranks), 'rank')}, without another host: {tests_text(alone.tests)}"
+        + (f"; hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else "."),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
@@ -82,19 +81,20 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
             "usual_bytes_per_s": alone.usual,
             **_slower(alone.tests, alone.usual),
         },
-        fix=f"Leave {name} out, and look at its own health: clocks, memory, GPUs, other users.",
+        fix=f"Exclude {name} from the job, and check the host itself: clocks, memory, GPUs, other users.",
     )
 
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
+    others = tuple(dict.fromkeys(partners))
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
-        f"{name} holds the others back",
-        f"{name} is {how(bad.tests, found.bar.usual)} with each of {len(partners)} partners "
-        f"({names_text(partners, _SHOWN)}), {tests_text(bad.tests)}; pairs of hosts usually reach "
-        f"{rate_text(found.bar.usual)} busbw, and these partners do with others.",
+        f"{name} {compared(bad.tests, found.bar.usual, 'hosts')}",
+        f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(others), 'partner')} "
+        f"({names_text(others, _SHOWN)}): {tests_text(bad.tests)}. Pairs of hosts usually reach "
+        f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
@@ -104,7 +104,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Fin
             "least_bytes_per_s": found.bar.least,
             **_slower(bad.tests, found.bar.usual),
         },
-        fix=f"Leave {name} out of the job{by_srun}; look at its network links and its health.",
+        fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
     )
 
 
@@ -118,14 +118,14 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> F
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
     return seen.finding(
         "path",
-        f"the way between {one} and {other} is bad",
-        f"{one} and {other} are {how(path.tests, found.bar.usual)} together in {len(path.tests)} tests, "
-        f"{tests_text(path.tests)}, and each of them is good with others ({rate_text(found.bar.usual)} busbw): the "
-        "way between the two is at fault, and neither host.",
+        path_title(f"{one} and {other}", path.tests, found.bar.usual),
+        f"{one} and {other} {how(path.tests, found.bar.usual, several=True)} with each other in "
+        f"{count(len(path.tests), 'test')}: {tests_text(path.tests)}. Each of them passes with other partners "
+        f"({rate_text(found.bar.usual)} busbw): the network path between the two is at fault, and neither host.",
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
         evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
-        fix="Look at switches and routes between the two; until then keep one of the two out of the job.",
+        fix="Check the switches and routes between the two; until then exclude one of the two from the job.",
     )
 
 
@@ -133,12 +133,12 @@ def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int
     names = [fabric.fleet.names[unit] for unit in units]
     return seen.finding(
         "domain",
-        f"{domain} holds the others back: {len(names)} of its hosts are bad",
-        f"{len(names)} hosts of {domain} are bad with every partner ({names_text(names, _SHOWN)}): so many at once are "
-        "the leaf or rack's fault, not each host's.",
+        f"{domain} is at fault: {len(names)} of its hosts are slow or fail with every partner",
+        f"{len(names)} hosts of {domain} are slow or fail with every partner ({names_text(names, _SHOWN)}): "
+        "so many at once are the fault of the leaf or rack, not of each host.",
         nodes=names,
         evidence={"domain": domain},
-        fix=f"Look at the switch, power and cooling of {domain}; leave its hosts out until then.",
+        fix=f"Check the switch, power and cooling of {domain}; exclude its hosts until then.",
     )
 
 
@@ -146,19 +146,19 @@ def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     if not pairs:
         return seen.finding(
             "undecided",
-            "two hosts cannot tell which of them is at fault",
-            f"Two hosts are slow together, or do not end: {found.systemic}. Add a third one to find out.",
-            fix="Run again with one host more.",
+            "two hosts are slow or fail together; which one is at fault is not known",
+            f"The all-reduce between the two hosts is too slow, or does not end: {found.systemic}.",
+            fix="Run again with a third host: it shows which of the two is at fault.",
         )
     ended = "did not end" in found.systemic or "expected" in found.systemic
     return seen.finding(
         "systemic",
-        "most pairs of hosts are bad: nobody is blamed",
-        f"{found.systemic[:1].upper()}{found.systemic[1:]} (usual: {rate_text(found.bar.usual)} busbw). Where so many "
-        "are bad it is what they share: a setting, an interface, a fallback to sockets, a switch.",
+        "most pairs of hosts are slow or fail: no host is blamed",
+        f"{begun(found.systemic)} (usual: {rate_text(found.bar.usual)} busbw). The cause of so many failures is "
+        "shared by the hosts: a setting, an interface, a fallback to sockets, a switch.",
         severity=Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": found.bar.usual},
-        fix="Compare the interface in use (RDZ003) and the transport (P2P004) with what is meant, then run again.",
+        fix="Check that the interface (RDZ003) and the transport (P2P004) in use are as intended, then run again.",
     )
 
 
@@ -166,13 +166,12 @@ def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     names = fabric.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
     few = len(found.unrepeated)
-    again = [f"{len(found.transients)} passed when tried again"] if found.transients else []
-    once = [f"{few} {'was' if few == 1 else 'were'} not tried often enough"] if few else []
+    again = [f"{len(found.transients)} passed when repeated"] if found.transients else []
+    once = [f"{few} {'was' if few == 1 else 'were'} not repeated often enough"] if few else []
     return seen.finding(
         "transient",
-        "some pairs of hosts failed now and then",
-        f"{'1 pair was' if len(told) == 1 else f'{len(told)} pairs were'} bad while both ends are good: "
-        f"{', '.join(again + once)}.",
+        "some pairs of hosts failed for a short time",
+        f"{count(len(told), 'pair')} failed although both hosts pass with others: {', '.join(again + once)}.",
         evidence={"pairs": [*told]},
     )
 
@@ -182,8 +181,8 @@ def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     return seen.finding(
         "undecided",
         "some hosts could be neither cleared nor blamed",
-        f"{names_text(names, _SHOWN)}: bad in {found.rounds} rounds, and no good partner is left to try "
-        f"{'it' if len(names) == 1 else 'them'} with.",
+        f"{names_text(names, _SHOWN)}: slow or failing in {count(found.rounds, 'round')}, and no healthy partner is "
+        f"left to test {'it' if len(names) == 1 else 'them'} with.",
         evidence={"hosts": [*names]},
         fix="Run again with more hosts.",
     )
@@ -195,10 +194,11 @@ def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
         return  # RUN002 names the lost
     yield seen.finding(
         "unproven",
-        "hosts that are good in pairs fail together",
-        f"The all-reduce over all {len(state.diagnosis.cleared)} good hosts {WHYS.get(proof.why, 'failed')}, though "
-        "each is good in pairs: look at what only shows in large groups (limits of open files and memory, a switch).",
-        fix="Try half of the hosts, and look at RUN003.",
+        "hosts that pass in pairs fail all together",
+        f"The all-reduce over all {len(state.diagnosis.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, "
+        "although each of them passes in pairs: the cause shows in large groups only (limits of open files and memory, "
+        "a switch).",
+        fix="Run again with half of the hosts, and look at RUN003.",
     )
 
 
@@ -209,23 +209,22 @@ def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
-    rounds = "1 round" if found.rounds == 1 else f"{found.rounds} rounds"
     if len(fabric.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
     else:
-        seen_from = "Two hosts are held against nobody: that one of them is slow would show beside a third one."
+        seen_from = "Two hosts have no third one to compare with: a slowdown of one of them is not found."
     return seen.finding(
         "clear",
-        ("the other hosts hold nobody back" if bad else "no host holds the others back")
-        + (" in pairs, but all together they are slow" if slow else ""),
-        f"{len(fabric.units) - len(bad):,}{' other' if bad else ''} hosts in {rounds} of pairs: "
-        f"{rate_text(found.bar.usual)} busbw as usual{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
+        ("none of the other hosts is slow or fails" if bad else "no host is slow or fails")
+        + (" in pairs, but all together are slow" if slow else ""),
+        f"{count(len(fabric.units) - len(bad), 'other host' if bad else 'host')} in {count(found.rounds, 'round')} of "
+        f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),
         fix=_RUN_AGAIN if slow else "",
     )
 
 
 def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
-    """A file that names other hosts than these would help nobody, unnoticed."""
+    """A file that names other hosts than these would be without effect, unnoticed."""
     names, known = fabric.fleet.names, fabric.given_domains
     missing = [name for unit, name in enumerate(names) if unit not in known]
     if not seen.options.topology or not missing:
@@ -233,21 +232,20 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     yield seen.finding(
         "topology",
         f"--topology names {len(known)} of {len(names)} hosts",
-        f"It does not name {names_text(missing, _SHOWN)}: these were paired as if each hung on a leaf of its own."
+        f"It does not name {names_text(missing, _SHOWN)}: each of these was paired as if it had a leaf of its own."
         if known
-        else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: it was not used.",
+        else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: the file was not used.",
         evidence={"hosts": [*missing]},
-        fix="Write the names as this report does.",
+        fix="Write the names of the hosts in the file as this report does.",
     )
 
 
 def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
     when, fix = truncation_of(seen)
-    done = "1 round was" if len(fabric.answers) == 1 else f"{len(fabric.answers)} rounds were"
     return seen.finding(
         "unmeasured",
-        "the search among hosts was cut short",
-        f"{done} done, and then it ended {when}; who holds the others back is not known.",
+        "the search for a slow host was not completed",
+        f"It ended after {count(len(fabric.answers), 'round')}, {when}; which host is slow or fails is not known.",
         fix=fix,
         of_the_run=True,
     )
@@ -260,10 +258,22 @@ def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Seve
     return Severity.ERROR if bad else Severity.WARNING
 
 
-def how(tests: Sequence[Reached], usual: float) -> str:
-    """How bad: "25 % slower" at its best."""
+def how(tests: Sequence[Reached], usual: float, *, several: bool = False) -> str:
+    """How it fails: "is 25 % slower" (at its best) or "fails"; of several ends "are 25 % slower" or "fail"."""
     share = slower_share(tests, usual)
-    return "bad" if share is None else f"{share_text(share)} slower"
+    if share is None:
+        return "fail" if several else "fails"
+    return f"{'are' if several else 'is'} {share_text(share)} slower"
+
+
+def compared(tests: Sequence[Reached], usual: float, others: str) -> str:
+    """Such as "is slower than the other hosts"."""
+    return "fails with every partner" if slower_share(tests, usual) is None else f"is slower than the other {others}"
+
+
+def path_title(ends: str, tests: Sequence[Reached], usual: float) -> str:
+    """Such as "the path between n1 and n2 is slow"."""
+    return f"the path between {ends} {'fails' if slower_share(tests, usual) is None else 'is slow'}"
 
 
 def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
@@ -273,7 +283,7 @@ def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
 
 
 def tests_text(tests: Sequence[Reached]) -> str:
-    """What each test came to; the same one after the other is counted."""
+    """The result of each test; equal ones in succession are counted."""
     words = [
         rate_text(tested.rate) if tested.rate is not None else WHYS.get(tested.why, "failed")
         for tested in tests[:_SHOWN]
@@ -290,18 +300,19 @@ def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
 def truncation_of(seen: Seen[D]) -> tuple[str, str]:
     """Why it was cut short ("when the run ended"), and the fix.
 
-    By a signal, for want of time, or because ranks left; in this order, since the first explains the others.
+    By a signal, for lack of time, or because ranks were lost; in this order, since the first explains the others.
     """
     kinds = {event.kind for event in seen.recording.events}
     if kinds.intersection(TOLD_TO_LEAVE):
-        return "when the run was told to end (RUN004)", "Run it again, and let it end."
+        return "when a signal ended the run (RUN004)", "Run it again, and do not interrupt it."
     if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds
         return f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g})."
     skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
     if skip is not None:
-        return f"because {skip.reason}", "Mend that first (RUN002), or run again without these ranks."
+        return f"because {skip.reason}", "Fix that first (RUN002), or run again without these ranks."
     lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
     if lost:
-        return f"when {ranks_text(lost)} fell silent (RUN002)", "Mend that first, or run again without them."
-    return "when the run ended", "Run it again, and let it end."
+        stopped = f"when {ranks_text(lost)} stopped responding (RUN002)"
+        return stopped, f"Fix that first, or run again without {ranks_text(lost)}."
+    return "when the run ended", "Run it again, and do not interrupt it."
