@@ -13,11 +13,11 @@ from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
-# Sentences of series that name what holds them back.
+# Sentences of series that name their bottleneck.
 _TELLING = (Bottleneck.MISSING_PART, Bottleneck.SLOW_RANK)
 _COMPARE = (
-    "Run `ddpdiag check` on these hosts while nothing else runs there: it measures each link, and says what holds GPUs "
-    "back; compare with nccl-tests on another host."
+    "Run `ddpdiag check` on these hosts while nothing else runs there: it measures each link, and shows what slows "
+    "GPUs down; compare with nccl-tests on another host."
 )
 
 
@@ -62,7 +62,7 @@ def second_bench(trial: Trial) -> Bench:
 
 
 def far_below(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Finding]:
-    """One for each collective, unless its path promises nothing (TCP sockets)."""
+    """One for each collective, unless no rate is expected of its path (TCP sockets)."""
     for one in suspects(seen, found, far_ratio):
         rows = _second_rows(seen, one)
         hosts = hosts_of_ranks(seen, seen.world.living)
@@ -127,7 +127,7 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
 def _doubts(
     first: Timed, again: Timed | None, path: Path | str, rows: Mapping[int, Data], ratio: float
 ) -> Iterator[str]:
-    """What speaks against an error."""
+    """Reasons for a warning instead of an error."""
     if again is None:
         yield "it was measured once only"
     elif isinstance(path, str):

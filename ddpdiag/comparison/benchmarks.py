@@ -142,7 +142,7 @@ def slower(old: BaselineSeries, new: BaselineSeries, ranks: int) -> Slower | Non
 def missing(old: BaselineSeries, new: BaselineSeries) -> tuple[int, ...]:
     """The sizes at which the baseline reached half of its peak, in rising order, if this run measured none of them.
 
-    Then `worse` has nothing to compare that counts, and says nothing. Empty where at least one was measured.
+    Then `worse` has nothing to compare that counts. Empty where at least one was measured.
     """
     held = _measured(old)
     peak = max((row.busbw_bytes_per_s for row in held.values()), default=0.0)
