@@ -121,7 +121,7 @@ def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     times = times_text(gain_of(result, end.runs))
-    gloo = f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
+    gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
     return seen.finding(
         "slow",
         f"{own} is slow; {workarounds_text(env)} it is {times} faster",
@@ -191,15 +191,13 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
-        word, told = (
-            "unreliable",
-            f"{workarounds_text(env)} it worked {count(len(end.runs) - 1, 'time')} and then {verb(bad)}",
-        )
+        times = count(len(end.runs) - 1, "time")
+        word, told = "unreliable", f"{workarounds_text(env)} it worked {times}, and the next run {verb(bad)}"
     else:
         word, told = "nothing", f"{result.sets}, and none works"
     return seen.finding(
         word,
-        f"{own} {does}, and no variable avoids it",
+        f"{own} {does}, and no variable avoids it{' reliably' if end.kind is Kind.UNRELIABLE else ''}",
         f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
