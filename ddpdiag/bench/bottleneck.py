@@ -117,7 +117,7 @@ FLAT_RATIO = 2.0
 _FLAT_RANGE = 8
 # How near to (k-1)/k of the expectation is "one of k is missing". Healthy networks reach 0.92 of it and more.
 MISSING_TOLERANCE = 0.02
-# 9/10 of them cannot be told from a healthy network.
+# 9/10 of them cannot be distinguished from a healthy network.
 MOST_CARDS = 9
 # NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
 SOCKET_SHARE = 0.2

@@ -71,7 +71,7 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
 
 
 def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
-    """Each rank in each series: by how much it came later than the first, or, where that is not known, its time."""
+    """Each rank in each series: by how much it started later than the first, or, where that is not known, its time."""
     by_series: dict[str, list[BenchRank]] = {}
     for own in bench.ranks:
         by_series.setdefault(f"{own.collective} over {own.backend}", []).append(own)

@@ -170,7 +170,7 @@ def _cores(own: Mapping[int, int], bound: Mapping[int, hst001.Data]) -> int:
 
 
 def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
-    """What each rank did alone, in pairs, and how late it came, in all trials over a backend."""
+    """What each rank did alone, in pairs, and how late it started, in all trials over a backend."""
     together: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
         if row.data.backend == backend and is_sweep(row.trial):

@@ -142,7 +142,7 @@ def _facts(old: Report, new: Report) -> Iterator[Change]:
         yield from changed_facts(old.snapshot.facts, new.snapshot.facts)
 
 
-# Findings that are new, gone, more or graver, and those that cannot be told -------------------------------------------
+# Findings that are new, gone, more or graver, and those that are unknown ----------------------------------------------
 
 
 _Key = tuple[object, ...]

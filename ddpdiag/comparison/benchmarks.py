@@ -1,7 +1,7 @@
 """Earlier runs of a benchmark: the files that keep them, which of them is comparable, and what became worse.
 
 A baseline file is JSON that holds any number of runs. Only the same collective on the same shape of world and the same
-hardware is compared; else a sentence says what differs.
+hardware is compared; else a sentence states what differs.
 """
 
 import math

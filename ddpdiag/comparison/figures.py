@@ -43,7 +43,7 @@ class Direction(Enum):
 class Change(Struct, frozen=True, kw_only=True):
     """Something that differs. `name` is for scripts: a finding's code, a figure's or a fact's name.
 
-    Of a figure, `old` and `new` are medians, `ratio` says how many times as long it takes (or was slower), and `noise`
+    Of a figure, `old` and `new` are medians, `ratio` is how many times as long it takes (or was slower), and `noise`
     the share by which the repeats of either run spread; None where there are none.
     """
 
@@ -218,7 +218,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         if isinstance(held, str):
             yield _unjudged(what, f"{what} was not compared: {held}")
         elif held is not None:
-            # What became better is what would be worse the other way round.
+            # What became better is what would be worse in the opposite order.
             yield from _slowdown(what, Direction.REGRESSION, held, series, ranks)
             yield from _slowdown(what, Direction.IMPROVEMENT, series, held, ranks)
 
@@ -226,7 +226,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 def _slowdown(
     what: str, direction: Direction, old: BaselineSeries, new: BaselineSeries, ranks: int
 ) -> Iterator[Change]:
-    """From `old` to `new`; reported the other way round for an improvement."""
+    """From `old` to `new`; reported in the opposite order for an improvement."""
     if lost := worse(old, new):
         most = max(lost, key=lambda each: each.share)
         values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes

@@ -1,6 +1,6 @@
 """Is a difference between two runs more than the noise that their own repeats show?
 
-Times of two runs differ for reasons that neither run shows within itself: where the processes came to lie, other jobs
+Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs
 on the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what the
 whole machine disturbs than for what is compared with other ranks at the same moments.
 """
@@ -37,7 +37,7 @@ _QUARTILES_OF_NORMAL = 1.349
 
 
 class Shift(NamedTuple):
-    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` says that it is more than
+    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` means that it is more than
     noise, which is the wider of both runs' distances between their quartiles, as a share of the median."""
 
     old: float

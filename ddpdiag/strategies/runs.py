@@ -291,7 +291,7 @@ def mean_losses(run: Run) -> tuple[float, ...]:
 def compare(run: Run, alone: Data, tolerance: float) -> Apart:
     """The losses of all ranks together, and each rank's own where single shows what they should be.
 
-    Errors of two ranks may cancel in the mean. Whose own loss is off first says nothing, though: with wrong parameters
+    Errors of two ranks may cancel in the mean. Whose own loss is off first proves nothing: with wrong parameters
     on all ranks, that is a matter of their images.
     """
     compared = [zip(mean_losses(run), alone.losses, strict=False)]

@@ -1,4 +1,4 @@
-"""How people start PyTorch training, the command lines of that, and what came of each.
+"""How people start PyTorch training, the command lines of that, and the outcome of each.
 
 Times are seconds. What was not measured is `None`.
 """
@@ -85,7 +85,7 @@ class Compare(Struct, frozen=True, kw_only=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """One turn that worked. `start_seconds` go from the command's start until the group stood on the slowest rank.
+    """One turn that worked. `start_seconds` go from the command's start until the slowest rank was in the group.
 
     `launcher_seconds` of them passed until the last rank ran its first line, `import_seconds` is the slowest import of
     torch. `step_seconds` is the median over the timed steps, of the slowest rank.
@@ -99,7 +99,7 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class LauncherRow(Struct, frozen=True, kw_only=True):
-    """One line of the table: the best of all rounds, each figure for itself, and how it stands to torchrun's.
+    """One line of the table: the best of all rounds, each figure for itself, and its ratio to torchrun's.
 
     `threads` are those of each rank, by rank. `command` is what a user would type.
     """

@@ -54,7 +54,7 @@ def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def far_from_host(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Measured]:
-    """Links between a GPU and the host that are far below those of its siblings, in one direction or the other."""
+    """Links between a GPU and the host that are far below those of its model, in one direction or the other."""
     for _, links in host_memory_links(all_copies):
         for own in links:
             if own.bytes_per_s < seen.number("far_ratio") * siblings_rate(own, links):

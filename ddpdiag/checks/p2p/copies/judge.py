@@ -31,7 +31,7 @@ _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lsp
 
 
 class Subject(NamedTuple):
-    """Links that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
+    """Links that fail together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
 
     `usual_bytes_per_s` is what others reach, where that is the question.
     """
@@ -70,7 +70,7 @@ class Subject(NamedTuple):
 
 
 def subjects(copies: RankCopies, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
-    """Each thing that explains some of the bad links."""
+    """Each thing that explains some of the failing links."""
     pattern = explain(bad, good - bad)
     for kind, gpus, links in links_of(pattern, bad) if pattern is not None else ():
         ordered = tuple(sorted(links))
@@ -239,7 +239,7 @@ def _links(copies: RankCopies, links: Iterable[Link]) -> str:
 
 
 def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
-    """What comes from the host's memory, or gets there, with other contents."""
+    """Copies from or to the host's memory that arrive with other contents."""
     for index, gpu in copies.gpus.items():
         for words, link in ((gpu.wrong_to, "to"), (gpu.wrong_from, "from")):
             if words:
@@ -258,7 +258,7 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
 
 
 def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
+    """GPUs below others of their model on the host, or far below their slot; each GPU and direction once."""
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
     for there, links in host_memory_links(all_copies):
         for own in links:
@@ -279,7 +279,7 @@ def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
 
 
 def _is_far_below(seen: Seen[Copies], own: Measured, there: bool, usual: float) -> bool:
-    """Is a GPU that nothing else uses far below its siblings, twice?"""
+    """Is a GPU that nothing else uses far below others of its model, twice?"""
     again = own.copies.again_gpus.get(own.gpu)
     second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
     least = seen.number("far_ratio") * usual

@@ -44,7 +44,7 @@ _USUAL = {
     "IFNAME": "NCCL chooses an interface that does not reach the other hosts",
 }
 
-# What is left where a check has looked at the usual cause and found nothing.
+# The remaining causes where a check has looked at the usual one and found nothing.
 _CLEARED = {
     "SHM": "/dev/shm has room (HST003): check whether the ranks' containers share it (docker --ipc=host).",
     "NVLS": "All GPUs have joined their NVSwitch fabric (GPU007): compare the version of nvidia-fabricmanager with the "
@@ -161,7 +161,7 @@ def _pcie(paths_here: HostPaths) -> Iterator[str]:
     elif any(around.slot(gpu.pci).grouped and around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):
         yield f"an IOMMU is on at {host}, and the kernel does not report whether it translates"
     if distant_pairs := [pair for pair in pairs if pair.level is Level.SYS]:
-        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS); not every board carries P2P between them"
+        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS); not all mainboards carry P2P between them"
 
 
 class Places(NamedTuple):

@@ -50,7 +50,7 @@ IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
 ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
 # From this version on NVLS is used between two GPUs, too.
 _NVLS_OF_TWO = (2, 29)
-# They only watch, or say where something is written.
+# They only watch, or set where something is written.
 _WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Whatever their value, they narrow what NCCL would choose by itself.
 _NARROWING = frozenset(
@@ -116,7 +116,7 @@ def moot(seen: Seen[D]) -> str | None:
 
 
 def _other_reason(seen: Seen[D], own: Before) -> str:
-    """What the ranks said that failed by themselves, if none of that concerns the paths between GPUs."""
+    """The errors of ranks that failed by themselves, if none of that concerns the paths between GPUs."""
     outcomes = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
     if not outcomes:
         return ""

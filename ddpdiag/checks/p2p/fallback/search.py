@@ -36,7 +36,7 @@ Members = tuple[Member, ...]
 
 
 class Part(Enum):
-    """Who takes part together: all ranks, the ranks of each host, or pairs."""
+    """The ranks that take part together: all ranks, the ranks of each host, or pairs."""
 
     WHOLE = "all ranks"
     HOSTS = "each host"
@@ -46,7 +46,7 @@ class Part(Enum):
 class Step(NamedTuple):
     """What is to be tried: with whom, with which overrides, and for pairs in which round.
 
-    `stands` is the end that holds already, where this step only adds to it.
+    `stands` is the end that is known already, where this step only adds to it.
     """
 
     part: Part

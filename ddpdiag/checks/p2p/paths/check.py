@@ -48,10 +48,10 @@ FINDINGS = {
     ),
     "asymmetric": Explained.warning("one direction is allowed and the other is not."),
     "no-p2p": Explained.note(
-        "the cards or the board do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
+        "the cards or the mainboard do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
     ),
     "acs": Explained(
-        "ACS redirects traffic between GPUs that have no NVLink, on a host that is no virtual machine (which needs "
+        "ACS redirects traffic between GPUs that have no NVLink, on a host that is not a virtual machine (which needs "
         "ACS). A warning where a PCIe switch could have carried the traffic, else a note."
     ),
     "iommu": Explained.note(

@@ -84,7 +84,7 @@ class Pair(NamedTuple):
 class HostPaths(Struct, frozen=True, kw_only=True):
     """One host: the job's GPUs, each pair of them, and the PCI devices around; `errors` are those of NVML itself.
 
-    `shown` says how many GPUs each rank that was asked is shown. `nccl` is the version that its ranks load (LCH003).
+    `shown` is the number of GPUs that each rank sees. `nccl` is the version that its ranks load (LCH003).
     """
 
     host: Host

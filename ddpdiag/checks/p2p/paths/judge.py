@@ -197,8 +197,8 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         "acs",
         "ACS redirects traffic between GPUs",
         f"{paths.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks; off is expected "
-        f"on a host that is not a virtual machine (NCCL's troubleshooting guide). {harm} On some boards NCCL hangs or "
-        "sums wrong values.",
+        f"on a host that is not a virtual machine (NCCL's troubleshooting guide). {harm} On some mainboards NCCL hangs "
+        "or sums wrong values.",
         severity=Severity.WARNING if detours else Severity.NOTE,
         nodes=(paths.host.name,),
         evidence={

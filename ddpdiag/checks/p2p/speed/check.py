@@ -2,8 +2,8 @@
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
 nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less where that takes
-long) and after a look at who uses the GPUs; a run whose all-reduce is fast enough measures nothing more. Short messages
-are bound by latency, so the time of a call of 4 bytes is left out of both.
+long) and after a check which processes use the GPUs; a run whose all-reduce is fast enough measures nothing more. Short
+messages are bound by latency, so the time of a call of 4 bytes is left out of both.
 
 It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
 cores; else a warning, which states what is missing. For TCP sockets and for gloo no rate is expected: their speed
