@@ -102,13 +102,13 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
     doubts = [*_doubts(first, again, path, rows, far_ratio)]
     causes = [*_causes(one, path, rows)]
     rate = one.peak_busbw_bytes_per_s
-    second = f"; once more, {rate_text(again.busbw_bytes_per_s)}" if again else ""
+    second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
     why = f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
     return seen.finding(
         "far-below",
         f"{name} is far below what this hardware should reach: {rate_text(rate)}",
-        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}; "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least "
+        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
+        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
         f"{share_text(far_ratio)} expected. {why}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),

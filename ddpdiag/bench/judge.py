@@ -329,8 +329,8 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             "worse",
             f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
             f"At {size_text(most.size_bytes)} it reaches {rate_text(most.new_bytes_per_s)} busbw; the baseline of "
-            f"{old.created} reached {rate_text(most.old_bytes_per_s)}. That is more than 5 %, and more than the calls "
-            "of either run spread.",
+            f"{old.created} reached {rate_text(most.old_bytes_per_s)}. The loss is more than 5 %, and more than the "
+            "spread of the calls of either run.",
             evidence={"sizes": rows[:_SHOWN]},
             fix="Find out what has changed since: driver, firmware, cables, other jobs on the network.",
         )

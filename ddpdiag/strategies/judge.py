@@ -270,7 +270,7 @@ def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     if alone is None or run.job.strategy is Strategy.SINGLE:
         return f"In step {step + 1} of {asked.steps} its loss is {own}; a finite number is expected."
     return (
-        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, that of single "
+        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, and that of single "
         f"is {alone.losses[step]:.6g}; the largest difference of any step or rank is {apart.most:.2g}, at most "
         f"{tolerance:.2g} expected ({asked.dtype})."
     )

@@ -263,7 +263,7 @@ def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
         single = job_of(Strategy.SINGLE, seen.world)
         if single is not None and run.job.batch != single.batch:
             return run  # weak scaling: there is nothing to compare with, by design
-        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses")
+        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
     apart = compare(run, alone, tolerance)
     if apart.step is None:
         return run._replace(apart=apart)
