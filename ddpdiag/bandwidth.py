@@ -1,4 +1,4 @@
-"""Bandwidths: nccl-tests' formulas, and what bus bandwidth this hardware should reach, with what says so.
+"""Bandwidths: nccl-tests' formulas, and the bus bandwidth that this hardware should reach, with its source.
 
 Formulas: NVIDIA/nccl-tests, doc/PERFORMANCE.md, and GetCollByteCount and GetBw in src/*.cu. An expectation is never
 another machine's number.
@@ -105,7 +105,7 @@ class Bound(NamedTuple):
     """A bus bandwidth that cannot be passed, what sets it, and in words.
 
     `cards` are those of the host that sets it, if these are the network and share the load equally; else 0.
-    `network_unknown` says that the speed of some host's network cards is not known: the true bound may be lower.
+    `network_unknown` means that the speed of some host's network cards is not known: the true bound may be lower.
     """
 
     busbw_bytes_per_s: float
@@ -145,7 +145,7 @@ def expect(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Exp
 def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Bound | None:
     """The lowest of the bounds that are known, for the ranks of each host; None if none is, or nothing is sent.
 
-    A bound that is not known is left out, and `source` says so of network cards, and of NVLinks without a switch.
+    A bound that is not known is left out, and `source` names left-out network cards and NVLinks without a switch.
     """
     total = sum(map(len, hosts.values()))
     if total < 2:
@@ -173,7 +173,7 @@ def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Boun
 
 
 def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
-    """Do all GPUs of a host have NVLinks of which it is not known whether they lead from each to each other one?
+    """Do all GPUs of a host have NVLinks of which it is not known whether they connect each pair?
 
     Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not.
     """
@@ -213,13 +213,13 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
 def _pcie(rate: float, *, through_memory: bool) -> Bound:
     """By NCCL's figure for the slot; half where a byte goes into the host's memory and out of it again."""
     if through_memory:
-        source = f"half of {rate_text(rate)} of PCIe, since NCCL goes through the host's memory (no P2P here)"
+        source = f"half of {rate_text(rate)} of PCIe, since NCCL uses the host's memory (no P2P here)"
         return Bound(rate / 2, Bottleneck.PCIE, source)
     return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
-    """Those that were measured; a rate of 0 would say that nothing is ever over."""
+    """Those that were measured; a rate of 0 would mean that nothing ever ends."""
     return [value for value in values if value is not None and 0 < value < math.inf]
 
 

@@ -84,7 +84,7 @@ def _link_rate(limit: Limits) -> float:
 
 
 def _is_p2p(path: Peer, processor: str | None, gpus: int) -> bool:
-    """Does NCCL use P2P over PCIe? What NVML does not say is no reason against it."""
+    """Does NCCL use P2P over PCIe? What NVML does not report is no reason against it."""
     most = p2p_level(processor, gpus)
     near = path.level is None or most is None or path.level <= most
     return path.p2p is not False and near

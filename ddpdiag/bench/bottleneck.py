@@ -2,7 +2,7 @@
 
 A slow rank explains everything else; more ranks than cores explain away all numbers; a message too short for bandwidth
 is bound by latency; then a part that is missing, a bandwidth that falls as messages grow, and last the part of the
-machine whose limit was reached. What fits none of these is unknown, and is said to be.
+machine whose limit was reached. What fits none of these is reported as unknown.
 """
 
 import math
@@ -14,12 +14,12 @@ from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, reached_text, size_text, time_text
 
-# At least this much of the expectation is as it should be (stas00, ml-engineering: 80 %).
+# At least this much of the expectation counts as reached (stas00, ml-engineering: 80 %).
 GOOD_SHARE = 0.8
 # Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
 # cores reached 0.59 to 0.68 of it.
 GOOD_COPY_SHARE = 0.5
-# Up to here the call itself costs more than its bytes on every fabric that we have numbers of.
+# Up to here the call itself costs more than its bytes on every fabric with known numbers.
 SMALL_BYTES = 64 << 10
 
 
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
 
     @property
     def good_share(self) -> float:
-        """From which share of the expectation on all is as it should be."""
+        """From which share on the expectation counts as reached."""
         return GOOD_COPY_SHARE if self.bound and self.bound.part is Bottleneck.COPY else GOOD_SHARE
 
     @property
@@ -117,7 +117,7 @@ FLAT_RATIO = 2.0
 _FLAT_RANGE = 8
 # How near to (k-1)/k of the expectation is "one of k is missing". Healthy networks reach 0.92 of it and more.
 MISSING_TOLERANCE = 0.02
-# 9/10 of them cannot be told from a healthy network.
+# 9/10 of them cannot be distinguished from a healthy network.
 MOST_CARDS = 9
 # NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
 SOCKET_SHARE = 0.2
@@ -150,20 +150,22 @@ def _slow(facts: Facts) -> Verdict | None:
         return None
     names = [f"rank {slow.rank} on {slow.host}" for slow in facts.slow]
     if len(names) == 1:
-        return Bottleneck.SLOW_RANK, f"{names[0]} holds the others back: it {facts.slow[0].reason}."
+        return Bottleneck.SLOW_RANK, f"{names[0]} slows the others down: it {facts.slow[0].reason}."
     reasons = "; ".join(f"{name} {slow.reason}" for name, slow in zip(names, facts.slow, strict=True))
-    return Bottleneck.SLOW_RANK, f"{len(names)} ranks hold the others back: {reasons}."
+    return Bottleneck.SLOW_RANK, f"{len(names)} ranks slow the others down: {reasons}."
 
 
 def _not_judged(facts: Facts) -> Verdict | None:
     if facts.ranks < 2:
-        return Bottleneck.NOT_JUDGED, "One rank alone communicates with nobody: there is no bandwidth to judge."
+        return (
+            Bottleneck.NOT_JUDGED,
+            "One rank has no other rank to communicate with: there is no bandwidth to judge.",
+        )
     if facts.oversubscribed:
         ranks, cores = facts.oversubscribed
         return (
             Bottleneck.NOT_JUDGED,
-            f"More ranks ({ranks}) than cores ({cores}): the numbers say nothing about this machine, and are not"
-            " judged.",
+            f"More ranks ({ranks}) than cores ({cores}): the numbers do not describe this machine, and are not judged.",
         )
     return None
 
@@ -173,13 +175,13 @@ def _latency(facts: Facts) -> Verdict | None:
     if not sweep or not _is_short(sweep, facts.fit):
         return None
     call = facts.fit.latency_seconds if facts.fit else quantile(sorted(point.seconds for point in sweep), 0.5)
-    half = f"; half of the bandwidth comes at {size_text(facts.fit.half_bytes)}" if facts.fit else ""
+    half = f"; half of the bandwidth is reached at {size_text(facts.fit.half_bytes)}" if facts.fit else ""
     largest = size_text(sweep[-1].size_bytes)
     return Bottleneck.LATENCY, f"{facts.subject} is latency-bound up to {largest}: {time_text(call)} a call{half}."
 
 
 def _is_short(sweep: Sequence[Point], fit: Fit | None) -> bool:
-    """Does no size of the sweep come to half of the bandwidth?"""
+    """Does no size of the sweep reach half of the bandwidth?"""
     smallest, largest = sweep[0], sweep[-1]
     if fit is not None:
         return largest.size_bytes < fit.half_bytes
@@ -196,13 +198,13 @@ def _links_down(facts: Facts) -> Verdict | None:
         return None
     return (
         Bottleneck.MISSING_PART,
-        f"{facts.subject} lacks NVLinks, {fewest} are up on the GPU with fewest, {most} on others of its model:"
+        f"{facts.subject} lacks NVLinks, {fewest} up on the GPU with the fewest, {most} on others of its model:"
         f" {facts.compared}.",
     )
 
 
 def _is_by_pcie(facts: Facts) -> bool:
-    """Must PCIe show in the peak? Not if that may be the network's, whose cards do not say how fast they are."""
+    """Must PCIe show in the peak? Not if that may be the network's, whose cards do not report their speed."""
     return facts.bound is not None and facts.bound.part is Bottleneck.PCIE and not facts.bound.network_unknown
 
 
@@ -221,7 +223,7 @@ def _slot_down(facts: Facts) -> Verdict | None:
 
 
 def _card_missing(facts: Facts) -> Verdict | None:
-    """(k-1)/k of the expectation: one of k cards. Half of PCIe: lanes, a generation, or a way through host memory."""
+    """(k-1)/k of the expectation: one of k cards. Half of PCIe: lanes, a generation, or a path through host memory."""
     cards = facts.bound.cards if facts.bound else 0
     if 1 < cards <= MOST_CARDS and _is_share(facts, (cards - 1) / cards):
         looks = f"{cards - 1}/{cards} of what its network can do, as if one of {cards} cards carried nothing"
@@ -258,7 +260,8 @@ def _falls(facts: Facts) -> Verdict | None:
     return (
         Bottleneck.CONGESTION,
         f"{facts.subject} falls from {rate_text(best[1])} busbw at {size_text(best[0])} to {rate_text(rate)} at"
-        f" {size_text(size)}, which is {causes}: run it again, and see whether p95 leaves the shortest time behind.",
+        f" {size_text(size)}, possibly by {causes}: run it again, and check whether p95 is far above the shortest "
+        "time.",
     )
 
 
@@ -284,7 +287,7 @@ def _beyond(facts: Facts) -> str:
         return "; copies were timed at a busier moment than this, or cost less than expected" if is_more else ""
     if facts.bound.part is Bottleneck.NIC and facts.collective == "all_reduce":
         return "; a tree sends less between two hosts than a ring, NCCL_ALGO=RING shows what the cards carry"
-    return ", so NVLS is at work" if facts.bound.part is Bottleneck.NVLINK else ""
+    return ", so NVLS is used" if facts.bound.part is Bottleneck.NVLINK else ""
 
 
 def _too_short(facts: Facts) -> Verdict | None:
@@ -300,7 +303,7 @@ def _too_short(facts: Facts) -> Verdict | None:
     return (
         Bottleneck.LATENCY,
         f"{facts.subject} needs larger messages than {size_text(largest)}: {facts.compared}; half of the bandwidth"
-        f" comes at {size_text(facts.fit.half_bytes)}, and a call costs {time_text(facts.fit.latency_seconds)}.",
+        f" is reached at {size_text(facts.fit.half_bytes)}, and a call costs {time_text(facts.fit.latency_seconds)}.",
     )
 
 
@@ -324,11 +327,9 @@ def _unknown(facts: Facts) -> str:
         links = " over NVLinks without a switch" if bridged else ""
         return f"{facts.subject}: {facts.peak}; what this hardware should reach{links} is not known."
     if facts.bound.network_unknown:
-        why = "it may be the network between the hosts, whose cards do not say how fast they are"
+        why = "the limit may be the network between the hosts, whose cards do not report their speed"
     elif facts.backend == "nccl" and facts.hosts > 1 and facts.share <= SOCKET_SHARE:
-        why = (
-            "so little is usual where NCCL uses TCP sockets instead of InfiniBand, NCCL_DEBUG=INFO then says NET/Socket"
-        )
+        why = "this is usual where NCCL uses TCP sockets instead of InfiniBand (NCCL_DEBUG=INFO then shows NET/Socket)"
     else:
-        why = "what holds it back is not known"
+        why = "the bottleneck is not known"
     return f"{facts.subject} stays below what this hardware should reach: {facts.compared}; {why}."

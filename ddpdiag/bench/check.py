@@ -1,14 +1,15 @@
-"""Benchmark of the collectives: every size, every rank, with what it means.
+"""Benchmark of the collectives: every size, every rank, and an interpretation.
 
-What `ddpdiag allreduce-bench` runs; a check takes it only by name (`--select COL002`). Sizes, calls and columns are
-those of nccl-tests: algbw is size over time, busbw is algbw x 2(n-1)/n for an all-reduce, which a link's rate bounds
-whatever the number of ranks. Each rank keeps its own times: since all leave a collective together, who spends the least
-time in it came last. At some moments all ranks copy in their own memory at once, and in the end the ranks measure in
-pairs, so that a rank, its memory and its way to others are told apart.
+`ddpdiag allreduce-bench` runs this check; `ddpdiag check` runs it only by name (`--select COL002`). Sizes, calls and
+columns are those of nccl-tests: algbw is size over time, busbw is algbw x 2(n-1)/n for an all-reduce, which a link's
+rate bounds whatever the number of ranks. Each rank keeps its own times: since all ranks finish a collective together,
+the rank with the shortest time started it last. At some moments all ranks copy in their own memory at once, and at the
+end the ranks measure in pairs, so that a slow rank, its memory and its path to others can be distinguished.
 
 Findings and their causes:
 
-Fix: do what the closing sentence points at; `ddpdiag check` says why a host, a GPU or a link is slow.
+Fix: remove the bottleneck that the closing sentence names; `ddpdiag check` finds out why a host, a GPU or a link is
+slow.
 
 Confirm by hand: Run nccl-tests' `all_reduce_perf` with the same -b, -e, -f, -n and -w under the same launcher, and
 compare the columns.
@@ -42,30 +43,30 @@ FINDINGS = {
         "an element is not the exact result: corrupted memory, or a broken transport (P2P behind an IOMMU)."
     ),
     "slow-rank": Explained.warning(
-        "one rank copies or communicates 1.5 times slower than the others, or comes last every time: a core that it "
-        "shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
+        "one rank copies or communicates 1.5 times slower than the others, or starts last in most calls: a core that "
+        "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
     ),
     "far-below": Explained(
         "the bus bandwidth over nccl is less than `far_ratio` of what the path that NCCL's log shows can do. It is "
         "measured once more then; an error where both measurements agree and nothing else uses the GPUs, else a "
-        "warning, which says what is missing."
+        "warning, which states what is missing."
     ),
     "below": Explained.error("the bus bandwidth does not reach `--min-busbw`."),
     "worse": Explained.warning(
-        "5 % less than the baseline of this world, and more than the spread of both runs. Look at what has changed."
+        "5 % less than the baseline of this world, and more than the spread of both runs. Find out what has changed."
     ),
     "incomparable": Explained.not_seen(
         "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
     ),
     "unmeasured": Explained.not_seen(
-        "there was no time or no memory for some sizes, which are listed, or for any, so not all is known."
+        "there was no time or no memory for some sizes, which are listed, or for all of them."
     ),
     "unsupported": Explained.error(
         "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
     ),
 }
 
-# Rounds of pairs, each with other partners: of three ranks all pairs are needed to tell one from its partners.
+# Rounds of pairs, each with other partners: of three ranks all pairs are needed to distinguish one from its partners.
 ROUNDS = 3
 _PAIR_SECONDS = 4.0
 # What is measured once more is one size, six times.
@@ -118,7 +119,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _second(ctx: Context, empty: Data) -> Data:
-    """One size once more, with a look at who uses the GPU before, and NCCL's log after it."""
+    """One size once more, with the users of the GPU before it, and NCCL's log after it."""
     from ddpdiag.bench.workloads.measure import one_size
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import gpu_users_before
@@ -140,7 +141,7 @@ def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Each collective over each backend; then pairs of ranks, over the backends that went well; then once more what is
+    """Each collective over each backend; then pairs of ranks, over the backends that worked; then once more what is
     far below its expectation."""
     asked = seen.options.bench or Bench()
     backends = asked.backends or (seen.world.backend,)
@@ -190,7 +191,7 @@ def _went_well(seen: Seen[Data], backend: str) -> bool:
 
 def ground(world: World) -> str | None:
     """One rank sends nothing."""
-    return "one rank alone communicates with nobody" if world.size == 1 else None
+    return "one rank alone has no other rank to communicate with" if world.size == 1 else None
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

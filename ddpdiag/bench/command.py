@@ -21,7 +21,7 @@ from ddpdiag.runtime.launchers.launch import Launch
 
 E = TypeVar("E", bound=Enum)
 
-# Who came, what they run, cores of their own, the benchmark, and what happened to the run.
+# Membership, versions, cores, the benchmark, and what happened to the run.
 CODES = ("LCH", "HST001", "COL002", "RUN")
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
 _ALIASES = {
@@ -45,7 +45,7 @@ _MOST_TIMES = 50_000
 def run(launch: LaunchOptions, flags: BenchOptions, outputs: BenchOutputs) -> int:
     """Take part in a benchmark, or start one on this host; the exit code."""
     bench = bench_of(flags, outputs.save_baseline)
-    # The run's backend is the last one, which a job would take; gloo is there for comparison.
+    # The run's backend is the last one, which a job would use; gloo is there for comparison.
     backend = readable(split(flags.backend)[-1]).lower()
     options = CheckOptions(select=CODES, backend=backend, budget=flags.timeout)
     return check.run(launch, options, outputs, bench=bench)
@@ -102,7 +102,7 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
 
 
 def bench_sizes(low: int, high: int, step: int | None, factor: float) -> int:
-    """How many sizes that is; more than anybody wants where it is more than that."""
+    """How many sizes that is; more than the limit where it is more than that."""
     if step:
         return (high - low) // step + 1
     return int(math.log(high / low) / math.log(factor)) + 1
@@ -179,7 +179,7 @@ def _root(text: str, launch: Launch) -> int:
 
 def _check_gpus(backends: Sequence[str]) -> None:
     if "auto" in backends and len(backends) > 1:
-        raise UsageError("--backend auto stands alone: it is the one that a job would take")
+        raise UsageError("--backend auto cannot be combined with others: it is the backend that a job would use")
     if "nccl" in backends and visible_gpus(os.environ, proc_root(os.environ)) == 0:
         raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 

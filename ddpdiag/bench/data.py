@@ -22,10 +22,11 @@ from ddpdiag.stats import quantile
 class Cell(Struct, frozen=True, kw_only=True, gc=False):
     """One mode of a line on this rank.
 
-    In each call the rank that came last spends least time in it, since all leave together. `lag_seconds` is the median
-    over the calls of the longest time that any rank spent less this rank's own; `last` counts the calls in which this
-    rank's was the shortest. `transfer_seconds` and `skew_seconds` are medians of the shortest, and of the longest less
-    the shortest; they are the same on all ranks. None where ranks may leave apart. `wrong` is None if not checked.
+    In each call the rank that started last spends least time in it, since all finish together. `lag_seconds` is the
+    median over the calls of the longest time that any rank spent less this rank's own; `last` counts the calls in which
+    this rank's was the shortest. `transfer_seconds` and `skew_seconds` are medians of the shortest, and of the longest
+    less the shortest; they are the same on all ranks. None where ranks may finish apart. `wrong` is None if not
+    checked.
     """
 
     seconds: Spread
@@ -79,7 +80,7 @@ def spread(seconds: Sequence[float]) -> Spread:
 def together(
     own: Sequence[float], shortest: Sequence[float], longest: Sequence[float]
 ) -> tuple[float, int, float, float]:
-    """Lag, calls in which this rank came last, transfer and skew, from each call's own, shortest and longest time."""
+    """Lag, calls that this rank started last, transfer and skew, from each call's own, shortest and longest time."""
     lag = sorted(most - mine for mine, most in zip(own, longest, strict=True))
     last = sum(mine <= least for mine, least in zip(own, shortest, strict=True))
     skew = sorted(most - least for least, most in zip(shortest, longest, strict=True))
@@ -94,8 +95,8 @@ class Data(Struct, frozen=True, kw_only=True):
 
     `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `notes` say
     what was left out and why, and are the same on all ranks; `unsupported` names what was asked for and is not there.
-    `whole`: neither time nor room was short. Of a second measurement `path` is what NCCL chose, and `before` who used
-    this rank's GPU right before it.
+    `whole`: there was enough time and memory. Of a second measurement `path` is what NCCL chose, and `before` the
+    users of this rank's GPU right before it.
     """
 
     backend: str

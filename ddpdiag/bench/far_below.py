@@ -13,11 +13,11 @@ from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
-# Sentences of series that name what holds them back.
+# Sentences of series that name their bottleneck.
 _TELLING = (Bottleneck.MISSING_PART, Bottleneck.SLOW_RANK)
 _COMPARE = (
-    "Run `ddpdiag check` on these hosts while nothing else runs there: it measures each link, and says what holds GPUs "
-    "back; compare with nccl-tests on another host."
+    "Run `ddpdiag check` on these hosts while nothing else runs there: it measures each link, and shows what slows "
+    "GPUs down; compare with nccl-tests on another host."
 )
 
 
@@ -62,7 +62,7 @@ def second_bench(trial: Trial) -> Bench:
 
 
 def far_below(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Finding]:
-    """One for each collective, unless its path promises nothing (TCP sockets)."""
+    """One for each collective, unless no rate is expected of its path (TCP sockets)."""
     for one in suspects(seen, found, far_ratio):
         rows = _second_rows(seen, one)
         hosts = hosts_of_ranks(seen, seen.world.living)
@@ -102,13 +102,13 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
     doubts = [*_doubts(first, again, path, rows, far_ratio)]
     causes = [*_causes(one, path, rows)]
     rate = one.peak_busbw_bytes_per_s
-    second = f"; once more, {rate_text(again.busbw_bytes_per_s)}" if again else ""
+    second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
     why = f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
     return seen.finding(
         "far-below",
         f"{name} is far below what this hardware should reach: {rate_text(rate)}",
-        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}; "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}), at least "
+        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
+        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
         f"{share_text(far_ratio)} expected. {why}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
@@ -127,7 +127,7 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
 def _doubts(
     first: Timed, again: Timed | None, path: Path | str, rows: Mapping[int, Data], ratio: float
 ) -> Iterator[str]:
-    """What speaks against an error."""
+    """Reasons for a warning instead of an error."""
     if again is None:
         yield "it was measured once only"
     elif isinstance(path, str):

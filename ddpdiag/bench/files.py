@@ -1,6 +1,6 @@
-"""A benchmark for scripts: nccl-tests' JSON, version 3, with what we know beyond it, and a line for each row as CSV.
+"""A benchmark for scripts: nccl-tests' JSON, version 3, with further keys, and a line for each row as CSV.
 
-The keys, microseconds and GB/s of the JSON are those of nccl-tests' src/util.cu; ours have their unit in the name.
+The keys, microseconds and GB/s of the JSON are those of nccl-tests' src/util.cu; further keys name their unit.
 Where version 3 writes "true", "nan" or "unchecked", a truth value, a number or null is written, and a non-finite number
 as `ddpdiag.codec` spells it. The CSV has SI units.
 """

@@ -1,4 +1,4 @@
-"""The benchmark's whole report from a recording, with what it comes to in one sentence, and the findings of COL002."""
+"""The benchmark's whole report from a recording, with its result in one sentence, and the findings of COL002."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -15,13 +15,13 @@ from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
 from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text, time_text
 
-# So many sentences; of more, how many there are.
+# At most so many sentences; of more, only their number.
 _MOST_SAID = 3
 _NOT_KNOWN = "what this hardware should reach is not known."
 
 
 def summary(found: Sequence[Series]) -> str:
-    """The sentence of a benchmark: that of its one series, or one for each thing that holds several back."""
+    """The sentence of a benchmark: that of its one series, or one for each bottleneck that several share."""
     said = list(dict.fromkeys(_sentences(found)))
     left = len(said) - _MOST_SAID
     rest = [f"{left} more {'result is' if left == 1 else 'results are'} in the report."] if left > 0 else []
@@ -38,7 +38,7 @@ def _sentences(found: Sequence[Series]) -> Iterator[str]:
 
 
 def held_back(one: Series) -> str:
-    """What a series' sentence says of it before the numbers: "is bound by PCIe"; nothing if that is not its subject."""
+    """What a series' sentence states before the numbers: "is bound by PCIe"; nothing if that is not its subject."""
     head, _, rest = one.sentence.partition(f"{one.collective} over {one.backend}")
     if head:
         return ""
@@ -113,7 +113,7 @@ def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
 def _notes(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
     own = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     own += [
-        f"{sweep.collective} over {sweep.backend} was cut short; these are the sizes that all ranks had measured"
+        f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
         for sweep in done
         if not seen.went_well(sweep.trial)
     ]
@@ -150,7 +150,7 @@ _SHOWN = 16
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """All findings about what was measured; nothing where no benchmark was run."""
+    """All findings about what was measured; none where no benchmark was run."""
     if not seen.trials:
         return
     report = bench_of(seen)
@@ -187,7 +187,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
         yield seen.finding(
             "unmeasured",
-            f"nothing was measured of {sweep.collective} over {sweep.backend}",
+            f"{sweep.collective} over {sweep.backend} was not measured",
             f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + notes if notes else ''}.",
             fix="Ask for smaller sizes (-b, -e), or for more time (-T).",
             of_the_run=True,
@@ -195,7 +195,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Sizes of sweeps that went well for which time or memory was short; what a gate asks for is said by itself."""
+    """Sizes of sweeps that went well for which time or memory was short; what a gate asks for is reported by itself."""
     least = report.asked.min_busbw_bytes_per_s or 0.0
     open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
     for sweep in sweeps(seen):
@@ -210,7 +210,7 @@ def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "unmeasured",
                 f"{count(len(sizes), 'size')} of {sweep.collective} over {sweep.backend} "
                 f"{'was' if len(sizes) == 1 else 'were'} not measured",
-                f"Not measured: {shown}{f' ({notes})' if notes else ''}. What was measured is in the table.",
+                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table has the sizes that were measured.",
                 evidence={"sizes_bytes": [*sizes[:_SHOWN]]},
                 fix="Ask for these sizes alone (-b, -e), for fewer calls (-n), or for more time (-T).",
                 of_the_run=True,
@@ -218,7 +218,7 @@ def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """One finding for each backend; whose values were wrong is COL001's question."""
+    """One finding for each backend; COL001 finds the rank whose values were wrong."""
     by_backend: dict[str, list[tuple[BenchRow, Measured]]] = {}
     for row in report.rows:
         for mode in row.modes().values():
@@ -232,12 +232,12 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         yield seen.finding(
             "wrong",
             f"wrong values from {backend}",
-            f"{total} {'element is' if total == 1 else 'elements are'} not what {row.collective} over {backend} must "
-            f"give, first at {size_text(row.size_bytes)}; they arrived at {ranks_text(got)}. Where they come from is "
-            "not told by a sum.",
+            f"{row.collective} over {backend} gave {count(total, 'wrong element')}, first at "
+            f"{size_text(row.size_bytes)}, on {ranks_text(got)}; 0 expected. A sum does not show which rank sent a "
+            "wrong value.",
             evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
-            fix="Do not train here. `ddpdiag check --select COL001` says whose values are wrong; on GPUs run again "
-            "with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+            fix="Do not train here. `ddpdiag check --select COL001` finds the rank that sends wrong values; on GPUs "
+            "run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
         )
 
 
@@ -249,14 +249,14 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     for line in (line for lines in slow.values() for line in lines.values()):
         yield seen.finding(
             "slow-rank",
-            f"rank {line.rank} on {line.node} holds the others back over {line.backend}",
+            f"rank {line.rank} on {line.node} slows the others down over {line.backend}",
             f"Rank {line.rank} on {line.node} {line.slow}.",
             ranks=[line.rank],
             evidence={
                 "copy_bytes_per_s": line.copy_bytes_per_s,
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
-            fix=f"Compare {line.node} with another host: what else runs there, clocks, throttling, its network card.",
+            fix=f"Compare {line.node} with another host: other processes, clocks, throttling, the network card.",
         )
 
 
@@ -273,7 +273,8 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             yield seen.finding(
                 "unmeasured",
                 f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
-                f"It was cut short after {rate_text(one.peak_busbw_bytes_per_s)} busbw at {size_text(one.best_bytes)}.",
+                f"It was cut short; its best until then is {rate_text(one.peak_busbw_bytes_per_s)} busbw at "
+                f"{size_text(one.best_bytes)}.",
                 fix="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
                 of_the_run=True,
             )
@@ -281,14 +282,14 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         yield seen.finding(
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
-            f"Its best is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
-            f"--min-busbw asks for {rate_text(least)}. {one.sentence}",
+            f"Its best bandwidth is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
+            f"--min-busbw requires {rate_text(least)}. {one.sentence}",
             evidence={
                 "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
                 "min_busbw_bytes_per_s": least,
                 "size_bytes": one.best_bytes,
             },
-            fix="Look at the sentence above for the bottleneck, and at the table of ranks for a slow one.",
+            fix="Remove the bottleneck that the message names; look in the table of ranks for a slow one.",
         )
 
 
@@ -302,7 +303,7 @@ def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             yield _incomparable(seen, new, old)
         elif lost := missing(old, new):
             sizes = " to ".join(dict.fromkeys(size_text(size) for size in (lost[0], lost[-1])))
-            yield _incomparable(seen, new, f"of the sizes that tell of its bandwidth ({sizes}) none was measured now")
+            yield _incomparable(seen, new, f"none of the sizes that show its bandwidth ({sizes}) was measured now")
         else:
             yield from _worse(seen, old, new)
 
@@ -328,10 +329,10 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             "worse",
             f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
             f"At {size_text(most.size_bytes)} it reaches {rate_text(most.new_bytes_per_s)} busbw; the baseline of "
-            f"{old.created} reached {rate_text(most.old_bytes_per_s)}. That is more than 5 %, and more than the calls "
-            "of either run spread.",
+            f"{old.created} reached {rate_text(most.old_bytes_per_s)}. The loss is more than 5 %, and more than the "
+            "spread of the calls of either run.",
             evidence={"sizes": rows[:_SHOWN]},
-            fix="Look at what has changed since: driver, firmware, cables, neighbours on the network.",
+            fix="Find out what has changed since: driver, firmware, cables, other jobs on the network.",
         )
     elif late := slower(old, new, ranks):
         yield seen.finding(
@@ -339,5 +340,5 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             f"small messages of {new.collective} over {new.backend} take {share_text(late.share)} longer than before",
             f"At {size_text(late.size_bytes)} a call takes {time_text(late.new_seconds)}; in the baseline of "
             f"{old.created} it took {time_text(late.old_seconds)}.",
-            fix="Look at what has changed since: driver, clocks, power saving, other load on the hosts.",
+            fix="Find out what has changed since: driver, clocks, power saving, other load on the hosts.",
         )

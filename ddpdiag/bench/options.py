@@ -1,4 +1,4 @@
-"""Options of `ddpdiag allreduce-bench` (those of nccl-tests, and ours), and the files that it reads and writes."""
+"""Options of `ddpdiag allreduce-bench` (those of nccl-tests, and more), and the files that it reads and writes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,13 +26,15 @@ class BenchOptions:
     stepfactor: float | None = option(None, "Factor between sizes (default: 2).", "-f", metavar="X", panel=_SIZES)
     stepbytes: str | None = option(None, "Step between sizes instead of a factor.", "-i", metavar="SIZE", panel=_SIZES)
     iters: int = option(20, "Timed calls of each size.", "-n", metavar="N", panel=_CALLS)
-    warmup_iters: int = option(5, "Calls before them.", "-w", metavar="N", panel=_CALLS)
+    warmup_iters: int = option(5, "Untimed calls before them.", "-w", metavar="N", panel=_CALLS)
     agg_iters: int = option(1, "Calls issued at once.", "-m", metavar="N", panel=_CALLS)
-    run_cycles: int = option(1, "All of it N times (0: until time is over).", "-N", metavar="N", panel=_CALLS)
+    run_cycles: int = option(
+        1, "Repeat all of it N times (0: until the time is used up).", "-N", metavar="N", panel=_CALLS
+    )
     check: int = option(1, "Calls whose values are checked (0: none).", "-c", metavar="N", panel=_CALLS)
     blocking: int | None = option(
         None,
-        "0: a call is issued before the last is over; 1: wait, and a barrier; 2: wait; 3: wait, and a barrier "
+        "0: a call is issued before the last one ends; 1: wait, and a barrier; 2: wait; 3: wait, and a barrier "
         "that does not count (default: 0 on GPUs, 2 on CPUs).",
         "-z",
         metavar="0-3",
@@ -40,7 +42,7 @@ class BenchOptions:
     )
     average: int = option(
         3,
-        "Time of a row: 0 of rank 0, 1 of the average, 2 of the fastest, 3 of the slowest rank.",
+        "Time of a row: 0 rank 0, 1 average, 2 fastest rank, 3 slowest rank.",
         "-a",
         metavar="0-3",
         panel=_CALLS,
@@ -48,7 +50,7 @@ class BenchOptions:
     per_iter_timing: int = option(0, "1: keep every call.", "-I", metavar="0-1", panel=_CALLS, min=0, max=1)
     timeout: float = option(
         120.0,
-        "The run ends within this time, with fewer calls or sizes if need be.",
+        "Limit of the run; fewer calls or sizes are measured if they do not fit.",
         "-T",
         "--budget",
         metavar="SECONDS",
@@ -72,10 +74,10 @@ class BenchOptions:
         ("sum",), "sum, prod, min, max, avg, all (a,b; default: sum).", "-o", metavar="OP", panel=_WHAT
     )
     root: str = option("0", "Root of broadcast and reduce, or all.", "-r", metavar="RANK", panel=_WHAT)
-    ngpus: int = option(1, "GPUs of a process, which is 1.", "-g", metavar="1", panel=_WHAT, advanced=True)
+    ngpus: int = option(1, "GPUs of a process; only 1 is possible.", "-g", metavar="1", panel=_WHAT, advanced=True)
     backend: tuple[str, ...] = option(
         ("auto",),
-        "gloo, nccl or any that torch knows; several are measured in one run (a,b; default: the job's own).",
+        "gloo, nccl or any other backend of torch; several are measured in one run (a,b; default: the job's own).",
         metavar="NAME",
         panel=_WHAT,
     )
@@ -100,7 +102,7 @@ class BenchOutputs(Outputs):
         lambda report, _lines, path: _plot(report, path), "Draw bandwidth and latency over size (.svg or .png)."
     )
     save_baseline: str | None = written(
-        lambda report, _lines, path: _with_baseline(report, path), "Keep this run there, beside others.", panel=_VERDICT
+        lambda report, _lines, path: _with_baseline(report, path), "Add this run to that file.", panel=_VERDICT
     )
 
     def check(self, inputs: Sequence[str] = ()) -> None:
@@ -146,15 +148,15 @@ def _plot_kind(path: str) -> Literal["svg", "png"]:
 
 
 def _with_baseline(report: "Report", path: str) -> str:
-    """The file with this run in it; UsageError for a run that none should be held against."""
+    """The file with this run in it; UsageError for a run that is not fit to compare with."""
     from ddpdiag.comparison.benchmarks import dumps, merge, read_baseline
     from ddpdiag.model import Severity
 
     bench = report.bench
-    # That there is nothing to compare with is what a new baseline is for.
+    # A new baseline is made where there is nothing to compare with.
     own = [f for f in report.findings if f.code.startswith("COL002.") and f.code != "COL002.incomparable"]
     broken = [f for f in report.findings if f.severity is Severity.ERROR]
     if bench is None or own or broken or not bench.complete or not bench.saved:
         why = ", ".join(dict.fromkeys(f.code for f in (*own, *broken))) or "it was cut short"
-        raise UsageError(f"--save-baseline {path}: not written, since this run is no measure for others: {why}")
+        raise UsageError(f"--save-baseline {path}: not written, since this run is not fit to compare with: {why}")
     return dumps(merge(read_baseline("--save-baseline", path, missing=()), bench.saved))

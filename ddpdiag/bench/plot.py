@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito, "Color universal design" (2008), without the yellow, which is too pale for a line.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# So that lines are told apart without colour, too.
+# So that lines can be distinguished without colour, too.
 _MARKERS = "osD^vPX"
 _LEGEND_WIDTH = 44
 _MOST_TICKS = 9
@@ -168,7 +168,7 @@ def _key(of: BenchRow | Series) -> _Key:
 
 
 def _name(key: _Key, *, whole: bool) -> str:
-    """ "all_reduce over gloo"; `whole` adds what tells it from others of that name: ", float, sum"."""
+    """ "all_reduce over gloo"; `whole` adds what distinguishes it from others of that name: ", float, sum"."""
     collective, backend, dtype, op, root = key
     return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
 

@@ -1,7 +1,7 @@
 """The rows of a benchmark as every renderer needs them, and the table of nccl-tests, letter by letter.
 
 The lines follow `writeResultHeader`, `writeBenchmarkLinePreamble`, `writeBenchmarkLineBody`, `writePerIterReport` and
-`writeResultFooter` in nccl-tests' src/util.cu, so that scripts which read its output read ours.
+`writeResultFooter` in nccl-tests' src/util.cu, so that scripts which read its output can read this one.
 """
 
 import math
@@ -107,7 +107,7 @@ def devices(bench: BenchReport) -> list[BenchRank]:
 
 
 def traits(dtype: str, op: str, root: int) -> tuple[str, ...]:
-    """What tells series of one collective apart, without what it does not have: ("float", "sum")."""
+    """What distinguishes series of one collective, without what it does not have: ("float", "sum")."""
     return (dtype, *([] if op == "none" else [op]), *([] if root < 0 else [f"root {root}"]))
 
 
@@ -118,7 +118,7 @@ def short_pci(pci: str) -> str:
 
 
 def calls(mode: Measured) -> Calls | None:
-    """Statistics over the calls of a mode, as nccl-tests' `-I` has them; None if no rank says anything.
+    """Statistics over the calls of a mode, as nccl-tests' `-I` has them; None if no rank has any.
 
     nccl-tests takes the longest time of each call over the ranks, then statistics over the calls (src/util.cu,
     `computeIterStats`). Without the single times, each figure is the largest of the ranks' own.
@@ -334,6 +334,6 @@ def _width(shown: Sequence[Column]) -> int:
 
 
 def _bar_room(left: int) -> int:
-    """Columns for bars of what is left of a line; none if that is too little for them to say anything."""
+    """Columns for bars of what is left of a line; none if that is too little for them to be useful."""
     room = min(left - _GAP, _MOST_BAR)
     return room if room >= _LEAST_BAR else 0

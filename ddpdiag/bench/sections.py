@@ -34,7 +34,7 @@ def section(report: Report) -> Section:
     bench = report.bench
     if bench is None:
         return Section(name="benchmark", title="Benchmark")
-    # What the page begins with is not said again.
+    # What the page begins with is not repeated.
     said = [words(own.sentence) for own in bench.series if own.sentence and own.sentence not in report.sentence]
     left = len(said) - _SAID
     said = list(dict.fromkeys(said))[:_SAID] + ([f"{left:,} more are in the JSON report."] if left > 0 else [])
@@ -71,7 +71,7 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
 
 
 def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
-    """Each rank in each series: by how much it came later than the first, or, where that is not known, its time."""
+    """Each rank in each series: by how much it started later than the first, or, where that is not known, its time."""
     by_series: dict[str, list[BenchRank]] = {}
     for own in bench.ranks:
         by_series.setdefault(f"{own.collective} over {own.backend}", []).append(own)
@@ -81,12 +81,12 @@ def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
         values = [value for _, value in timed]
         if len(values) < 2:
             continue
-        what = "how much later than the first rank" if late else "time of a call"
+        what = "time behind the first rank" if late else "time of a call"
         title = f"{label}, {byte_count(ranks[0].size_bytes)}: {what}"
         rows: list[Row] = [{"rank": own.rank, "node": own.node} for own, _ in timed]
         column = Figures("bench_seconds", column_unit("_seconds", values), rows, values)
         slow = frozenset(own.rank for own in ranks if own.slow)
-        # Who is slow was judged with more than these values: nobody else stands out.
+        # Slow ranks were judged with more than these values: no other rank stands out.
         drawn = bar_figure(column, title, slow, f"bench-bars-{number}", word="slow", judged=True)
         if drawn is not None:
             yield drawn
@@ -232,8 +232,11 @@ def samples(report: Report) -> Iterator[Sample]:
         figures = {
             "seconds": (rank.seconds, "Median of a rank's calls."),
             "busbw_bytes_per_second": (rank.busbw_bytes_per_s, "Bus bandwidth of a rank."),
-            "pair_busbw_bytes_per_second": (rank.pair_busbw_bytes_per_s, "Best of a rank alone with one other."),
-            "copy_bytes_per_second": (rank.copy_bytes_per_s, "What a rank copies in its own memory."),
+            "pair_busbw_bytes_per_second": (
+                rank.pair_busbw_bytes_per_s,
+                "Best bus bandwidth of a rank alone with one other.",
+            ),
+            "copy_bytes_per_second": (rank.copy_bytes_per_s, "Rate at which a rank copies in its own memory."),
         }
         for figure, (value, says) in figures.items():
             if value is not None:

@@ -1,4 +1,4 @@
-"""What the sweeps mean: a line through each, its bottleneck, and how its ranks stand to each other."""
+"""What the sweeps mean: a line through each, its bottleneck, and how its ranks compare with each other."""
 
 import math
 from collections import Counter, defaultdict
@@ -88,7 +88,7 @@ def lowest(limits: Iterable[Limits]) -> Limits:
     values = {name: [getattr(own, name) for own in known] for name in names}
     lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
     switched = values["nvlink_switched"]
-    # False where one rank denies it; None where one does not say.
+    # False where one rank reports no; None where one reports nothing.
     all_switched = False if False in switched else (None if None in switched else bool(switched) or None)
     return structs.replace(Limits(), **lowest | {"nic": None, "nvlink_switched": all_switched})
 
@@ -160,7 +160,7 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
 # Simple) bends neither.
 
 MIN_SIZES = 3
-# A narrower sweep lies within one of the two regimes, and says nothing about the other.
+# A narrower sweep lies within one of the two regimes, and shows nothing about the other.
 MIN_RANGE = 64
 # The slope of the two largest sizes counts while it is within this ratio of the line from the small ones; beyond it
 # one of the two times was disturbed. (Measured, gloo from 64 to 256 MiB: 0.96.)
@@ -170,7 +170,7 @@ _SLOPE_RATIO = 1.5
 def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit | None:
     """Latency and bandwidth of a sweep of (size in bytes, seconds of the shortest call).
 
-    None when the sweep cannot tell: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB, or
+    None when the sweep does not show it: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB, or
     times that do not grow with the size.
     """
     sweep = usable(points)

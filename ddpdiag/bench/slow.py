@@ -1,4 +1,4 @@
-"""Which ranks hold the others back: slower than their peers in what each does alone, in pairs, or in coming.
+"""Which ranks slow the others down: slower than their peers alone or in pairs, or late to start a call.
 
 All evidence is relative to the other ranks of the same run, so that it needs no table of hardware.
 """
@@ -27,9 +27,9 @@ MIN_MOMENTS = 5
 STEADY_RATIO = 1.2
 # Of two ranks that are slow together, either may be the reason.
 MIN_RANKS_FOR_PAIRS = 3
-# A straggler that is one comes last in 8 of 10 windows; of ranks that merely take turns none does.
+# A real straggler is last in 8 of 10 windows; of ranks that merely take turns none is.
 LATE_SHARE = 0.8
-# Coming half of a transfer late makes the collective half as slow again: the same ratio.
+# Starting half of a transfer late makes the collective half as slow again: the same ratio.
 LAG_SHARE = SLOW_RATIO - 1
 
 
@@ -39,7 +39,7 @@ class RankEvidence(NamedTuple):
     `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
     moments for all. `pair_busbw` is the best bus bandwidth that it reached alone with one other rank, over rounds with
     different partners. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
-    `late_share` the share of the calls in which it was the last to come. None is what was not measured.
+    `late_share` the share of the calls in which it was the last to start. None is what was not measured.
     """
 
     copies: tuple[float, ...] = ()
@@ -49,10 +49,10 @@ class RankEvidence(NamedTuple):
 
 
 def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -> dict[int, str]:
-    """The slow ranks, and why, as what follows "it": "copies 2.1x slower than the median of its peers".
+    """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median of its peers".
 
-    Nobody where more than half of the ranks would be named: then they share the cause. `crowded` says that ranks wait
-    for each other's cores: then some are late and copy slowly by turns, and only pairs tell, if they differ a lot.
+    None where more than half of the ranks would be named: then they share the cause. `crowded` means that ranks wait
+    for each other's cores: then some are late and copy slowly by turns, and only pairs count, if they differ a lot.
     """
     copies = {} if crowded else copy_ratios(evidence)
     pairs = pair_ratios(evidence)
@@ -66,7 +66,7 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
         late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0
         if not crowded and len(evidence) > 1 and late >= LATE_SHARE and lag >= LAG_SHARE:
-            reasons.append(f"comes last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer")
+            reasons.append(f"starts last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer")
         if reasons:
             named[rank] = " and ".join(reasons)
     return named if 2 * len(named) <= len(evidence) else {}
@@ -125,7 +125,7 @@ _LARGE_BYTES = 1 << 20
 class Standing(NamedTuple):
     """How the ranks do over one backend.
 
-    `slow` says who is slow, and why; `pairs` are `pair_rates`; `crowd` is (ranks, cores) of a machine that has too few.
+    `slow` has the slow ranks, and why; `pairs` are `pair_rates`; `crowd` is (ranks, cores) of a machine with too few.
     """
 
     slow: Mapping[int, str]
@@ -170,7 +170,7 @@ def _cores(own: Mapping[int, int], bound: Mapping[int, hst001.Data]) -> int:
 
 
 def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
-    """What each rank did alone, in pairs, and how late it came, in all trials over a backend."""
+    """What each rank did alone, in pairs, and how late it started, in all trials over a backend."""
     together: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
         if row.data.backend == backend and is_sweep(row.trial):

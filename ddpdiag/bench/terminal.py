@@ -31,9 +31,9 @@ _AVERAGES = {
 _BLOCKING = {
     None: "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for",
     Blocking.PIPELINED: "calls follow each other pipelined, each started from Python (-z 0)",
-    Blocking.BARRIER: "each call is waited for, with a barrier behind it that counts (-z 1)",
+    Blocking.BARRIER: "each call is waited for, with a barrier after it that counts (-z 1)",
     Blocking.WAIT: "each call is waited for, without a barrier (-z 2)",
-    Blocking.APART: "each call is waited for, with a barrier behind it that does not count (-z 3)",
+    Blocking.APART: "each call is waited for, with a barrier after it that does not count (-z 3)",
 }
 
 
@@ -56,7 +56,7 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
         _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
-    # What holds ranks back is no praise; scripts look for "FIT:".
+    # A slow rank is shown as a restriction; scripts look for "FIT:".
     slow = [series.sentence for series in bench.series if series.bottleneck is Bottleneck.SLOW_RANK]
     but = color and report.verdict is Verdict.FIT and report.sentence.startswith(tuple(slow))
     write_verdict(page, report, after=", but " if but else ": ")
@@ -67,7 +67,7 @@ def _measured(bench: BenchReport) -> str:
     """What a row of the table is, in a line."""
     asked = bench.asked
     versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
-    calls = f"{count(asked.iterations, 'call')} a size after {asked.warmup:,} to warm up"
+    calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
     parts = (*(f"{name} {it}" for name, it in versions if it), calls, f"times of the {_AVERAGES[asked.average]}")
     return one_line("; ".join(parts))
 
@@ -103,7 +103,7 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
         yield "Per-Iteration Report: i_* are those of the rank that took longest"
     yield f"a row shows the {_AVERAGES[asked.average]} (-a {asked.average.value})"
     if any(name in asked.collectives for name in ("all_reduce", "broadcast", "reduce")):
-        yield "out of place torch has no all_reduce, broadcast or reduce: a copy comes first, and counts"
+        yield "torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
     yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield ""
     yield from _devices(devices(bench), details=details)
@@ -247,7 +247,7 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
             page.table(part)
         if ranks.note:
             page.write(ranks.note, style="dim")
-        # In a terminal, the findings below say why a rank is slow, and what to do.
+        # In a terminal, the findings below explain why a rank is slow, and what to do.
         reasons = [] if page.tty else [line for line in of if line.slow]
         shown = reasons if details else reasons[:LIST_SHOWN]
         for line in shown:
@@ -275,7 +275,7 @@ def _row(line: BenchRank) -> Row:
 
 
 def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
-    """What each series comes to; a line each where there are many."""
+    """The result of each series; a line each where there are many."""
     brief = len(bench.series) > _SERIES_SHOWN and not details
     for series in bench.series:
         name = f"{_named(series.collective, series.dtype, series.op, series.root)}, over {series.backend}"
@@ -286,7 +286,7 @@ def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
         if series.fit is not None:
             page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
         page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
-        # What the sentence of the whole says is said last, below.
+        # What the sentence of the whole states is printed last, below.
         if series.sentence and not _is_said(series, bench.sentence):
             page.write(one_line(series.sentence), indent=4)
         page.blank()
@@ -295,7 +295,7 @@ def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
 
 
 def _is_said(series: Series, sentence: str) -> bool:
-    """Is what holds it back in the sentence of the whole, alone or together with others'?"""
+    """Is its bottleneck in the sentence of the whole, alone or together with others'?"""
     what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
     return series.sentence in sentence or (bool(what) and series.collective in sentence and f"each {what}," in sentence)
 

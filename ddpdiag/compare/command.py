@@ -23,10 +23,10 @@ def run(old: str, new: str, *, json: str | None = None, markdown: str | None = N
     files = {option: (path, content) for option, (path, content) in wanted.items() if path is not None}
     for option, (path, _) in files.items():
         if any(is_one_file(path, given) for given in (old, new)):
-            raise UsageError(f"{option} {path} would overwrite a run that is read; give it another file")
+            raise UsageError(f"{option} {path} would overwrite an input of the comparison; give it another file")
         check_writable(path)
     if json is not None and json == markdown:
-        raise UsageError("--json and --markdown name one file; give each its own")
+        raise UsageError("--json and --markdown name the same file; give each its own")
     found = compare(read_report(old), read_report(new), old_source=readable(old), new_source=readable(new))
     for path, content in files.values():
         write(path, content(found))
@@ -57,7 +57,7 @@ def as_json(comparison: Comparison) -> str:
 
 
 def render(comparison: Comparison, *, width: int, color: bool) -> str:
-    """Both runs, then a paragraph for each change, the worst first, and one sentence in the end."""
+    """Both runs, then a paragraph for each change, the worst first, and one sentence at the end."""
     width = max(width, LEAST_WIDTH)
     lines: list[str] = []
     for lead, side in (("old: ", comparison.old), ("new: ", comparison.new)):
@@ -75,7 +75,7 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
 
 
 def _word(comparison: Comparison) -> str:
-    """That nothing was held against each other, or that the new run could not look, is no good news."""
+    """A comparison without figures, or a new run that could not look, is never reported as healthy."""
     if comparison.exit_code == ExitCode.UNFIT:
         return "WORSE"
     if not comparison.compared:

@@ -1,6 +1,6 @@
-"""Two reports held against each other: verdicts, findings, figures, rates of pairs, what they ran on.
+"""Two reports compared with each other: verdicts, findings, figures, rates of pairs, what they ran on.
 
-Several findings of one code that blame alike (a variable each) are told apart by their titles without the numbers in
+Several findings of one code that blame alike (a variable each) are distinguished by their titles without the numbers in
 these, which differ from run to run.
 
 What one run did not look at is neither new nor gone. A check has looked where all its trials were done. One that judges
@@ -46,7 +46,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What changed, regressions first; `compared` counts the figures that could be held against each other."""
+    """What changed, regressions first; `compared` counts the figures that could be compared."""
 
     schema: str = SCHEMA
     old: Side
@@ -80,7 +80,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
 
 
 def _exit_code(changes: list[Change], count: int, verdict: Verdict) -> ExitCode:
-    """That nothing was held against each other, or that the new run could not look, is no good news."""
+    """A comparison without figures, or a new run that could not look, is never reported as healthy."""
     if any(change.direction is Direction.REGRESSION for change in changes):
         return ExitCode.UNFIT
     return ExitCode.FIT if count and verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
@@ -107,7 +107,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
-    """A run that could not look is worse than one that was fit, and does not say that one became better."""
+    """A run that could not look is worse than one that was fit, and does not show that one became better."""
     if old.verdict is not new.verdict:
         better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
         cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
@@ -121,7 +121,9 @@ def _verdict(old: Report, new: Report) -> Iterator[Change]:
 def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     if old.snapshot is None or new.snapshot is None:
         which = "first" if old.snapshot is None else "second"
-        text = f"figures were not compared: the {which} report is of a ddpdiag that kept none; give its recording"
+        text = (
+            f"figures were not compared: the {which} report was written by a ddpdiag that kept none; give its recording"
+        )
         return 0, (Change(direction=Direction.UNJUDGED, name="figures", text=text),)
     return compared_figures(old.snapshot, new.snapshot)
 
@@ -140,12 +142,12 @@ def _facts(old: Report, new: Report) -> Iterator[Change]:
         yield from changed_facts(old.snapshot.facts, new.snapshot.facts)
 
 
-# Findings that are new, gone, more or graver, and those that cannot be told -------------------------------------------
+# Findings that are new, gone, more or graver, and those that are unknown ----------------------------------------------
 
 
 _Key = tuple[object, ...]
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
-# What befell our own run, and no fault of the machine.
+# What happened to ddpdiag's own run, and is no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
 _OF_TIMES = ("TRN003.straggler", "TRN003.network")
@@ -164,7 +166,9 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     for was, now in pairs:
         if was is None and now is not None:
             looked = _code(now) in then or (now.severity is Severity.ERROR and _arose(now, old, new))
-            word, direction = ("new", Direction.REGRESSION) if looked else ("not looked at then", Direction.NEUTRAL)
+            word, direction = (
+                ("new", Direction.REGRESSION) if looked else ("not checked in the old run", Direction.NEUTRAL)
+            )
             yield _change(now, word, direction, minor)
         elif was is not None and now is not None and was.severity is not now.severity:
             direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
@@ -176,14 +180,14 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
 
 def _gone(was: Finding, new: Report, minor: tuple[str, ...], *, looked: bool) -> Change:
     if not looked:
-        return _change(was, "not looked at now", Direction.NEUTRAL, minor)
+        return _change(was, "not checked in the new run", Direction.NEUTRAL, minor)
     if new.verdict is Verdict.UNKNOWN:
         return _change(was, "not seen again", Direction.NEUTRAL, minor)
     return _change(was, "gone", Direction.IMPROVEMENT, minor)
 
 
 def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
-    """Good to know is neither better nor worse, nor are codes that begin like `minor`."""
+    """Notes are neither better nor worse, nor are codes that begin like `minor`."""
     is_minor = finding.severity is Severity.NOTE or finding.code.startswith(minor)
     return Change(
         direction=Direction.NEUTRAL if is_minor else direction,

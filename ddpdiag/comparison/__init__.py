@@ -1,1 +1,1 @@
-"""Two runs held against each other: what became worse, what better, and what cannot be told."""
+"""Two runs compared with each other: what became worse, what better, and what is not known."""

@@ -1,7 +1,7 @@
 """Earlier runs of a benchmark: the files that keep them, which of them is comparable, and what became worse.
 
 A baseline file is JSON that holds any number of runs. Only the same collective on the same shape of world and the same
-hardware is compared; else a sentence says what differs.
+hardware is compared; else a sentence states what differs.
 """
 
 import math
@@ -142,7 +142,7 @@ def slower(old: BaselineSeries, new: BaselineSeries, ranks: int) -> Slower | Non
 def missing(old: BaselineSeries, new: BaselineSeries) -> tuple[int, ...]:
     """The sizes at which the baseline reached half of its peak, in rising order, if this run measured none of them.
 
-    Then `worse` has nothing to compare that counts, and says nothing. Empty where at least one was measured.
+    Then `worse` has nothing to compare that counts. Empty where at least one was measured.
     """
     held = _measured(old)
     peak = max((row.busbw_bytes_per_s for row in held.values()), default=0.0)

@@ -32,7 +32,7 @@ ABSENT = "none"
 
 
 class Direction(Enum):
-    """What a change means, the worst first. `UNJUDGED` is none: what was not held against the other run, and why."""
+    """What a change means, the worst first. `UNJUDGED` is none: what was not compared with the other run, and why."""
 
     REGRESSION = "regression"
     IMPROVEMENT = "improvement"
@@ -43,7 +43,7 @@ class Direction(Enum):
 class Change(Struct, frozen=True, kw_only=True):
     """Something that differs. `name` is for scripts: a finding's code, a figure's or a fact's name.
 
-    Of a figure, `old` and `new` are medians, `ratio` says how many times as long it takes (or was slower), and `noise`
+    Of a figure, `old` and `new` are medians, `ratio` is how many times as long it takes (or was slower), and `noise`
     the share by which the repeats of either run spread; None where there are none.
     """
 
@@ -59,7 +59,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def comparable(old: Snapshot, new: Snapshot) -> str | None:
-    """Why the figures of two runs cannot be held against each other, or None."""
+    """Why the figures of two runs cannot be compared, or None."""
     for name in dict.fromkeys((*old.shape, *new.shape)):
         was, now = (each.shape.get(name, "unknown") for each in (old, new))
         if was != now:
@@ -68,7 +68,7 @@ def comparable(old: Snapshot, new: Snapshot) -> str | None:
 
 
 def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
-    """How many figures were held against each other, and what changed."""
+    """How many figures were compared, and what changed."""
     if (why := comparable(old, new)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
     changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_unjudged_times(old, new)]
@@ -81,13 +81,13 @@ def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, .
 
 
 def _common(old: Snapshot, new: Snapshot) -> list[bool]:
-    """For each figure of the new run that the old one has, too: is it held against that of other ranks?"""
+    """For each figure of the new run that the old one has, too: is it compared with that of other ranks?"""
     known = _kinds(old)
     return [within for key, within in _kinds(new).items() if key in known]
 
 
 def _kinds(snapshot: Snapshot) -> dict[tuple[str, int | None], bool]:
-    """Of each figure, by name and rank: is it held against that of other ranks?"""
+    """Of each figure, by name and rank: is it compared with that of other ranks?"""
     kinds: dict[tuple[str, int | None], bool] = {
         (own.name, rank): True for own in snapshot.standings for rank in ranks_of(own)
     }
@@ -108,7 +108,7 @@ def _unjudged(name: str, text: str) -> Change:
 
 
 def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
-    """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where nobody looked."""
+    """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where no check looked."""
     return min(_own_busy(old), _own_busy(new))
 
 
@@ -122,9 +122,9 @@ def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     busy = least_busy(old, new)
     if busy < LEAST_BUSY_ACROSS and _common(old, new):
         what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
-        why = f"in one of the runs a rank had {share_text(busy)} of its core, others the rest"
+        why = f"in one of the runs a rank had {share_text(busy)} of its core, and other processes had the rest"
         if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
-            why = "in one of the runs nobody looked (TRN003 does) whether others used the cores"
+            why = "in one of the runs it was not checked whether other processes used the cores (TRN003 does that)"
         yield _unjudged("busy", f"{what} were judged: {why}")
 
 
@@ -218,7 +218,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         if isinstance(held, str):
             yield _unjudged(what, f"{what} was not compared: {held}")
         elif held is not None:
-            # What became better is what would be worse the other way round.
+            # What became better is what would be worse in the opposite order.
             yield from _slowdown(what, Direction.REGRESSION, held, series, ranks)
             yield from _slowdown(what, Direction.IMPROVEMENT, series, held, ranks)
 
@@ -226,7 +226,7 @@ def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
 def _slowdown(
     what: str, direction: Direction, old: BaselineSeries, new: BaselineSeries, ranks: int
 ) -> Iterator[Change]:
-    """From `old` to `new`; reported the other way round for an improvement."""
+    """From `old` to `new`; reported in the opposite order for an improvement."""
     if lost := worse(old, new):
         most = max(lost, key=lambda each: each.share)
         values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes

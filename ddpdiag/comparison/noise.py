@@ -1,8 +1,8 @@
 """Is a difference between two runs more than the noise that their own repeats show?
 
-Times of two runs differ for reasons that neither run shows within itself: where the processes came to lie, who else
-used the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what
-the whole machine disturbs than for what is held against other ranks at the same moments.
+Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs
+on the machine. So a difference must be beyond what the repeats spread, and beyond a share that is larger for what the
+whole machine disturbs than for what is compared with other ranks at the same moments.
 """
 
 import math
@@ -26,7 +26,7 @@ ACROSS_RATIO = 1.4
 # bench/slow.py, and by twice what the calls of one run spread, since they are disturbed together. Of 3,540 pairs of
 # healthy runs of two ranks over gloo 82 differed beyond the first two, 4 beyond all three.
 SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
-# Of a single value no noise is known: a difference is worth a word, and is not judged.
+# Of a single value no noise is known: a difference is reported, and is not judged.
 SINGLE_RATIO = 1.5
 # Ranks that had less of their cores were disturbed too much to be compared; for figures of the whole machine they must
 # have been all but alone.
@@ -37,7 +37,7 @@ _QUARTILES_OF_NORMAL = 1.349
 
 
 class Shift(NamedTuple):
-    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` says that it is more than
+    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` means that it is more than
     noise, which is the wider of both runs' distances between their quartiles, as a share of the median."""
 
     old: float
@@ -48,7 +48,7 @@ class Shift(NamedTuple):
 
 
 def shift(old: Figure, new: Figure) -> Shift | None:
-    """How one figure differs; None where it cannot be held against the other."""
+    """How one figure differs; None where it cannot be compared with the other."""
     if not _is_sound(old) or not _is_sound(new) or old.sampling is not new.sampling:
         return None
     was, now = sorted(old.values), sorted(new.values)
@@ -90,7 +90,7 @@ class Standing(NamedTuple):
 def standings(figures: Mapping[int, Figure]) -> dict[int, Standing]:
     """Each rank against the median of the others at the same moments; none of fewer than two ranks, or repeats.
 
-    The ratio is that of the quicker half of the repeats, since disturbances only add; the error is told by the
+    The ratio is that of the quicker half of the repeats, since disturbances only add; the error comes from the
     distance between the quartiles of all repeats' ratios.
     """
     count = min((len(figure.values) for figure in figures.values()), default=0)
@@ -168,7 +168,7 @@ def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def fields(snapshot: Snapshot) -> dict[str, Field]:
-    """The figures of a run that are held against those of the other ranks, by name."""
+    """The figures of a run that are compared with those of the other ranks, by name."""
     by_name: dict[str, dict[int, Figure]] = {}
     for figure in snapshot.figures:
         if figure.within and figure.rank is not None:

@@ -18,7 +18,7 @@ from ddpdiag.simulate import SimulateOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 from ddpdiag.text import count
 
-# What is over sooner is not worth a line in a log.
+# A shorter run needs no line in a log.
 _PATIENCE_SECONDS = 3.0
 _BLAMING = ("FAB001.alone", "FAB001.node", "FAB001.domain")
 
@@ -32,7 +32,7 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
     if wanted.trials is not None:
         if replace(outputs, quiet=False, color=Color.AUTO) != Outputs():
             raise UsageError(
-                "--trials counts who is blamed in many runs, without a report: give no option of the output"
+                "--trials counts blamed hosts over many runs, and makes no report: leave out the options of the output"
             )
         with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
             rates = _rates(wanted, faults, wanted.trials, progress.tell)
@@ -74,7 +74,7 @@ def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
 
 
 def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[[str], None]) -> str:
-    """How often who was blamed, over so many seeds."""
+    """How often hosts were blamed, over so many seeds."""
     sums: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
     for done, seed in enumerate(range(wanted.seed, wanted.seed + trials)):
@@ -88,9 +88,9 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
     return (
         f"{trials} runs of {wanted.hosts} hosts, seeds {wanted.seed}-{wanted.seed + trials - 1}\n"
         f"healthy hosts blamed per run   {sums['false'] / trials:.4f}\n"
-        f"bad hosts missed               {sums['missed']} of {sums['failing']}\n"
-        f"ways blamed per run            {sums['paths'] / trials:.4f}\n"
-        f"runs in which nobody could be blamed because most are bad   {sums['systemic']}\n"
+        f"failing hosts missed           {sums['missed']} of {sums['failing']}\n"
+        f"links blamed per run           {sums['paths'] / trials:.4f}\n"
+        f"runs in which no host could be blamed because most fail   {sums['systemic']}\n"
         f"trials of a run                {spread}\n"
     )
 

@@ -1,8 +1,8 @@
 """A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
 
 Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
-test at random; a congested leaf halves, for as long as it lasts, what goes there. Nothing is measured and nobody waits;
-the recording is one as any other: `ddpdiag judge` reads it.
+test at random; a congested leaf halves, for as long as it lasts, what goes there. Nothing is measured and nothing
+waits; the recording is one as any other: `ddpdiag judge` reads it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from ddpdiag.model.recording import End, Header, Skip
 from ddpdiag.model.trial import spent_seconds
 from ddpdiag.stats import Samples
 
-# A leaf switch has so many hosts, unless said otherwise.
+# A leaf switch has so many hosts by default.
 HOSTS_PER_LEAF = 32
 # On a host that is slow inside it is the GPU of this local rank.
 SLOW_LOCAL_RANK = 1
@@ -122,7 +122,9 @@ class Fleet:
                     self.links.add(frozenset(self._random.sample(range(self.hosts), 2)))
             case Fault.LEAF:
                 if count > self._leaves:
-                    raise UsageError(f"{count} bad leaves were asked for, and {self.hosts} hosts have {self._leaves}")
+                    raise UsageError(
+                        f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}"
+                    )
                 for leaf in self._random.sample(range(self._leaves), count):
                     first, size = leaf * self.hosts_per_leaf, self.hosts_per_leaf
                     self.slow.update(range(first, min(self.hosts, first + size), 2))
@@ -134,7 +136,7 @@ class Fleet:
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
         if count > len(free):
-            raise UsageError(f"{count} bad hosts were asked for, and there are {len(free)} left of {self.hosts}")
+            raise UsageError(f"{count} failing hosts were asked for, and {len(free)} of {self.hosts} hosts are left")
         return self._random.sample(free, count)
 
     @property

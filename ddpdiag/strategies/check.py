@@ -1,14 +1,14 @@
-"""Strategies: which way of training works here, and which pays.
+"""Strategies: which ways of training work here, and which one is the fastest.
 
-What `ddpdiag train` runs; a check takes it only by name (`--select TRN002`). One network learns the shipped digits by
-each strategy that was asked for: single (one process alone), dp (nn.DataParallel), ddp (DistributedDataParallel), fsdp
-(fully_shard), tensor-parallel (DTensor), pipeline (GPipe), model-parallel (a network over several devices of a rank,
-under DDP). All begin with the same weights and take the same images in each step, and nothing in the network depends on
-how a batch is divided, so the loss of every step must be that of single but for rounding (`tolerance`; float32 is
-computed as float32, without TF32). Each runs in fresh processes with a deadline of its own: one that hangs is an
-answer, and the next one still runs. What the installed torch cannot do is not possible here, and no error: fsdp first
-shards one layer with known gradients, and pipeline needs NumPy, by which torch sends the shapes. The code of each is
-one file in ddpdiag/strategies/workloads, made to be copied.
+`ddpdiag train` runs this check; `ddpdiag check` runs it only by name (`--select TRN002`). One network learns the
+shipped digits by each strategy that was asked for: single (one process alone), dp (nn.DataParallel), ddp
+(DistributedDataParallel), fsdp (fully_shard), tensor-parallel (DTensor), pipeline (GPipe), model-parallel (a network
+over several devices of a rank, under DDP). All begin with the same weights and take the same images in each step, and
+nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
+rounding (`tolerance`; float32 is computed as float32, without TF32). Each runs in fresh processes with a deadline of
+its own: one that hangs is reported, and the next one still runs. What the installed torch cannot do is reported as not
+possible, and is no error: fsdp first shards one layer with known gradients, and pipeline needs NumPy, by which torch
+sends the shapes. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
 Communication is the share of a step in which a collective, a send or a receive is under way, waiting included, from
@@ -18,7 +18,7 @@ with the same batch for each rank (weak).
 
 Findings and their causes:
 
-Fix: `ddpdiag check` finds out what is wrong below; of those that work take the simplest that is fast enough.
+Fix: `ddpdiag check` finds faults of hosts, GPUs and network; use the simplest working strategy that is fast enough.
 
 Confirm by hand: Each file in ddpdiag/strategies/workloads runs by itself under torchrun; compare its losses with those
 of single.
@@ -46,11 +46,15 @@ from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, 
 FINDINGS = {
     "wrong": Explained.error(
         "the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic "
-        "that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most are named."
+        "that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most ranks are "
+        "named."
     ),
-    **dict.fromkeys(("hangs", "fails"), Explained.error("as it says; who stopped the others is named, as in RUN003.")),
+    **dict.fromkeys(
+        ("hangs", "fails"),
+        Explained.error("a training hangs or fails; the rank that stopped the others is named, as in RUN003."),
+    ),
     "unmeasured": Explained.not_seen(
-        "there was no time, no reference, or nothing that was asked for is possible here, so nothing is known."
+        "there was no time, no reference, or no strategy that was asked for is possible here, so nothing is known."
     ),
 }
 
@@ -66,7 +70,7 @@ _NEEDS = {
 }
 # A strategy gets at least so much, even if others that hang have spent their share.
 _LEAST_SECONDS = 8.0
-# Beyond so many numbers, single does not tell what each rank's loss should be.
+# Beyond so many numbers, single does not report what each rank's loss should be.
 _MOST_PARTS = 50_000
 
 
@@ -126,7 +130,7 @@ def _train(ctx: Context, strategy: Strategy, task: "Task", digits: "Digits") -> 
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What does not work, and who stands in its way."""
+    """What does not work, and the ranks to blame."""
     yield from findings(seen, _tolerance(seen))
 
 
@@ -165,7 +169,7 @@ def section(seen: Seen[Data]) -> Section | None:
         return None
     train = report(seen)
     return Section(
-        question="By which strategies {} can train",
+        question="Which strategies {} can train with",
         sentence=train.sentence,
         measured=any(row.samples_per_second is not None for row in train.rows),
         train=train,

@@ -14,7 +14,7 @@ from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 
-# Who came, what they run, cores of their own, the trainings, and what happened to the run.
+# Membership, versions, cores, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
 MOST_STEPS, MOST_IMAGES = 2_000, 65_536
 

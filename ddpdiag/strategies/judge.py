@@ -1,4 +1,4 @@
-"""The table and the findings of TRN002: what works, what does not, and who stands in its way."""
+"""The table and the findings of TRN002: what works, what does not, and the ranks to blame."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ from ddpdiag.strategies.runs import (
 _LAST_STEPS = 5
 # Caches may give a little more than one.
 _MOST_EFFICIENCY = 1.25
-_NOT_TRIED = "the run ended before it"
+_NOT_TRIED = "the run ended before this strategy was tried"
 
 
 def train_of(seen: Seen[Data], tolerance: float) -> TrainReport:
@@ -115,7 +115,7 @@ def _speedup(run: Run | None, alone: Run | None) -> float | None:
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
-    """Which way works and pays."""
+    """Which strategies work, and which is the fastest."""
     worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
     if not worked:
         return "No strategy trained to the end."
@@ -137,7 +137,7 @@ def _best_text(best: StrategyRow) -> str:
     if best.efficiency > _MOST_EFFICIENCY:
         return (
             f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} "
-            "devices can give, so something slowed that one down: run it again on a quiet host"
+            "devices can give, so something slowed single down: run it again on a quiet host"
         )
     where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
     return (
@@ -153,11 +153,11 @@ def _names(rows: Sequence[StrategyRow]) -> str:
 
 # Findings ------------------------------------------------------------------------------------------------------------
 
-_CHECK = "Run `ddpdiag check`, which asks of hosts, GPUs, rendezvous and all-reduce one by one what is wrong."
+_CHECK = "Run `ddpdiag check`, which tests hosts, GPUs, rendezvous and all-reduce one by one."
 
 
 def findings(seen: Seen[Data], tolerance: float) -> Iterator[Finding]:
-    """One for each training that does not do what it should, and one where nothing could be tried."""
+    """One for each training that fails, and one where nothing could be tried."""
     if not jobs(seen.world) and seen.world.arrivals:
         yield _nothing(seen, ())
     tried = runs(seen, tolerance)
@@ -201,8 +201,8 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
 
 
 def _without_backend(tried: Sequence[Run]) -> str:
-    """What torch says of the backend that was asked for by its name, if it was built without; one that it does not
-    know at all is RUN003's."""
+    """What torch reports of the backend that was asked for by its name, if it was built without; RUN003 reports one
+    that it does not know at all."""
     said = (text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values())
     return next(said, "")
 
@@ -226,13 +226,13 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
         fix=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
         if run.ended is Ended.UNFINISHED
-        else "See first why single did not work.",
+        else "First find out why single did not work.",
         of_the_run=True,
     )
 
 
 def _what(seen: Seen[Data], run: Run) -> str:
-    """Such as "fsdp"; of a point of a curve, what tells it from the others."""
+    """Such as "fsdp"; of a point of a curve, what distinguishes it from the others."""
     name = run.job.strategy.value
     if run.job == job_of(run.job.strategy, seen.world):
         return name
@@ -249,7 +249,7 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
         "wrong",
         "one process alone does not train"
         if alone
-        else f"{_what(seen, run)} trains something else than one process alone",
+        else f"{_what(seen, run)} does not train the same as one process alone",
         " ".join((_numbers(seen, run, apart, tolerance), *told)),
         ranks=odd,
         evidence={
@@ -263,21 +263,21 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
 
 
 def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
-    """The loss of the first bad step, that of single, and how far they may be apart."""
+    """The loss of the first bad step, that of single, and how much they may differ."""
     losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
     asked = asked_of(seen.options)
-    own = f"{losses[step]:.6g}" if step < len(losses) else "not there"
+    own = f"{losses[step]:.6g}" if step < len(losses) else "missing"
     if alone is None or run.job.strategy is Strategy.SINGLE:
-        return f"In step {step + 1} of {asked.steps} its loss is {own}, a finite number was expected."
+        return f"In step {step + 1} of {asked.steps} its loss is {own}; a finite number is expected."
     return (
-        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, that of single "
-        f"{alone.losses[step]:.6g}; the largest distance of any step or rank is {apart.most:.2g}, at most "
-        f"{tolerance:.2g} was expected ({asked.dtype})."
+        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, and that of single "
+        f"is {alone.losses[step]:.6g}; the largest difference of any step or rank is {apart.most:.2g}, at most "
+        f"{tolerance:.2g} expected ({asked.dtype})."
     )
 
 
 def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Who began or ended with other parameters than most, in sentences and as ranks to blame.
+    """Ranks that began or ended with other parameters than most, in sentences and as ranks to blame.
 
     Gradients are the same on all ranks once they are averaged, so in ddp all ranks end alike.
     """
@@ -288,7 +288,7 @@ def _other_weights(run: Run) -> tuple[tuple[str, ...], tuple[int, ...]]:
     ):
         odd = odd_ones_out(values)
         if odd is not None and odd.ranks:
-            said.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most.")
+            said.append(f"{ranks_text(odd.ranks).capitalize()} {word} with other parameters than most ranks.")
             return tuple(said), odd.ranks
         if odd is not None:
             said.append(f"The ranks {word} with {len(odd.groups)} different sets of parameters.")
@@ -305,7 +305,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     what, verb = _what(seen, run), run.ended.value
     who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
     at = f" (last step '{first.at}')" if first.at else ""
-    until = f"; it had to end within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    until = f"; its deadline was {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
@@ -323,7 +323,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
 
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if first.error.startswith("DataError"):
-        return "Copy the files of digits anew, or leave out --data-dir to train on those that ship."
+        return "Copy the files of digits again, or leave out --data-dir to train on the shipped ones."
     if run.job.strategy is Strategy.SINGLE:
-        return f"Look at {seen.world.node_of(first.rank)} first: nobody else took part."
+        return f"Look at {seen.world.node_of(first.rank)} first: no other rank took part."
     return _CHECK

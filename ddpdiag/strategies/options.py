@@ -14,7 +14,7 @@ class TrainOptions:
     strategy: tuple[str, ...] = option(
         ("single,ddp,fsdp",),
         "single, dp, ddp, fsdp, tensor-parallel, pipeline, model-parallel, all (a,b; default: "
-        "single,ddp,fsdp). single is always run: the others are held against it.",
+        "single,ddp,fsdp). single is always run: the others are compared with it.",
         metavar="NAME",
         panel=_WHAT,
     )
@@ -24,16 +24,18 @@ class TrainOptions:
     group_size: int = option(
         2, "Devices over which each rank of model-parallel cuts its network.", metavar="N", panel=_WHAT
     )
-    scaling: bool = option(False, "ddp on 1, 2, 4 ... ranks as well: does it scale?", panel=_WHAT)
+    scaling: bool = option(False, "Train ddp on 1, 2, 4 ... ranks as well, to measure scaling.", panel=_WHAT)
     compare_launchers: bool = option(
         False,
-        "ddp on this host, started by mp.spawn, torchrun, torch.distributed.run, torch.distributed.launch "
-        "(with --use-env, too) and by hand: do all work, and how long does each take to start, and for a step?",
+        "Train ddp on this host, started by mp.spawn, torchrun, torch.distributed.run, torch.distributed.launch "
+        "(with --use-env, too) and by hand: which of them work, and how long a start and a step take.",
         panel=_WHAT,
     )
-    rounds: int = option(2, "With --compare-launchers: turns of each way, the best counts.", metavar="N", panel=_WHAT)
-    backend: str = option("auto", "auto, nccl, gloo or any that torch knows.", metavar="NAME", panel=_WHAT)
-    budget: float = option(120.0, "The run ends within this time.", metavar="SECONDS", panel=_WHAT, min=5.0)
+    rounds: int = option(
+        2, "With --compare-launchers: trainings with each launcher; the best one counts.", metavar="N", panel=_WHAT
+    )
+    backend: str = option("auto", "auto, nccl, gloo or any other backend of torch.", metavar="NAME", panel=_WHAT)
+    budget: float = option(120.0, "Time limit of the run.", metavar="SECONDS", panel=_WHAT, min=5.0)
     data_dir: str | None = option(
         None, "MNIST files of your own (IDX, plain or .gz) instead of those shipped.", metavar="DIR", panel=_WHAT
     )

@@ -15,7 +15,7 @@ from ddpdiag.model.train import Curve, Ended, Strategy, Train
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's part in one trial. `not_possible` says what this torch lacks; then nothing was trained.
+    """One rank's part in one trial. `not_possible` is what this torch lacks; then nothing was trained.
 
     `losses` are the mean loss over the `images` that this rank saw in a step; `parts` (of single alone) those of each
     rank's share of the images. `start` is the SHA-256 of the first weights. `seconds` are those of `timed_steps`.
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 def jobs(world: World) -> tuple[Job, ...]:
-    """All trainings, each once, in their order: single first, since the others are held against it."""
+    """All trainings, each once, in their order: single first, since the others are compared with it."""
     asked = asked_of(world.options)
     if not asked.scaling and all(why_not(each, world) for each in asked.strategies):
         return ()
@@ -150,7 +150,7 @@ def why_not(strategy: Strategy, world: World) -> str | None:
 
 def _why_not_dp(world: World) -> str | None:
     if world.backend != "nccl":
-        return f"it copies the network to GPUs, and over {world.backend} ranks train on their CPU"
+        return f"it copies the network to GPUs, and over {world.backend} ranks train on the CPU"
     gpus = world.arrivals[world.living[0]].gpus if world.living else 0
     return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
 
@@ -217,7 +217,7 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
         return run
     if unfinished(run.trial, blame, run.outcomes):
         still = next(o for o in run.outcomes if o.status is Status.HUNG)
-        reason = f"it was still going on after {run.trial.deadline_seconds:.1f} s, at '{still.at}'"
+        reason = f"it was still making progress after {run.trial.deadline_seconds:.1f} s, at '{still.at}'"
         return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
         return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
@@ -228,18 +228,18 @@ def _why_ended_early(seen: Seen[Data], run: Run) -> str:
     """Why it ended for a reason of the run, so that it is no answer; or nothing."""
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
-        return f"{ranks_text(lost)} left the run before it was over"
+        return f"{ranks_text(lost)} left the run before the training ended"
     reported = {outcome.rank for outcome in run.outcomes if outcome.status is not Status.SKIPPED}
     if not reported.issuperset(run.trial.ranks):
-        return "the run ended before it was over"
+        return "the run ended before the training did"
     hurried = next((o for o in run.outcomes if o.status is Status.HUNG and run.trial.hurried and not o.told), None)
     if hurried is not None:
-        return f"the budget had left {run.trial.deadline_seconds:.1f} s, and then it stood at '{hurried.at}'"
+        return f"the budget left {run.trial.deadline_seconds:.1f} s for it, after which it was at '{hurried.at}'"
     return ""
 
 
 def _own_words(run: Run, blame: Blame) -> str:
-    """What the first of those who failed by themselves said."""
+    """The error of the first rank that failed by itself."""
     failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     return next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
 
@@ -248,7 +248,7 @@ def _own_words(run: Run, blame: Blame) -> str:
 
 
 def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
-    """The same run, held against single; single itself need only be finite."""
+    """The same run, compared with single; single itself need only be finite."""
     if run.ended is not Ended.WORKS:
         return run
     losses = mean_losses(run)
@@ -263,11 +263,13 @@ def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
         single = job_of(Strategy.SINGLE, seen.world)
         if single is not None and run.job.batch != single.batch:
             return run  # weak scaling: there is nothing to compare with, by design
-        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses")
+        return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
     apart = compare(run, alone, tolerance)
     if apart.step is None:
         return run._replace(apart=apart)
-    return run._replace(ended=Ended.WRONG, apart=apart, reason=f"its loss is {apart.most:.2g} off that of single")
+    return run._replace(
+        ended=Ended.WRONG, apart=apart, reason=f"its loss differs from that of single by {apart.most:.2g}"
+    )
 
 
 def reference(seen: Seen[Data], job: Job) -> Data | None:
@@ -287,9 +289,9 @@ def mean_losses(run: Run) -> tuple[float, ...]:
 
 
 def compare(run: Run, alone: Data, tolerance: float) -> Apart:
-    """The losses of all ranks together, and each rank's own where single knows what they should be.
+    """The losses of all ranks together, and each rank's own where single shows what they should be.
 
-    Errors of two ranks may cancel in the mean. Whose own loss is off first says nothing, though: with wrong parameters
+    Errors of two ranks may cancel in the mean. Whose own loss is off first proves nothing: with wrong parameters
     on all ranks, that is a matter of their images.
     """
     compared = [zip(mean_losses(run), alone.losses, strict=False)]
@@ -301,7 +303,7 @@ def compare(run: Run, alone: Data, tolerance: float) -> Apart:
 
 
 def _expected(run: Run, rank: int, alone: Data) -> tuple[float, ...]:
-    """What this rank's losses should be, or nothing where single cannot tell."""
+    """What this rank's losses should be, or nothing where single does not show it."""
     own = run.data[rank]
     if own.images == run.job.batch:
         return alone.losses

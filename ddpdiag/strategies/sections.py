@@ -23,7 +23,7 @@ STYLES = {
     Ended.NOT_COMPARED: "bold yellow",
     Ended.NOT_POSSIBLE: "dim",
 }
-# The reason stands below the table.
+# The reason is below the table.
 _SHORT = {Ended.UNFINISHED: "unknown", Ended.NOT_COMPARED: "unknown", Ended.NOT_POSSIBLE: "not here"}
 _BAD = (Ended.WRONG, Ended.HANGS, Ended.FAILS)
 _CURVES = {Curve.STRONG: "the same batch for all ranks together", Curve.WEAK: "the same batch for each rank"}
@@ -65,8 +65,8 @@ def _task(train: TrainReport) -> str:
     return (
         f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(train.batch_size, 'image')} over all "
         f"ranks, {one_line(asked.dtype)}. x: times as fast as single; eff.: that for each device; comm: share of time "
-        "in which a collective is under way, waiting included; peak, state: memory of a rank; off: largest distance of "
-        f"a loss from single's, at most {train.tolerance:.2g}."
+        "in which a collective is under way, waiting included; peak, state: memory of a rank; off: largest difference "
+        f"of a loss from single's, at most {train.tolerance:.2g}."
     )
 
 
@@ -88,7 +88,7 @@ def _write_rows(page: Page, rows: Sequence[StrategyRow]) -> None:
 def write_table(
     page: Page, names: Column, ended: Sequence[Ended], figures: Iterable[tuple[str, Sequence[str]]]
 ) -> None:
-    """What each row came to beside its figures, in as many tables as the width asks for."""
+    """The outcome of each row beside its figures, in as many tables as the width asks for."""
     came_to = tuple(_SHORT.get(each, each.value) for each in ended)
     fixed = (names, Column("", came_to, right=False, styles=tuple(STYLES[each] for each in ended)))
     columns = [Column(header, tuple(cells), right=True) for header, cells in figures]
@@ -167,7 +167,7 @@ def _speed(train: TrainReport) -> html.Figure | None:
 
 
 def _is_shown(row: StrategyRow) -> bool:
-    """What did not work is an empty row that says so; what could not be tried is in the table."""
+    """What did not work is an empty row with its outcome; what could not be tried is in the table."""
     return row.samples_per_second is not None or row.ended in _BAD
 
 
@@ -203,7 +203,7 @@ def _bars(
     line: float | None = None,
     line_name: str = "",
 ) -> html.Figure | None:
-    """A bar for each strategy; one that did not work says how it ended."""
+    """A bar for each strategy; one that did not work shows how it ended."""
     if not rows or max(rows.values()) <= 0:
         return None
     bars = [
@@ -249,7 +249,7 @@ def _strategies(train: TrainReport) -> html.Table:
         columns=tuple(html.Column(head, right=number > 1) for number, head in enumerate(heads)),
         rows=tuple(map(_strategy, train.rows)),
         note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
-        f"loss: after the last step, within {train.tolerance:.2g} of single's where all is well.",
+        f"loss: after the last step, within {train.tolerance:.2g} of single's if it trains correctly.",
     )
 
 
@@ -318,21 +318,21 @@ def _markdown_row(row: StrategyRow) -> tuple[str, ...]:
 
 
 def samples(report: Report) -> Iterator[Sample]:
-    """For Prometheus: what each strategy came to, and the points of the curves."""
+    """For Prometheus: the outcome of each strategy, and the points of the curves."""
     train = report.train
     if train is None:
         return
     for row in train.rows:
         labels = {"strategy": row.strategy.value}
-        ended = "1, with what a strategy came to as a label."
+        ended = "1, with the outcome of a strategy as a label."
         yield Sample("train_ended", ended, 1, labels | {"ended": row.ended.value})
         figures = {
-            "samples_per_second": (row.samples_per_second, "Images a second, over all ranks."),
+            "samples_per_second": (row.samples_per_second, "Images per second, over all ranks."),
             "speedup_ratio": (row.speedup, "Its rate over that of single."),
             "peak_bytes": (row.peak_bytes, "Peak of the memory of the rank that holds most."),
             "state_bytes": (row.state_bytes, "Parameters, gradients and optimizer state of the rank that holds most."),
             "communication_ratio": (row.communication_share, "Share of a step in which it communicated."),
-            "loss_deviation": (row.deviation, "How far the loss was from that of single, at most."),
+            "loss_deviation": (row.deviation, "Largest difference of the loss from that of single."),
         }
         for figure_name, (value, says) in figures.items():
             if value is not None:
@@ -341,4 +341,4 @@ def samples(report: Report) -> Iterator[Sample]:
         if point.samples_per_second is not None:
             labels = {"curve": point.curve.value, "ranks": str(point.ranks), "batch_size": str(point.batch_size)}
             rate = point.samples_per_second
-            yield Sample("train_scaling_samples_per_second", "Images a second of ddp on so many ranks.", rate, labels)
+            yield Sample("train_scaling_samples_per_second", "Images per second of ddp on so many ranks.", rate, labels)

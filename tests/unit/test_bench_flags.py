@@ -52,7 +52,7 @@ def test_what_is_no_size_is_refused(text):
         ({"op": ("mean",)}, "-o mean: expected sum"),
         ({"collective": ("allreduce",)}, "--collective allreduce: expected all_reduce"),
         ({"collective": ("",)}, "--collective"),
-        ({"backend": ("auto,gloo",)}, "auto stands alone"),
+        ({"backend": ("auto,gloo",)}, "auto cannot be combined"),
         ({"iters": 0}, "-n 0: expected 1 or more"),
         ({"warmup_iters": -1}, "-w -1"),
         ({"agg_iters": 0}, "-m 0"),

@@ -507,3 +507,44 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
 
 def test_an_exact_name_of_an_interface_is_quoted():
     assert shell.shell_lines({"NCCL_SOCKET_IFNAME": "=eth0"}) == ["export NCCL_SOCKET_IFNAME='=eth0'"]
+
+
+def test_a_backend_far_slower_than_gloo_is_a_warning_with_the_set_that_is_faster(golden):
+    def answer(_group, env):
+        return (Status.DONE, 0.01 if env.get("NCCL_P2P_DISABLE") == "1" else 0.5)
+
+    run = Run(2, answer, options=LONG).search()
+    found = only(run)
+    assert (found.code, found.severity, found.env) == ("P2P003.slow", Severity.WARNING, P2P)
+    assert fallback.workarounds(run.seen) == P2P
+    assert not fallback.works_with_workarounds(run.seen)
+    golden(found)
+
+
+def test_a_failure_that_does_not_come_back_is_transient(golden):
+    answers = iter([HANGS])
+    run = Run(4, lambda _group, _env: next(answers, WORKS), options=LONG).search()
+    found = only(run)
+    assert (found.code, found.severity) == ("P2P003.transient", Severity.WARNING)
+    assert found.evidence["tried"] == ["as it is: works, 10.1 GB/s"] * 3
+    assert fallback.workarounds(run.seen) == {}
+    golden(found)
+
+
+def test_a_set_that_works_and_then_hangs_is_not_recommended(golden):
+    works = iter([WORKS, WORKS])
+
+    def answer(_group, env):
+        return next(works, HANGS) if env.get("NCCL_P2P_DISABLE") == "1" else HANGS
+
+    run = Run(2, answer, options=LONG).search()
+    found = only(run)
+    assert (found.code, found.severity, found.env) == ("P2P003.unreliable", Severity.ERROR, {})
+    assert found.evidence["tried"] == [
+        "as it is: hangs",
+        "P2P: works, 6.71 GB/s",
+        "P2P: works, 6.71 GB/s",
+        "P2P: hangs",
+    ]
+    assert fallback.workarounds(run.seen) == {}
+    golden(found)

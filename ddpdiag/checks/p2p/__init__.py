@@ -1,1 +1,1 @@
-"""How the GPUs of a host reach each other, and what gets a backend around what does not work."""
+"""The paths between the GPUs of a host, and workarounds for those that do not work."""

@@ -1,1 +1,1 @@
-"""`ddpdiag train --compare-launchers`: one training, started in every way that people use."""
+"""`ddpdiag train --compare-launchers`: one training, started by each common launcher."""

@@ -1,4 +1,4 @@
-"""`ddpdiag train --compare-launchers`: options into data, turns into a report, and that for people and for scripts."""
+"""`ddpdiag train --compare-launchers`: options into data, turns into a report, and the output of that report."""
 
 import math
 import os
@@ -34,7 +34,7 @@ _OPTIONS = (
     *("compare_launchers", "rounds", "nproc_per_node", "steps", "batch_size", "backend", "budget", "data_dir"),
     *("json", "quiet", "color"),
 )
-# The first three steps are not timed, and a median of fewer than three says little.
+# The first three steps are not timed, and a median of fewer than three is unreliable.
 _LEAST_STEPS = 6
 _MOST_ROUNDS = 20
 _LEAST_BUDGET = 60.0
@@ -47,12 +47,12 @@ def refuse_others(given: Iterable[str]) -> None:
         if name not in _OPTIONS:
             raise UsageError(
                 f"{spelled(name)} has no meaning with --compare-launchers, which trains with DistributedDataParallel "
-                "on this host, started in each way: give only one of the two"
+                "on this host, started by each launcher: leave out one of the two"
             )
 
 
 def run(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
-    """Start the training in each way, round after round; the exit code."""
+    """Start the training by each launcher, round after round; the exit code."""
     launch = launched(launch_options)
     refuse_launched(launch)
     compare = checked(options, len(launch.ranks))
@@ -72,18 +72,18 @@ def run(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) 
 
 
 def refuse_launched(launch: Launch) -> None:
-    """UsageError in a process that a launcher started: every rank would start all ranks, in every way."""
+    """UsageError in a process that a launcher started: every rank would start all ranks, by each launcher."""
     place = launch.place
     if place.launcher == "standalone":
         return
     raise UsageError(
-        f"--compare-launchers starts the ranks itself, in every way, and this process is rank {place.rank} of "
+        f"--compare-launchers starts the ranks itself, by each launcher, and this process is rank {place.rank} of "
         f"{place.world_size} already (launcher: {place.launcher}): {_AGAIN}"
     )
 
 
 def checked(options: TrainOptions, ranks: int) -> Compare:
-    """What is compared, if it makes sense; UsageError otherwise. `ranks` are those that the launch came to."""
+    """What is compared, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
     within = partial(number_within, context=" with --compare-launchers")
     within("--steps", options.steps, _LEAST_STEPS, MOST_STEPS)
     within("--batch-size", options.batch_size, ranks, MOST_IMAGES)
@@ -97,7 +97,7 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
     if not options.backend.strip():
         raise UsageError("--backend: expected a name, such as nccl or gloo")
     if readable(options.backend) != options.backend:
-        raise UsageError(f"--backend {readable(options.backend)}: it is no UTF-8, so no name of a backend")
+        raise UsageError(f"--backend {readable(options.backend)}: not UTF-8, so not the name of a backend")
     if options.data_dir is not None and not os.path.isdir(options.data_dir):
         raise UsageError(f"--data-dir {readable(options.data_dir)}: no such directory on {socket.gethostname()}")
     return Compare(
@@ -170,10 +170,10 @@ def _head(report: LaunchersReport) -> str:
 def _what(report: LaunchersReport) -> str:
     asked = report.asked
     return (
-        f"The same training, started in each way: {count(asked.steps, 'step')} of {count(asked.batch_size, 'image')} "
-        f"over all ranks in DistributedDataParallel; the best of up to {count(asked.rounds, 'round')}. start: from the "
-        "command to the group of all ranks; launcher: until the last rank runs its first line; step: the median of the "
-        "slowest rank; x: times torchrun's; threads: of each rank."
+        f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
+        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
+        f"{count(asked.rounds, 'round')}. start: from the command to the group of all ranks; launcher: until the last "
+        "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank."
     )
 
 
@@ -195,7 +195,7 @@ def _threads(threads: Sequence[int]) -> str:
 
 
 def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
-    """Why, of those that do not work, and how one that is alone with its reason would be typed."""
+    """Why, of those that do not work, and the command of one that is alone with its reason."""
     alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
     for row in rows:
         if row.ended is not Ended.WORKS:

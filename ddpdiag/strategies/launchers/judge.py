@@ -1,4 +1,4 @@
-"""What the ways of starting a training came to, from what was seen of each turn.
+"""The result of each way of starting a training, from what was seen of each turn.
 
 Of several rounds the best counts, for each figure by itself: what else runs on the host only ever makes things slower.
 """
@@ -85,7 +85,11 @@ def _best(rounds: Sequence[Round]) -> Round | None:
 def _row(method: LaunchMethod, seen: Seen, torchrun: Round | None, command: str) -> LauncherRow:
     turns = [start for start in seen.starts if start.method is method]
     if not turns:
-        early = "the run was ended before its turn" if seen.told is not None else "no time was left; give more --budget"
+        early = (
+            "the run was interrupted before its turn"
+            if seen.told is not None
+            else "no time was left; give more --budget"
+        )
         return LauncherRow(method=method, command=command, ended=Ended.UNFINISHED, reason=early)
     bad = next((start for start in turns if start.ended is not Ended.WORKS), None)
     which = f"in round {turns.index(bad) + 1} of {len(turns)}: " if bad and len(turns) > 1 else ""
@@ -147,7 +151,7 @@ def _start_up(rows: Sequence[LauncherRow]) -> Iterator[str]:
     if spawn is not None:
         parts.append(f"{spawn.launcher_seconds:.1f} s with mp.spawn, whose parent imports torch too")
     if hand is not None:
-        parts.append(f"{hand.launcher_seconds:.1f} s by hand, where nobody does")
+        parts.append(f"{hand.launcher_seconds:.1f} s by hand, where no launcher does")
     imports = f"Then each rank imports torch, which takes {torchrun.import_seconds:.1f} s with torchrun."
     yield f"{', '.join(parts)}. {imports}"
 
@@ -187,7 +191,7 @@ def _steps(rows: Sequence[LauncherRow], control: Control | None, asked: Compare,
             )
         return
     yield (
-        f"Threads: torchrun, run and launch set OMP_NUM_THREADS={torchrun.threads[0]} where nobody set it; mp.spawn "
+        f"Threads: torchrun, run and launch set OMP_NUM_THREADS={torchrun.threads[0]} where it is not set; mp.spawn "
         f"and by hand do not, so each of their {asked.ranks} ranks takes {_threads(free.threads)}, "
         f"{sum(free.threads)} on {_counted(cores, 'core')}. {_experiment(how, free.step_ratio, control, alike)}"
     )
@@ -203,9 +207,9 @@ def _experiment(how: str, ratio: float, control: Control | None, alike: float) -
     if _apart(ratio) <= alike:
         return found + "here the threads make no difference."
     if 2 * alike > _apart(ratio):
-        return found + "with so much noise that does not tell whether the threads are the difference."
+        return found + "the noise is too large to show whether the threads are the difference."
     if _apart(control.step_ratio) <= max(alike, _REST * _apart(ratio)):
-        return found + "the threads are the difference, not the way of starting."
+        return found + "the threads are the difference, not the launcher."
     return found + "the threads alone do not explain it."
 
 
@@ -219,11 +223,12 @@ def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> t
     bad = [row.method.value for row in rows if row.ended in (Ended.FAILS, Ended.HANGS)]
     silent = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
     good = len(rows) - len(bad) - len(silent)
-    parts = [f"{good or 'none'} of {len(rows)} ways of starting {_counted(asked.ranks, 'rank')} work"]
+    ranks, work = _counted(asked.ranks, "rank"), "works" if good == 1 else "work"
+    parts = [f"{good or 'none'} of {len(rows)} ways of starting {ranks} {work}"]
     if bad and len(bad) < len(rows):
         parts.append(f"{', '.join(bad)} {'does' if len(bad) == 1 else 'do'} not")
     if silent:
-        parts.append(f"of {', '.join(silent)} nothing is known")
+        parts.append(f"nothing is known of {', '.join(silent)}")
     code = ExitCode.UNFIT if bad else ExitCode.UNKNOWN if silent else ExitCode.FIT
     return "; ".join(parts), int(code) if told is None else 128 + told
 

@@ -1,4 +1,4 @@
-"""How people start PyTorch training, the command lines of that, and what came of each.
+"""How people start PyTorch training, the command lines of that, and the outcome of each.
 
 Times are seconds. What was not measured is `None`.
 """
@@ -32,7 +32,7 @@ class LaunchMethod(Enum):
 class RankTimes(Struct, frozen=True, kw_only=True):
     """What one rank of a training wrote down. Moments are of time.monotonic(), one clock for all processes of a host.
 
-    `learnt_from` says who told it its rank. `began_at`: its first own line ran; `imported_at`: torch was imported;
+    `learnt_from` is the source of its rank. `began_at`: its first own line ran; `imported_at`: torch was imported;
     `group_at`: every rank had answered in the process group. `step_seconds` holds the timed steps, in their order.
     `threads` is torch.get_num_threads().
     """
@@ -85,7 +85,7 @@ class Compare(Struct, frozen=True, kw_only=True):
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """One turn that worked. `start_seconds` go from the command's start until the group stood on the slowest rank.
+    """One turn that worked. `start_seconds` go from the command's start until the slowest rank was in the group.
 
     `launcher_seconds` of them passed until the last rank ran its first line, `import_seconds` is the slowest import of
     torch. `step_seconds` is the median over the timed steps, of the slowest rank.
@@ -99,7 +99,7 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class LauncherRow(Struct, frozen=True, kw_only=True):
-    """One line of the table: the best of all rounds, each figure for itself, and how it stands to torchrun's.
+    """One line of the table: the best of all rounds, each figure for itself, and its ratio to torchrun's.
 
     `threads` are those of each rank, by rank. `command` is what a user would type.
     """
@@ -159,7 +159,7 @@ _HEADS = {
     LaunchMethod.LAUNCH: ("python", "-m", "torch.distributed.launch"),
     LaunchMethod.LAUNCH_USE_ENV: ("python", "-m", "torch.distributed.launch", "--use-env"),
 }
-# Whoever starts a rank sets these anew: what an earlier job left in the shell must not decide.
+# The launcher of a rank sets these again: what an earlier job left in the shell must not decide.
 _STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -171,7 +171,7 @@ class Command(Struct, frozen=True):
 
 
 class Tools(Struct, frozen=True, kw_only=True):
-    """What is installed: the Python that runs us, and its torch's `torchrun` (None: there is none)."""
+    """What is installed: the Python that runs this, and its torch's `torchrun` (None: there is none)."""
 
     python: str
     torchrun: str | None
@@ -245,7 +245,7 @@ def environment(env: Mapping[str, str], own: Mapping[str, str], *, python: str, 
         **{name: value for name, value in env.items() if name not in _STALE},
         # A module in the user's current directory must not take the place of one of the standard library.
         "PYTHONSAFEPATH": "1",
-        "PYTHON_EXEC": python,  # torchrun's ranks run under the Python that runs us, wherever torchrun comes from
+        "PYTHON_EXEC": python,  # torchrun's ranks run under the Python that runs this, wherever torchrun comes from
         "TMPDIR": folder,
         **own,
     }

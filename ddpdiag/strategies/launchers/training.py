@@ -1,12 +1,12 @@
-"""A training that does not care who started it: one script for every way of starting the ranks of a host.
+"""A training that any launcher can start: one script for every way of starting the ranks of a host.
 
     torchrun --nproc-per-node 2 -m ddpdiag.strategies.launchers.training ...                   (and distributed.run)
     python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.strategies.launchers.training ...
     python -m ddpdiag.strategies.launchers.training --spawn 2 ...
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.launchers.training ...
 
-All of them must answer three questions for each process: which rank am I, of how many, and where is rank 0? Each rank
-writes what it saw as JSON to `rank-<n>.json` in `--out`, or `error-<n>.json` if it gave up.
+All of them must answer three questions for each process: its rank, the number of ranks, and the address of rank 0. Each
+rank writes what it saw as JSON to `rank-<n>.json` in `--out`, or `error-<n>.json` if it gave up.
 """
 
 import time
@@ -87,7 +87,7 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
     """DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
     backend = ("nccl" if torch.cuda.is_available() else "gloo") if arguments.backend == "auto" else arguments.backend
     device = choose_device(backend, local_rank)
-    # Rank 0's address is read from MASTER_ADDR and MASTER_PORT, whoever set them.
+    # Rank 0's address is read from MASTER_ADDR and MASTER_PORT, with every launcher.
     timeout = timedelta(seconds=arguments.seconds)
     dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=timeout)
     dist.all_reduce(torch.ones(1, device=device))

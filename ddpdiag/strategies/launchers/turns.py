@@ -41,7 +41,7 @@ from ddpdiag.strategies.launchers.methods import (
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
 END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
-# By hand nobody ends the others when one has failed; who is told of it by its group leaves by then.
+# By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 # A turn that worked is repeated if so many times its seconds are left, and has not hung before it took that long.
@@ -68,7 +68,7 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def start(turn: Turn, signals: Signals) -> Start:
-    """Run it for at most `turn.seconds`, or until a signal tells us to leave; nothing of it is left afterwards."""
+    """Run it for at most `turn.seconds`, or until a signal asks to stop; nothing of it is left afterwards."""
     mark = turn.out.name
     log = Log()
     processes: list[subprocess.Popen[bytes]] = []
@@ -95,7 +95,7 @@ def start(turn: Turn, signals: Signals) -> Start:
 
 
 def _popen(command: Command, environ: Mapping[str, str], log: Log) -> subprocess.Popen[bytes]:
-    """Its own session: Ctrl-C is ours to act on. If we are killed, the command is told to leave."""
+    """Its own session: Ctrl-C is handled here. If this process is killed, the command is asked to stop."""
     return subprocess.Popen(
         command.words,
         stdin=subprocess.DEVNULL,
@@ -108,7 +108,7 @@ def _popen(command: Command, environ: Mapping[str, str], log: Log) -> subprocess
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Did all end before `end`? Not to be waited for: who is told by its group that another one has failed."""
+    """Did all end before `end`? Ranks whose group reports that another one has failed are not waited for."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -159,8 +159,8 @@ def _result(
     if errors or (in_time and failed):
         return Ended.FAILS, words or how_it_ended(failed)
     if not in_time:
-        last = f"; it last said: {words}" if words else ""
-        return Ended.HANGS, f"it was not over after {turn.seconds:.3g} s, its share of --budget{last}"
+        last = f"; its last output: {words}" if words else ""
+        return Ended.HANGS, f"it did not end within {turn.seconds:.3g} s, its share of --budget{last}"
     if [seen.rank for seen in ranks] != [*range(turn.ranks)] or any(seen.world_size != turn.ranks for seen in ranks):
         trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
         said = f"it ended without an error, but the ranks that trained are {trained}; expected {turn.ranks}"
@@ -174,7 +174,7 @@ def first_error(errors: Sequence[RankError], output: str) -> str:
     if errors:
         first = min(errors, key=lambda error: error.at)
         lines = [line.strip() for line in first.error.splitlines() if line.strip()]
-        # NCCL's reason stands in the last line.
+        # NCCL's reason is in the last line.
         ends = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
         return f"rank {first.rank}: {ends[:_LONGEST_REASON]}"
     lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
@@ -248,7 +248,7 @@ class Rounds:
         return [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
 
     def _turn(self, method: LaunchMethod, seconds: float, *, threads: int | None = None) -> None:
-        """One training, with so many threads a rank; none if there is no time, or a signal told us to leave."""
+        """One training, with so many threads a rank; none if there is no time, or a signal asked to stop."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.told is not None:
             return
@@ -263,5 +263,5 @@ class Rounds:
         environ = environment(with_home(os.environ), own, python=self._tools.python, folder=self._folder)
         turn = Turn(method=method, commands=found, environ=environ, out=out, ranks=self.asked.ranks, seconds=seconds)
         done = start(turn, self._signals)
-        if self._signals.told is None:  # else we ended it ourselves, and know nothing of it
+        if self._signals.told is None:  # else it was ended from here, and nothing is known of it
             starts.append(done)

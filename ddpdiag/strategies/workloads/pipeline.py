@@ -40,7 +40,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
             """Of one piece: those of all pieces add up to the mean of the batch."""
             return cross_entropy(logits, labels, reduction="sum") / task.batch
 
-        # Since torch 2.7 gradients are divided by the number of pieces, unless told not to; before, they never were.
+        # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
         told = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
         schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(task.batch), share_of_loss)

@@ -32,7 +32,7 @@ LEARNING_RATE, MOMENTUM = 0.05, 0.9
 class Task(Struct, frozen=True, kw_only=True):
     """What is trained. `batch` counts the images of one step over all ranks; `hidden` is the width of the last layers.
 
-    GroupNorm stands where BatchNorm usually does: it normalises each image by itself, so that it does not matter which
+    GroupNorm takes the place of BatchNorm: it normalises each image by itself, so that it does not matter which
     rank has which images. Nothing is random after the first weights.
     """
 
@@ -154,7 +154,7 @@ WATCHED_STEPS = 5
 class Trainer:
     """Iterate over it for the images and labels of each step; `note` the loss; `trained` is what was measured.
 
-    `part` of `parts` says which images of a step are this rank's; every rank has all of them where parts is 1.
+    `part` of `parts` selects this rank's images of a step; every rank has all of them where parts is 1.
     The first of `devices` gets the images.
     """
 
@@ -223,7 +223,7 @@ class Trainer:
         )
 
     def _finish(self) -> None:
-        """Wait until the devices have done what they were told."""
+        """Wait until the devices have finished their work."""
         for device in self._devices:
             synchronize(device)
 

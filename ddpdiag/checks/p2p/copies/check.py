@@ -2,19 +2,19 @@
 
 One rank of each host copies between the GPUs that ranks take there, one ordered pair after the other, directly and
 through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on
-its position and its way, and is compared on arrival: CUDA and NVML call peer-to-peer access fine that an IOMMU or ACS
-spoils. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
+its position and its path, and is compared on arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS
+breaks. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
 that takes too long), timed by CUDA events. `--depth deep` adds both directions at once, and all GPUs at once.
 
 torch cannot switch peer access off again in a process, so "without P2P" is the copy through pinned memory, as NCCL does
 it with NCCL_P2P_DISABLE=1. Where each rank sees only GPUs of its own (Slurm --gpus-per-task), there are no pairs to
-try in one process; the ways to the host are measured one rank after the other.
+try in one process; the paths to the host are measured one rank after the other.
 
 Findings and their causes:
 
 Fix: NCCL_P2P_DISABLE=1 makes NCCL go through the host's memory; turn ACS off, and the IOMMU off or to `iommu=pt`.
 
-Confirm by hand: CUDA samples' p2pBandwidthLatencyTest and simpleP2P; `nvbandwidth`; under the suspicion of ACS both
+Confirm by hand: CUDA samples' p2pBandwidthLatencyTest and simpleP2P; `nvbandwidth`; if ACS is suspected, both
 with and without it.
 
 Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory access; NVIDIA nvbandwidth
@@ -41,12 +41,12 @@ from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 
 _NO_P2P = "NCCL_P2P_DISABLE"
-# Errors of links between GPUs, for a job that takes them.
+# Errors of links between GPUs, for a job that uses them.
 _COPIES = ("P2P002.wrong", "P2P002.far-below", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
     "wrong": Explained.error(
-        "words differ after a copy between two GPUs. Data is lost without an error; a job may learn nonsense."
+        "words differ after a copy between two GPUs. Data is lost without an error, so a job may train on wrong values."
     ),
     "host-wrong": Explained.error(
         "words differ after a copy between a GPU and the host: the GPU, its link or the host's memory."
@@ -60,35 +60,35 @@ FINDINGS = {
     ),
     "asymmetric": Explained.warning("one direction of a pair has less than `asymmetric_ratio` of the other."),
     "slow": Explained(
-        "less than `slow_ratio` of what most GPUs of the host reach on ways of the same kind (with or without peer "
-        "access). Where whole groups are far from each other (sockets, bridges) it is good to know only."
+        "less than `slow_ratio` of what most GPUs of the host reach on paths of the same kind (with or without peer "
+        "access). Between groups of GPUs (sockets, bridges) it is a note only."
     ),
     "far-below": Explained(
         "less than `far_ratio` of what the NVLinks or the PCIe switch between two GPUs carry, or of what most GPUs of "
         "the host reach: an error where it was measured twice, NCCL's log shows the path (or others reach it), and "
-        "nothing else uses the GPUs; else a warning, which says what is missing."
+        "nothing else uses the GPUs; else a warning, which states what is missing."
     ),
     "p2p-slower": Explained.warning(
-        "less than `indirect_ratio` of the way through the host; NCCL_P2P_DISABLE=1 is to be tried. Ways across a "
-        "processor do not count, unless it is of AMD and the host has two ranks: NCCL goes through the host's memory "
-        "there by itself."
+        "less than `indirect_ratio` of the rate through the host's memory; try NCCL_P2P_DISABLE=1. Paths across a "
+        "processor do not count, unless it is of AMD and the host has two ranks: NCCL uses the host's memory there "
+        "by itself."
     ),
     "host-slow": Explained(
-        "less than `host_slow_ratio` of the siblings on the host, or than `expected_ratio` of what copies reach over "
-        "such a slot: half of the lanes, a generation lost, memory of another socket. A warning; an error below "
-        "`far_ratio` of the siblings, where it was measured twice and nothing else uses the GPU."
+        "less than `host_slow_ratio` of GPUs of that model on the host, or than `expected_ratio` of what copies reach "
+        "over such a slot: half of the lanes, a lower generation, memory of another socket. A warning; an error below "
+        "`far_ratio` of these GPUs, where it was measured twice and nothing else uses the GPU."
     ),
     "unmeasured": Explained.not_seen(
-        "there was no time for all, or torch shows no GPU where some were promised, so that there is nothing to copy "
-        "between (GPU001 and GPU002 look why)."
+        "there was no time for all copies, or torch shows no GPU where some are expected, so that there is nothing to "
+        "copy between (GPU001 and GPU002 find out why)."
     ),
     **dict.fromkeys(
-        ("apart", "taken"), Explained.note("ranks see GPUs of their own, or have them to themselves.", same_item=True)
+        ("apart", "taken"), Explained.note("ranks see GPUs of their own, or use them exclusively.", same_item=True)
     ),
     "peers": Explained.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
 }
 
-# How often what lies behind a copy that did not end is tried in a new process.
+# How often the copies after one that did not end are tried in a new process.
 MOST_RETRIES = 3
 
 
@@ -96,11 +96,11 @@ def measure(ctx: Context) -> Copies:
     ctx.step(CONTEXT_STEP)
     from ddpdiag.workloads.copies import CudaDevices, Told, copies
 
-    # Each rank takes cuda:local_rank; what lies behind may be somebody else's, full and busy.
+    # Each rank uses cuda:local_rank; GPUs with higher numbers may belong to another job, and be full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
-    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} ways"), ctx.timed)
+    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} paths"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
     only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
     return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, only=only, end=lambda: ctx.end)
@@ -112,7 +112,7 @@ def _begin(rank: int) -> str:
 
 
 def plan(seen: Seen[Copies]) -> Sequence[Trial]:
-    """One rank of each host, then the next one that sees other GPUs; then what lies behind a copy that failed; then
+    """One rank of each host, then the next one that sees other GPUs; then the copies after one that failed; then
     once more pairs that are far below what is expected."""
     tried = {rank for trial in seen.trials for rank in trial.ranks}
     lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
@@ -260,7 +260,7 @@ def _uuids(gpus: Iterable[tuple[str, GpuCopies]]) -> dict[str, str]:
 
 
 def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
-    """Ways between GPUs that NCCL does not take here are no error of the job."""
+    """Paths between GPUs that NCCL does not use here are no error of the job."""
     if finding.code not in _COPIES or not _goes_without_p2p(seen):
         return None
     return "NCCL_P2P_DISABLE=1 is set for the job, so that NCCL makes no such copies, and it works."

@@ -23,7 +23,7 @@ from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies
 from ddpdiag.probes.gpu.paths import Level
-from ddpdiag.text import rate_text, reached_text, share_text
+from ddpdiag.text import count, rate_text, reached_text, share_text
 
 # Each takes some 0.2 s where it is slow.
 _MOST_REPEATED = 8
@@ -32,7 +32,7 @@ _PROOF_SHARE = 0.5
 
 
 class Expected(NamedTuple):
-    """What a pair should reach, and what says so; `by_peers`: most GPUs of the host do."""
+    """What a pair should reach, and the source; `by_peers`: most GPUs of the host do."""
 
     bytes_per_s: float
     source: str
@@ -54,7 +54,7 @@ def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def far_from_host(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Measured]:
-    """Links between a GPU and the host that are far below those of its siblings, in one direction or the other."""
+    """Links between a GPU and the host that are far below those of its model, in one direction or the other."""
     for _, links in host_memory_links(all_copies):
         for own in links:
             if own.bytes_per_s < seen.number("far_ratio") * siblings_rate(own, links):
@@ -66,7 +66,7 @@ def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject,
     expected = _expected(seen, copies)
     far = _far(seen, copies)
     for subject in subjects(copies, far.keys(), expected.keys()):
-        # Which GPUs are next to each other is how the host is built.
+        # Which GPUs are close to each other depends on how the host is built.
         if subject.kind != "islands" or not all(far[link].by_peers for link in subject.links):
             yield subject, _finding(seen, subject, {link: far[link] for link in subject.links})
 
@@ -103,7 +103,7 @@ def _expected(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
 
 
 def _by_path(copies: RankCopies, link: Link, pair: Pair) -> Expected | None:
-    """NVLinks by the speed that NVML tells, or the slots of two GPUs behind PCIe switches.
+    """NVLinks by the speed that NVML reports, or the slots of two GPUs behind PCIe switches.
 
     Across a processor the rate of copies depends on its model, and no figure of it is public.
     """
@@ -112,14 +112,14 @@ def _by_path(copies: RankCopies, link: Link, pair: Pair) -> Expected | None:
     if nvlinks:
         up = [own.bytes_per_s for end in ends if end for own in end.health.nvlinks if own.up]
         speeds = [speed for speed in up if speed]
-        return Expected(nvlinks * min(speeds), f"{nvlinks} NVLinks carry it, by NVML") if speeds else None
+        return Expected(nvlinks * min(speeds), f"{count(nvlinks, 'NVLink')}, by NVML") if speeds else None
     if pair.is_unlinked and pair.level is not None and pair.level <= Level.PXB:
         slot, source = min(map(slot_rate, ends))
         return Expected(slot, source) if slot else None
     return None
 
 
-_GUESS = "Try NCCL_P2P_DISABLE=1 until the cause is mended."
+_GUESS = "Try NCCL_P2P_DISABLE=1 until the cause is fixed."
 
 
 def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected]) -> Finding:
@@ -144,7 +144,7 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
         seen,
         "far-below",
         f"copies between GPUs of {copies.host.name} are far below what their path carries: {rate_text(rate)}",
-        f"{rate_text(rate)} {subject.where} (median of {len(far)}{second}), "
+        f"Copies {subject.where} reach {rate_text(rate)} (median of {count(len(far), 'pair')}{second}), "
         f"{reached_text(rate, expected.bytes_per_s)} ({expected.source}); at least "
         f"{share_text(seen.number('far_ratio'))} expected.{beside}{doubts_text(doubts)}",
         evidence,
@@ -157,7 +157,7 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
 
 
 def _doubts(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected]) -> Iterator[str]:
-    """What speaks against an error."""
+    """Reasons for a warning instead of an error."""
     copies, ratio = subject.copies, seen.number("far_ratio")
     again = {link: copies.again[link].bytes_per_s for link in far if link in copies.again}
     if not any(again.values()):

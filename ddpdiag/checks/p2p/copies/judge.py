@@ -1,6 +1,6 @@
 """Findings about copies between the GPUs of a host, and to its memory: wrong, slow, slower in one direction.
 
-A GPU whose links are bad is named, and else the pairs; links that are bad between all GPUs blame the host.
+A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -17,7 +17,7 @@ from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.p2p.paths.data import host_paths
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies, PairCopies
-from ddpdiag.text import begun, rate_text, share_text
+from ddpdiag.text import begun, count, rate_text, share_text
 
 _SHOWN_LINKS = 4
 # GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
@@ -25,13 +25,13 @@ _SHOWN_LINKS = 4
 # 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
 _FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
-# Whether NCCL works without such copies is P2P003's to find out.
+# P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
 _ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lspci -vvv | grep ACSCtl`)"
 
 
 class Subject(NamedTuple):
-    """Links that are bad together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
+    """Links that fail together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
 
     `usual_bytes_per_s` is what others reach, where that is the question.
     """
@@ -70,7 +70,7 @@ class Subject(NamedTuple):
 
 
 def subjects(copies: RankCopies, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
-    """Each thing that explains some of the bad links."""
+    """Each thing that explains some of the failing links."""
     pattern = explain(bad, good - bad)
     for kind, gpus, links in links_of(pattern, bad) if pattern is not None else ():
         ordered = tuple(sorted(links))
@@ -141,23 +141,24 @@ def short(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[S
 
 
 def slow(seen: Seen[Copies], subject: Subject) -> Finding:
-    """What is said of them."""
+    """The finding about them."""
     copies, usual = subject.copies, subject.usual_bytes_per_s
     rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
     around = [gain for link in subject.links if (gain := _gain(copies.pairs[link])) is not None]
     groups = subject.kind == "islands"
-    advice = " Try NCCL_P2P_DISABLE=1: through the host's memory they are faster."
-    why = " Sockets and NVLink bridges make such groups, and that may be meant." if groups else ""
+    advice = " Try NCCL_P2P_DISABLE=1: copies through the host's memory are faster here."
+    why = " Sockets and NVLink bridges form such groups; this may be intended." if groups else ""
     return subject.finding(
         seen,
         "slow",
         f"slow copies between GPUs of {copies.host.name}: {rate_text(rate)}",
-        f"{rate_text(rate)} {subject.where} (median of {len(subject.links)}), {share_text(rate / usual)} of the "
-        f"{rate_text(usual)} that most of its GPUs reach on most of their ways.{why}",
+        f"Copies {subject.where} reach {rate_text(rate)} (median of {count(len(subject.links), 'pair')}), "
+        f"{share_text(rate / usual)} of the {rate_text(usual)} that most GPUs of {copies.host.name} reach on most of "
+        f"their paths.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
-        "Compare `nvidia-smi topo -m` and `nvidia-smi nvlink -s`: a link that is down, a narrow slot, another socket."
-        f"{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
-        # Which GPUs stand next to each other is how the host is built.
+        "Look in `nvidia-smi topo -m` and `nvidia-smi nvlink -s` for a link that is down, a narrow slot or another "
+        f"socket.{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
+        # Which GPUs are close to each other depends on how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
     )
 
@@ -190,10 +191,10 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Itera
         yield subject.finding(
             seen,
             "asymmetric",
-            f"copies between GPUs of {copies.host.name} are slower one way",
-            f"{rate_text(rate)} {subject.where}, and {rate_text(other)} the other way (medians of "
-            f"{len(subject.links)}); at least {share_text(least)} of it expected.",
-            {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair the other way"},
+            f"copies between GPUs of {copies.host.name} are slower in one direction",
+            f"Copies {subject.where} reach {rate_text(rate)}, and {rate_text(other)} in the other direction (medians "
+            f"of {count(len(subject.links), 'pair')}); at least {share_text(least)} of that expected.",
+            {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair in the other direction"},
             "Compare `nvidia-smi topo -m` and `nvidia-smi -q -d PCIE` (replays); look at risers, switches and ACS.",
         )
 
@@ -201,7 +202,7 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Itera
 def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Finding]:
     """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
     hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
-    # NCCL goes through memory there by itself.
+    # NCCL uses the host's memory there by itself.
     spared = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
     direct_pairs = {link: pair for link, pair in copies.pairs.items() if pair.access}
     reachable = {link: pair for link, pair in direct_pairs.items() if frozenset(copies.uuids(link)) not in spared}
@@ -217,9 +218,10 @@ def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterato
     yield Subject(copies, "links", gpus, tuple(sorted(bad)), where).finding(
         seen,
         "p2p-slower",
-        f"peer-to-peer copies on {copies.host.name} are slower than through its memory",
-        f"{copies.host.name}: {rate_text(direct)} directly {where}, {rate_text(around)} through the host's memory "
-        f"(medians of {len(bad)}); directly is expected to be faster (nccl-tests issue 74 is such a case).",
+        f"peer-to-peer copies on {copies.host.name} are slower than copies through its memory",
+        f"{copies.host.name}: direct copies {where} reach {rate_text(direct)}, and copies through the host's memory "
+        f"{rate_text(around)} (medians of {count(len(bad), 'pair')}); direct copies are expected to be faster "
+        "(nccl-tests issue 74 is such a case).",
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
         f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
     )
@@ -237,25 +239,26 @@ def _links(copies: RankCopies, links: Iterable[Link]) -> str:
 
 
 def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
-    """What comes from the host's memory, or gets there, with other contents."""
+    """Copies from or to the host's memory that arrive with other contents."""
     for index, gpu in copies.gpus.items():
-        for count, link in ((gpu.wrong_to, "to"), (gpu.wrong_from, "from")):
-            if count:
+        for words, link in ((gpu.wrong_to, "to"), (gpu.wrong_from, "from")):
+            if words:
                 yield seen.finding(
                     "host-wrong",
                     "copies between a GPU and the host arrive wrong",
-                    f"Copies {link} {copies.full_label(index)} on {copies.host.name}: {count:,} words differ from what "
-                    "the other side sent; 0 expected.",
+                    f"Copies {link} {copies.full_label(index)} on {copies.host.name}: {count(words, 'wrong word')} "
+                    "arrived; 0 expected.",
                     ranks=copies.ranks_of((index,)),
                     nodes=(copies.host.name,),
                     gpus=copies.uuids((index,)),
-                    evidence={"wrong_words": count},
-                    fix=f"Do not train on {copies.host.name}; test GPU and memory (`dcgmi diag -r 3`, `dmesg`).",
+                    evidence={"wrong_words": words},
+                    fix=f"Do not train on {copies.host.name}; test the GPU and the memory (`dcgmi diag -r 3`, "
+                    "`dmesg`).",
                 )
 
 
 def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """GPUs below their siblings on the host, or far below their slot; each GPU and direction once."""
+    """GPUs below others of their model on the host, or far below their slot; each GPU and direction once."""
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
     for there, links in host_memory_links(all_copies):
         for own in links:
@@ -263,7 +266,7 @@ def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[
             slot, source = slot_rate(own.copies.cards.get(own.gpu))
             if own.bytes_per_s < least_of_usual * usual:
                 far = _is_far_below(seen, own, there, usual)
-                yield _slow(seen, own, there, usual, "its siblings reach in the median", far=far)
+                yield _slow(seen, own, there, usual, "GPUs of its model there reach in the median", far=far)
             elif own.bytes_per_s < least_of_slot * slot:
                 yield _slow(seen, own, there, slot, source)
 
@@ -276,7 +279,7 @@ def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
 
 
 def _is_far_below(seen: Seen[Copies], own: Measured, there: bool, usual: float) -> bool:
-    """Is a GPU that nothing else uses far below its siblings, twice?"""
+    """Is a GPU that nothing else uses far below others of its model, twice?"""
     again = own.copies.again_gpus.get(own.gpu)
     second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
     least = seen.number("far_ratio") * usual
@@ -303,16 +306,18 @@ def _slow(
     copies, name = own.copies, own.copies.host.name
     card = copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
-    causes = "Causes: fewer lanes or a lower generation under load, memory of another socket, an IOMMU, a busy host."
+    causes = (
+        "Possible causes: fewer lanes or a lower generation under load, another socket's memory, an IOMMU, a busy host."
+    )
     if link is not None and link.width and link.width_max and link.width < link.width_max:
         causes = f"Its link has {link.width} of {link.width_max} lanes (GPU004)."
     return seen.finding(
         "host-slow",
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
-        f"{rate_text(own.bytes_per_s)} from {'the host' if there else copies.full_label(own.gpu)} to "
-        f"{copies.full_label(own.gpu) if there else 'the host'} on {name}, "
+        f"Copies from {'the host' if there else copies.full_label(own.gpu)} to "
+        f"{copies.full_label(own.gpu) if there else 'the host'} on {name} reach {rate_text(own.bytes_per_s)}, "
         f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}"
-        f"{', twice' if far else ''}. {causes}",
+        f"{', in two measurements' if far else ''}. {causes}",
         severity=Severity.ERROR if far else Severity.WARNING,
         ranks=copies.ranks_of((own.gpu,)),
         nodes=(name,),

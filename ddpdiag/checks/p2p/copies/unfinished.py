@@ -1,7 +1,7 @@
 """Findings about copies that did not end, or ended their process; and about those that were not tried.
 
-Failures of P2P002's trials are its own to judge (`Trial.may_fail`), so whatever came of them is told here, except what
-happened to a whole rank (RUN002).
+P2P002 judges the failures of its own trials (`Trial.may_fail`), so all of them are reported here, except the loss of a
+whole rank (RUN002).
 """
 
 import re
@@ -23,14 +23,14 @@ _EXCLUSIVE = (1, 3)
 _GPU = re.compile(r"GPU (\d+)")
 _VERBS = {
     Status.HUNG: "does not end",
-    Status.DIED: "ended the process",
+    Status.DIED: "ended its process",
     Status.RAISED: "failed",
     Status.UNHEARD: "gave no result",
 }
 
 
 def failed(seen: Seen[Copies]) -> tuple[Outcome, ...]:
-    """Trials that did not go well by themselves, in order."""
+    """Trials that failed by themselves, in order."""
     return tuple(o for o in seen.outcomes if o.status in _VERBS and not o.told)
 
 
@@ -69,9 +69,9 @@ def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:
     name, step = copies.host.name, copies.renumbered(outcome.at)
     return seen.finding(
         "taken",
-        "pairs of GPUs were not all tried",
-        f"{name}: '{step}' was refused, since its GPUs allow one process each (compute mode 'exclusive process', "
-        "GPU008), and ranks have theirs already; the collectives tell of the pairs.",
+        "not all pairs of GPUs were tried",
+        f"{name}: '{step}' was refused: its GPUs allow one process each (compute mode 'exclusive process', GPU008), "
+        "and the ranks already use them. Only the collectives test these pairs.",
         evidence=_evidence(outcome, step),
         fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
     )
@@ -82,7 +82,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
     step = copies.renumbered(outcome.at) if copies is not None else outcome.at
-    what = f"'{step}'" if step else "the copying of GPUs"
+    what = f"'{step}'" if step else "copying between GPUs"
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     fix = _fix(outcome, node, direct=direct)
@@ -105,7 +105,7 @@ def _story(outcome: Outcome) -> str:
     if outcome.status is Status.HUNG and process is not None:
         survived = " and survived SIGKILL" if process.survived else ""
         where = f", in {process.stack[0]}" if process.stack else ""
-        since = f" after {process.step_seconds:.0f} s at that step" if process.step_seconds is not None else ""
+        since = f" after {process.step_seconds:.0f} s in that step" if process.step_seconds is not None else ""
         return f" Its process (pid {process.pid}) was {state_text(process)}{survived}{where}{since}."
     words = outcome.error.partition("\n")[0].rstrip(".")
     return f" {words}." if words else ""
@@ -138,7 +138,7 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     if process is not None and process.survived:
         return f"Reboot {node}, or reset the GPU that pid {process.pid} waits for: it cannot be killed."
     if process is not None and process.state == "T":
-        return f"Find out who stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
+        return f"Find out what stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
     if "out of memory" in outcome.error:
         return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
     look = f"Look for Xid lines in `dmesg` on {node}"
@@ -152,13 +152,13 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None)
     step = copies.renumbered(outcome.at) if copies is not None else outcome.at
     return seen.finding(
         "unmeasured",
-        "copies between GPUs were not all measured",
-        f"rank {outcome.rank} on {node} was still going on at '{step}' after {outcome.seconds:.1f} s: UNKNOWN "
-        "whether the rest is well.",
+        "not all copies between GPUs were measured",
+        f"rank {outcome.rank} on {node} was still making progress at '{step}' after {outcome.seconds:.1f} s: UNKNOWN "
+        "whether the other copies work.",
         ranks=(outcome.rank,),
         evidence=_evidence(outcome, step),
-        fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or look at what keeps "
-        f"{node} busy.",
+        fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or find out what "
+        f"keeps {node} busy.",
         of_the_run=True,
     )
 
@@ -173,12 +173,12 @@ def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             tried = f"{len(copies.pairs)} of {number * (number - 1)} pairs of its {number} GPUs were tried"
             yield seen.finding(
                 "peers",
-                "pairs of GPUs were not all tried",
+                "not all pairs of GPUs were tried",
                 f"{name}: {tried}; the others are not tested, since CUDA allows a GPU 8 peers in one process "
                 f"('{NO_PEERS_LEFT}').",
                 nodes=(name,),
                 evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
-                fix="Nothing is to be done: the collectives tell of the pairs that a job uses.",
+                fix="Do nothing: the collectives test the pairs that a job uses.",
             )
 
 
@@ -190,9 +190,9 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
         if left > 0 and copies.rank not in unwell:
             yield seen.finding(
                 "unmeasured",
-                "copies between GPUs were not all measured",
-                f"{copies.host.name}: {left} of {copies.jobs} steps were left out, because their time was over: "
-                "UNKNOWN whether these are well.",
+                "not all copies between GPUs were measured",
+                f"{copies.host.name}: there was no time for {left} of {copies.jobs} steps: UNKNOWN whether these "
+                "copies work.",
                 nodes=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
                 fix=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
@@ -201,16 +201,16 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
 
 
 def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Hosts that promise GPUs of which torch shows none: that is asked and blamed by the checks of the stage gpu."""
+    """Hosts that should have GPUs of which torch shows none: the checks of the stage gpu find and blame the cause."""
     found = dict.fromkeys(copies.host for copies in all_copies if not copies.gpus and not copies.jobs)
     hosts = [host for host in found if not any(copies.gpus for copies in all_copies if copies.host == host)]
     if hosts:
         names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
         yield seen.finding(
             "unmeasured",
-            f"there is nothing to copy between on {names_text(names, 2)}, where torch shows no GPU",
+            f"no copies were tested on {names_text(names, 2)}, where torch shows no GPU",
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
-            "driver's list: UNKNOWN whether copies would be well.",
+            "driver's list: UNKNOWN whether copies work.",
             evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
             fix="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
             of_the_run=True,
@@ -223,9 +223,9 @@ def apart(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Find
     if nodes:
         yield seen.finding(
             "apart",
-            "pairs of GPUs were not all tried",
-            f"{names_text(nodes)}: each rank sees some of the host's GPUs only, so no process can copy between all of "
-            "them. Their ways to the host's memory were measured; the collectives tell of the pairs.",
+            "not all pairs of GPUs were tried",
+            f"{names_text(nodes)}: each rank sees only some of the host's GPUs, so no process can copy between all of "
+            "them. Their paths to the host's memory were measured; only the collectives test the pairs.",
             evidence={"nodes": [*nodes]},
-            fix="Show all GPUs to every rank to have each pair measured (Slurm --gpu-bind=none).",
+            fix="Make all GPUs visible to every rank to have each pair measured (Slurm --gpu-bind=none).",
         )

@@ -31,21 +31,22 @@ _CHECKS_THAT_SEE_IT = {
     "IFNAME": ("RDZ003", "RDZ002"),
 }
 _USUAL = {
-    "P2P": "ACS or an IOMMU between the GPUs keeps direct copies from arriving (a virtual machine needs them); "
+    "P2P": "ACS or an IOMMU between the GPUs blocks direct copies (a virtual machine needs them); "
     "look for ACSCtl in `lspci -vvv`, turn ACS and the IOMMU off in the BIOS, or boot with iommu=pt",
-    "SHM": "/dev/shm is too small or not shared by the ranks' containers; docker --shm-size=1g --ipc=host",
-    "NVLS": "the fabric manager does not run, or has another version than the driver; "
-    "`systemctl status nvidia-fabricmanager`, and reset the GPUs after a restart of it",
-    "CUMEM": "a container that may not set memory policies, or uneven NUMA nodes; docker --cap-add SYS_NICE",
-    "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the way",
-    "PLUGIN": "the network plugin that NCCL loads does not work here; look at LD_LIBRARY_PATH",
-    "IB": "InfiniBand or RoCE is there and does not carry data: port state, GID, memlock, partition keys",
-    "IFNAME": "NCCL chooses an interface that does not lead to the other hosts",
+    "SHM": "/dev/shm is too small or not shared by the ranks' containers; use docker --shm-size=1g --ipc=host",
+    "NVLS": "the fabric manager does not run, or its version is not the driver's; "
+    "check `systemctl status nvidia-fabricmanager`, and reset the GPUs after a restart of it",
+    "CUMEM": "a container without permission to set memory policies, or uneven NUMA nodes; use docker --cap-add "
+    "SYS_NICE",
+    "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the path",
+    "PLUGIN": "the network plugin that NCCL loads does not work here; check LD_LIBRARY_PATH",
+    "IB": "InfiniBand or RoCE is present and carries no data; check port state, GID, memlock, partition keys",
+    "IFNAME": "NCCL chooses an interface that does not reach the other hosts",
 }
 
-# What is left where a check has looked at the usual cause and found nothing.
+# The remaining causes where a check has looked at the usual one and found nothing.
 _CLEARED = {
-    "SHM": "/dev/shm has room (HST003): look whether the ranks' containers share it; docker --ipc=host.",
+    "SHM": "/dev/shm has room (HST003): check whether the ranks' containers share it (docker --ipc=host).",
     "NVLS": "All GPUs have joined their NVSwitch fabric (GPU007): compare the version of nvidia-fabricmanager with the "
     "driver's, and look for SXid lines in `dmesg`.",
 }
@@ -80,7 +81,7 @@ def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str
         elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
-    return _CLEARED[kind] if _is_cleared(seen, kind) else f"Mostly, {_USUAL[kind]}."
+    return _CLEARED[kind] if _is_cleared(seen, kind) else f"Usual cause: {_USUAL[kind]}."
 
 
 def _is_cleared(seen: Seen[D], kind: str) -> bool:
@@ -101,7 +102,7 @@ def _right_copies(seen: Seen[D], hosts: Sequence[Sequence[int]]) -> int:
 
 
 def suspicions(seen: Seen[Data], host_ranks: Sequence[int], *, copied: bool = False) -> tuple[str, ...]:
-    """What on the host of these ranks speaks for P2P to fail, one sentence each without a full stop, likeliest first.
+    """Reasons on the host of these ranks for P2P to fail, one sentence each without a full stop, likeliest first.
 
     Empty where nothing was found, or nothing was looked at. `seen` is that of P2P001 (`seen.of(p2p001.CHECK)`). With
     `copied`, direct copies arrived right, so that nothing on the PCIe paths keeps them from it.
@@ -133,13 +134,13 @@ def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
     fewest = min(map(len, shown.values()), default=0)
     if 0 < fewest < len(every):
         yield (
-            f"a rank is shown {fewest} of {len(every)} GPUs of its host by a control group (Slurm's --gpus-per-task or "
-            "--gpu-bind, or a container), so that CUDA may not open its peers' memory"
+            f"a control group (Slurm's --gpus-per-task or --gpu-bind, or a container) shows a rank only {fewest} of "
+            f"{len(every)} GPUs of its host, so that CUDA may fail to open its peers' memory"
         )
 
 
 def _pcie(paths_here: HostPaths) -> Iterator[str]:
-    """What lies on the PCIe paths; it does not concern NVLinks."""
+    """What is on the PCIe paths; it does not concern NVLinks."""
     around, host = paths_here.around, paths_here.host.name
     pairs = [pair for pair in paths_here.pairs if not pair.is_linked]
     if not pairs:
@@ -153,12 +154,14 @@ def _pcie(paths_here: HostPaths) -> Iterator[str]:
     if around.virtual:
         yield f"{host} is a virtual machine, in which P2P needs ACS with address translation (ATS) set up by the host"
     if any(around.translates(gpu.pci) for gpu in gpus_of(pairs)):
-        hidden = "; whether ACS redirects is known to root only" if not found and hides_acs(paths_here, pairs) else ""
-        yield f"the IOMMU translates what the GPUs of {host} send (boot with iommu=pt){hidden}"
+        hidden = (
+            "; only root can see whether ACS redirects traffic" if not found and hides_acs(paths_here, pairs) else ""
+        )
+        yield f"the IOMMU translates addresses for the GPUs of {host} (boot with iommu=pt){hidden}"
     elif any(around.slot(gpu.pci).grouped and around.translates(gpu.pci) is None for gpu in gpus_of(pairs)):
-        yield f"an IOMMU is on at {host}, and the kernel does not say whether it translates"
+        yield f"an IOMMU is on at {host}, and the kernel does not report whether it translates"
     if distant_pairs := [pair for pair in pairs if pair.level is Level.SYS]:
-        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS), and not every board passes P2P between them"
+        yield f"{pairs_text(distant_pairs)} are on different sockets (SYS); not all mainboards carry P2P between them"
 
 
 class Places(NamedTuple):
@@ -182,7 +185,7 @@ def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, grou
     hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
     if len(ground.hosts) == 1:
         every = f", between all {len(bad)} pairs of its ranks that were tried" if bad and len(bad) > 1 else ""
-        alone = ", though each pair of its ranks works by itself" if good and not end.pairs_left else ""
+        alone = ", although each pair of its ranks works alone" if good and not end.pairs_left else ""
         return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
     if end.inside_works:
         return Places(" between hosts, and works inside each")
@@ -207,7 +210,7 @@ def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], 
 
 
 def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
-    """One rank that fails with everybody is to blame; else the links are, and neither of their ends.
+    """One rank that fails with every other rank is to blame; else the links are, and neither of their ends.
 
     Where not the `whole` of the pairs was tried, more of them may fail.
     """
@@ -216,7 +219,7 @@ def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whol
     alone = tuple(rank for rank in concerned if rank not in cleared)
     nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
     if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
-        text = f" between {ranks_text(alone)} on {nodes[0]} and all others there, and works between these"
+        text = f" between {ranks_text(alone)} on {nodes[0]} and all other ranks there, and works between those"
         return Places(text, alone, nodes, concerned=alone)
     said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
     links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)

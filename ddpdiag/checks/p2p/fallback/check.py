@@ -1,32 +1,32 @@
-"""Variables that get the job's backend around what hangs, fails or is slow.
+"""Variables that avoid what hangs, fails or is slow in the job's backend.
 
 The best-known failure of multi-GPU training is that NCCL hangs while gloo works. Where the all-reduce of COL001 works
-over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the way between the GPUs is at
-fault, and this check searches for variables. Every attempt is an all-reduce with checked values, in fresh processes:
+over gloo and not over the job's backend, or gives wrong values, or is slower than gloo, the path between the GPUs is at
+fault, and this check searches for workarounds. Every attempt is an all-reduce with checked values, in fresh processes:
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
 names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0
 (first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts: NCCL_MNNVL_ENABLE=0,
 NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
-starts its network, too), and each interface that all hosts have in NCCL_SOCKET_IFNAME. What another check suspects goes
-before the others, and what cannot matter here is left out. Of the first set that works, each member is left out once,
-and what is not needed goes. What is left must work three times before it is recommended. Pairs of ranks inside a host
-then show between which GPUs it fails, if there is time. A set may take less time where gloo was fast. Ranks that share
-a GPU are not searched: NCCL refuses them.
+starts its network, too), and NCCL_SOCKET_IFNAME with each interface that all hosts have. Variables that another check
+suspects are tried first, and those that cannot matter here are left out. Each variable of the first set that works is
+left out once, and removed if it is not needed. The rest must work three times before it is recommended. If there is
+time, pairs of ranks inside a host then show between which GPUs it fails. A set gets less time where gloo was fast. No
+search is made for ranks that share a GPU: NCCL refuses them.
 
-Where the backend works, and a variable is set that takes a way out of use (a forgotten NCCL_P2P_DISABLE=1), the same
-all-reduce without it shows what that costs.
+Where the backend works, and a variable is set that disables a path (a forgotten NCCL_P2P_DISABLE=1), the same
+all-reduce without it shows the cost of that variable.
 
 Findings:
 
 Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
-without SYS_NICE (CUMEM), a network that is there but does not carry RDMA (IB). A fallback costs bandwidth: mend the
+without SYS_NICE (CUMEM), a network that is present but does not carry RDMA (IB). A workaround costs bandwidth: fix the
 cause.
 
-Fix: `ddpdiag check --env-file ways.env` writes the exports; source them in the job until the cause is mended.
+Fix: `ddpdiag check --env-file nccl.env` writes the exports; source that file in the job until the cause is fixed.
 
 Confirm by hand: Run the job, or nccl-tests' `all_reduce_perf`, once as it is and once with the variables that are
-shown; NCCL_DEBUG=INFO says which way was taken.
+shown; NCCL_DEBUG=INFO shows the path that was used.
 
 Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL user
 guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NCCL issues 257 and 631
@@ -63,14 +63,16 @@ FINDINGS = {
         "the backend fails here, and works with the variables that are shown: an error, since the job fails as it is. "
         "With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
     ),
-    "slow": Explained.warning("it works, but is faster with them (`rescue` times)."),
-    "held-back": Explained.warning("your own variables cost speed (`gain` times), and nothing needs them."),
-    "needed": Explained.note("it fails without them.", same_item=True),
-    "transient": Explained.warning("it failed in COL001, and not in three runs after that."),
-    "unreliable": Explained("a set of variables worked, and then did not."),
-    "nothing": Explained("none works.", same_item=True),
+    "slow": Explained.warning("it works, but is at least `rescue` times as fast with them."),
+    "held-back": Explained.warning(
+        "without your own variables it is at least `gain` times as fast, and they are not needed."
+    ),
+    "needed": Explained.note("it fails without your own variables.", same_item=True),
+    "transient": Explained.warning("it failed in COL001, but not in three runs after that."),
+    "unreliable": Explained("a set of variables worked at first, and then failed."),
+    "nothing": Explained("no set of variables works.", same_item=True),
     "unfinished": Explained.warning("the budget (or the run) ended before the search did."),
-    "both": Explained.note("gloo fails as well, so it is not how GPUs are joined.", same_item=True),
+    "both": Explained.note("gloo fails as well, so the paths between GPUs are not the cause.", same_item=True),
 }
 
 _SMALL_BYTES = 4
@@ -84,7 +86,7 @@ _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 class Data(Struct, frozen=True):
     """This rank's seconds for one all-reduce of `bytes` per rank, and the elements that were wrong.
 
-    `limits` are the ways out of its GPU; None on a CPU.
+    `limits` are those of the links of its GPU; None on a CPU.
     """
 
     backend: str
@@ -110,7 +112,7 @@ def measure(ctx: Context) -> Data:
         if not on_any_rank(ctx, small.wrong + large.wrong > 0):
             calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
-        ctx.step("look at the ways out")
+        ctx.step("read the links of the GPU")
         limits = gpu_limits(device, ctx.trial.env) if device.type == "cuda" else None
     return Data(backend, len(ctx.group), large.bytes, samples(seconds), small.wrong + large.wrong, limits)
 
@@ -149,7 +151,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """How far the search came: the end, or the next step where nothing can be said without it; and what was tried."""
+    """How far the search got: the end, or the next step where nothing is known without it; and what was tried."""
     step, tried = _replayed(seen) if seen.trials else (Step(Part.WHOLE), ())
     return step.stands or step if isinstance(step, Step) else step, tried
 
@@ -180,7 +182,7 @@ def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> T
     rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
     failed = tuple(group for group in trial.groups if any(rank not in rows or rows[rank].wrong for rank in group))
     rates = {group: _rate(group, rows) for group in trial.groups if group not in failed}
-    # Of those that were not told to stop, the one whose end says most.
+    # Of those that were not told to stop, the one with the worst end.
     ended = [outcomes[rank] for group in failed for rank in group if rank in outcomes]
     own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
     worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
@@ -201,11 +203,11 @@ def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
 
 
 def ground(world: World) -> str | None:
-    """One rank talks to nobody, gloo has no other way, and nccl needs GPUs."""
+    """One rank has no other rank to communicate with, gloo has one transport only, and nccl needs GPUs."""
     if world.size == 1:
-        return "one rank alone communicates with nobody"
+        return "one rank alone has no other rank to communicate with"
     if world.backend == "gloo":
-        return "the job takes gloo, which knows one way only"
+        return "the job uses gloo, which has one transport only"
     return without_gpu(world)
 
 
@@ -232,7 +234,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _expected(seen: Seen[Data]) -> Expectation | None:
-    """What the GPUs' links and cards should give, where a set worked on all ranks and told of them."""
+    """What the GPUs' links and cards should give, where a set worked on all ranks and reported them."""
     limits = {row.place.rank: row.data.limits for row in seen.rows if row.data.limits is not None}
     hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
     return expect("all_reduce", seen.world.backend, hosts, limits) if limits else None
@@ -265,7 +267,7 @@ def blocks(seen: Seen[D]) -> str | None:
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The workarounds, whether the backend fails without them, and the sentence that says to set them."""
+    """The workarounds, whether the backend fails without them, and the sentence that advises to set them."""
     env = workarounds(seen)
     if not env or not works_with_workarounds(seen):
         return Workarounds(env)
@@ -285,7 +287,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
         known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
         own = code == "RUN003" and finding.evidence.get("trial") in known
     works = own and seen.options.uses_workarounds and workarounds(seen) and works_with_workarounds(seen)
-    return f"With the exports of {CHECK.code} it works." if works else None
+    return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

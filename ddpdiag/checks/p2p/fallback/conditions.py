@@ -50,7 +50,7 @@ IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
 ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
 # From this version on NVLS is used between two GPUs, too.
 _NVLS_OF_TWO = (2, 29)
-# They only watch, or say where something is written.
+# They only watch, or set where something is written.
 _WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Whatever their value, they narrow what NCCL would choose by itself.
 _NARROWING = frozenset(
@@ -63,7 +63,7 @@ _NARROWING = frozenset(
 # (paths.cc); in the older numbers 2 is PXB.
 _LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"})
 _NARROW_LEVELS = frozenset({"loc", "nvl", "pix", "pxb", "0", "1", "2"})
-# With these values they take a way out of use.
+# With these values they disable a path.
 _CLOSING = {
     "NCCL_P2P_DISABLE": "1", "NCCL_P2P_DIRECT_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1",
     "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NET_GDR_READ": "0",
@@ -104,21 +104,21 @@ def moot(seen: Seen[D]) -> str | None:
     if not own.works and any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
         return f"ranks open different process groups for {seen.world.backend}, which {lch002.NCCL_CLASS} chooses"
     if reason := _other_reason(seen, own):
-        return f"{seen.world.backend} fails for a reason that no variable gets around: {reason}"
+        return f"{seen.world.backend} fails for a reason that no variable avoids: {reason}"
     if ranks := stopped_by_themselves(_failed(seen, own), seen.world.backend):
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if not own.works and gloo is not None and not gloo.works:
-        return f"gloo fails as well as {seen.world.backend}: that is the network or a host, not how GPUs are joined"
+        return f"gloo fails as well as {seen.world.backend}: the cause is the network or a host, not paths between GPUs"
     known = ground_of(seen)
     if known.broken or known.slow_below is not None or known.holding:
         return None
     if not seen.of(lch002.CHECK).by_rank:
-        return f"{seen.world.backend} works as it is; what is set was not looked at ({lch002.CHECK.code})"
-    return f"{seen.world.backend} works as it is, and nothing that is set holds it back"
+        return f"{seen.world.backend} works as it is; the variables that are set were not read ({lch002.CHECK.code})"
+    return f"{seen.world.backend} works as it is, and no variable that is set slows it down"
 
 
 def _other_reason(seen: Seen[D], own: Before) -> str:
-    """What the ranks said that failed by themselves, if all of that has nothing to do with how GPUs are joined."""
+    """The errors of ranks that failed by themselves, if none of that concerns the paths between GPUs."""
     outcomes = _failed(seen, own)
     if not outcomes:
         return ""
@@ -234,7 +234,7 @@ def _no_p2p(seen: Seen[D]) -> str:
 
 
 def _no_nvls(seen: Seen[D]) -> str:
-    """Without a switch there is no NVLS. GPUs that nobody looked at may have one."""
+    """Without a switch there is no NVLS. GPUs that no check has seen may have one."""
     cards = cards_of(seen.of(memory_errors.CHECK))
     told = cards and not any(card.health.fabric.state is not None for card in cards)
     if told:
@@ -243,7 +243,7 @@ def _no_nvls(seen: Seen[D]) -> str:
     version = next(filter(None, (row.nccl for row in seen.of(versions.CHECK).by_rank.values())), None)
     # ncclNvlsInit in transport/nvls.cc; between hosts it counts the GPUs of a domain of NVLinks.
     if len(hosts) == 1 and len(hosts[0]) <= 2 and version is not None and version_of(version) < _NVLS_OF_TWO:
-        return f"NCCL {version} takes it between more than two GPUs"
+        return f"NCCL {version} uses it between more than two GPUs only"
     return ""
 
 

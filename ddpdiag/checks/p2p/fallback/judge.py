@@ -12,7 +12,7 @@ from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import rate_text, reached_text, times_text
+from ddpdiag.text import count, rate_text, reached_text, times_text
 
 D = TypeVar("D")
 
@@ -44,8 +44,8 @@ class SearchResult(NamedTuple):
     @property
     def sets(self) -> str:
         """How many sets of variables were tried, beside the environment as it is: "2 sets of variables were tried"."""
-        count = len({tried.step.set for tried in self.tried if tried.step.members})
-        return f"{count or 'no'} {'set of variables was' if count == 1 else 'sets of variables were'} tried"
+        number = len({tried.step.set for tried in self.tried if tried.step.members})
+        return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
 
 _VERBS = {
@@ -53,7 +53,7 @@ _VERBS = {
     "died": "crashes",
     "raised": "fails",
     "wrong": "gives wrong values",
-    "unheard": "ends without a word",
+    "unheard": "gives no result",
 }
 
 
@@ -84,9 +84,9 @@ def both_fail(seen: Seen[D]) -> Finding:
     return seen.finding(
         "both",
         f"gloo fails as well as {own}",
-        f"The all-reduce fails over gloo and over {own}: that is the network, a host or a rank, and not how GPUs are "
-        "joined, so no variable was looked for.",
-        fix="Mend what the other findings name, then check again.",
+        f"The all-reduce fails over gloo and over {own}: the cause is the network, a host or a rank, and not the paths "
+        "between GPUs, so no variables were tried.",
+        fix="Fix what the other findings name, then check again.",
     )
 
 
@@ -96,12 +96,12 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     does = verb(result.first)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
-    unknown = " Between which ranks it fails was not looked at for lack of time"
+    unknown = " There was no time to find out between which ranks it fails"
     more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
     return seen.finding(
         "fallback",
         f"{own} {does}; {workarounds_text(env)} it works",
-        f"{works}{where.text}{error_text(result.first)}. The way around leaves out {taken}: "
+        f"{works}{where.text}{error_text(result.first)}. The workaround avoids {taken}: "
         f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
         f"{price(result, end)}. {cause(seen, end.members, where.nodes)}".strip(),
         severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
@@ -110,8 +110,8 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix=f"Until the cause is mended, set in the job what follows (`ddpdiag check --env-file FILE` writes it); "
-        f"with less than this it failed, and this was tried {len(end.runs)} times.{more}",
+        fix=f"Until the cause is fixed, add the lines below to the job (`ddpdiag check --env-file FILE` writes them). "
+        f"{own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}",
         env=env,
     )
 
@@ -121,12 +121,11 @@ def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
     times = times_text(gain_of(result, end.runs))
-    gloo = f", and gloo {rate_text(result.gloo)}" if result.gloo else ""
+    gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
     return seen.finding(
         "slow",
         f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The way around leaves "
-        f"out {taken}: "
+        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The workaround avoids {taken}: "
         f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
         f"{cause(seen, end.members, where.nodes)}".strip(),
         ranks=where.ranks,
@@ -134,7 +133,7 @@ def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix="Until the cause is mended, set in the job what follows.",
+        fix="Until the cause is fixed, add the lines below to the job.",
         env=env,
     )
 
@@ -143,13 +142,14 @@ def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
     times = times_text(gain_of(result, end.runs))
+    costs, them = ("costs", "it") if len(end.members) == 1 else ("cost", "them")
     return seen.finding(
         "held-back",
-        f"{settings} costs bandwidth: without it {own} is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw with {settings}, and works without it in {runs_text(end)}"
-        f"{price(result, end)}: {times} faster. It may be left from an old workaround.",
+        f"{settings} {costs} bandwidth: without {them} {own} is {times} faster",
+        f"{own} reaches {rate(result.first)} busbw with {settings}, and works without {them} in {runs_text(end)}"
+        f"{price(result, end)}: {times} faster. An old workaround may have left {them}.",
         evidence=tried_lines(result),
-        fix="Take it out of the job, of the shell's start-up files and of ~/.nccl.conf and /etc/nccl.conf.",
+        fix=f"Remove {them} from the job, the shell's start-up files, ~/.nccl.conf and /etc/nccl.conf.",
         env=env,
     )
 
@@ -161,9 +161,9 @@ def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     alone, them = len(end.members) == 1, "it" if len(end.members) == 1 else "them"
     return seen.finding(
         "needed",
-        f"{settings} is needed here" if alone else f"of {settings} something is needed here",
+        f"{settings} is needed here" if alone else f"one or more of {settings} are needed here",
         f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
-        f"{error_text(without)}: keep {them} until the cause is mended.",
+        f"{error_text(without)}: keep {them} until the cause is fixed.",
         evidence=tried_lines(result),
     )
 
@@ -172,9 +172,10 @@ def _transient(seen: Seen[D], result: SearchResult) -> Finding:
     own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
-        f"{own} failed once, and then worked {runs} times",
-        f"The all-reduce over {own} failed at first, and worked in {runs} of {runs} runs in fresh processes, with "
-        f"nothing changed ({rate(result.first)} busbw). What fails now and then will fail in a long job.",
+        f"{own} failed once, and then worked {count(runs, 'time')}",
+        f"The all-reduce over {own} failed in {all_reduce.CHECK.code}, and then worked in {runs} of {runs} runs in "
+        f"fresh processes, with nothing changed ({rate(result.first)} busbw). A fault that occurs now and then will "
+        "also occur in a long job.",
         evidence=tried_lines(result),
         fix="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
     )
@@ -190,12 +191,13 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
-        word, told = "unreliable", f"{workarounds_text(env)} it worked {len(end.runs) - 1} times and then {verb(bad)}"
+        times = count(len(end.runs) - 1, "time")
+        word, told = "unreliable", f"{workarounds_text(env)} it worked {times}, and the next run {verb(bad)}"
     else:
-        word, told = "nothing", f"{result.sets}, and none helps"
+        word, told = "nothing", f"{result.sets}, and none works"
     return seen.finding(
         word,
-        f"{own} {does}, and no variable gets around it",
+        f"{own} {does}, and no variable avoids it{' reliably' if end.kind is Kind.UNRELIABLE else ''}",
         f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
@@ -203,7 +205,7 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix=f"Look at what {own} says with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
+        fix=f"Look at the output of {own} with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
         "try another version of NCCL or of the driver.",
     )
 
@@ -216,11 +218,12 @@ def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
     else:
         did = f"{own} failed in {all_reduce.CHECK.code}" if broken else f"{own} works as it is"
     why, fix = _why_unfinished(seen)
-    aim = "a way around was found" if broken or result.ground.slow_below is not None else "what is set was priced"
+    searching = broken or result.ground.slow_below is not None
+    aim = "a workaround was found" if searching else "the cost of the set variables was measured"
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
-        f"{did}; {result.sets} until then, and more are left.",
+        f"{did}; {result.sets} until then, and others remain.",
         evidence=tried_lines(result),
         fix=fix,
     )
@@ -235,9 +238,12 @@ def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
     events = seen.recording.events
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
     if lost:
-        return f"{ranks_text(lost)} was lost", "See RUN002; check again once that is mended."
+        return (
+            f"{ranks_text(lost)} {'was' if len(lost) == 1 else 'were'} lost",
+            "See RUN002; fix that, then check again.",
+        )
     if any(e.kind in TOLD_TO_LEAVE for e in events):
-        return "the run was told to end", "Let it run to its end."
+        return "the run was interrupted", "Run it again, and let it finish."
     if seen.recording.end is None:
         return "the recording ends", "Judge the whole recording, or check again."
     return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
@@ -256,7 +262,7 @@ def verb(tried: Tried) -> str:
 
 
 def error_text(tried: Tried) -> str:
-    """What a rank said of it, in brackets, where it said something."""
+    """The error of a rank, in brackets, where it raised one."""
     return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
 
 

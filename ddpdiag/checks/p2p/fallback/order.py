@@ -23,9 +23,9 @@ _TEXTS = {
     "PLUGIN": ("NET/Plugin", "libnccl-net", "NET/OFI"),
     "IB": ("net_ib", "NET/IB", "ibv_", "IBV_WC"),
 }
-# Checks whose findings speak for one of them.
+# Checks whose findings make one of them likely.
 _SUSPECTED_BY = {"SHM": "HST003", "NVLS": "GPU007"}
-# The order of recordings that do not tell one.
+# The order of recordings without one.
 _OLDER = ("P2P", "SHM", "NVLS", "CUMEM", "GDR", "PLUGIN", "IB")
 _SEPARATOR = ", "
 
@@ -43,7 +43,7 @@ class Order(NamedTuple):
 
 
 def order_of(seen: Seen[D], usual: tuple[str, ...], failed: Iterable[Outcome]) -> Order:
-    """The order that this run's search has, or will have: `usual`, unless errors of `failed` or a check say more."""
+    """The order that this run's search has, or will have: `usual`, unless errors of `failed` or a check suggest one."""
     if seen.trials:
         return _recorded(seen.trials[0])
     text = "\n".join(line for outcome in failed for line in _errors(outcome))

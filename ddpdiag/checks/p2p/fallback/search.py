@@ -1,12 +1,12 @@
 """A search for overrides with which a backend works: which set to try next, after what is known.
 
-The procedure is written down as a generator: it yields what it wants to know and is sent the answer. `replay` plays the
+The procedure is written down as a generator: it yields each question and is sent the answer. `replay` plays the
 known answers back to it, so that the plan and the judgement run the same lines.
 
 First the environment as it is; then the same without the user's own overrides; then each override that an error names,
 alone; then overrides accumulate until a set works. Each member of that set is left out once, and what works without it
-goes. No set runs again that failed with all ranks. The rest runs until it has worked CONFIRMED times. At last pairs of
-ranks run as it is, to show between whom it fails.
+goes. No set runs again that failed with all ranks. The rest runs until it has worked CONFIRMED times. Finally pairs of
+ranks run in the environment as it is, to show between which ranks it fails.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from ddpdiag.checks.fabric.matching import round_robin
 CONFIRMED = 3
 # In every round each rank has another partner, so that eight GPUs of a host are done in seven.
 MAX_ROUNDS = 15
-# Where all pairs of the first rounds fail, the others would cost their deadlines and say the same.
+# Where all pairs of the first rounds fail, the others would cost their deadlines and show the same.
 ROUNDS_THAT_TELL = 2
 
 
@@ -36,7 +36,7 @@ Members = tuple[Member, ...]
 
 
 class Part(Enum):
-    """Who takes part together: all ranks, the ranks of each host, or pairs."""
+    """The ranks that take part together: all ranks, the ranks of each host, or pairs."""
 
     WHOLE = "all ranks"
     HOSTS = "each host"
@@ -46,7 +46,7 @@ class Part(Enum):
 class Step(NamedTuple):
     """What is to be tried: with whom, with which overrides, and for pairs in which round.
 
-    `stands` is the end that holds already, where this step only adds to it.
+    `stands` is the end that is known already, where this step only adds to it.
     """
 
     part: Part
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 class Tried(NamedTuple):
     """What came of a step: `failed` are the groups that failed, and `how` the worst of them did ("hung", "wrong").
 
-    `busbw` is the slowest group's, None where that is not known. `error` is what was said, if anything.
+    `busbw` is the slowest group's, None where that is not known. `error` is what a rank raised, if anything.
     """
 
     step: Step
@@ -163,7 +163,7 @@ def _search(ground: Ground) -> Search:
         runs, _ = yield from _confirm((), first)
         first = runs[-1]
     best = max((run.busbw or 0.0 for run in runs), default=0.0)
-    # One run of a busy host says little: all of them must be slow.
+    # One run of a busy host proves little: all of them must be slow.
     if first.works and (ground.slow_below is None or best >= ground.slow_below):
         if ground.holding:
             return (yield from _price(ground, runs, best))

@@ -1,21 +1,21 @@
-"""Ways between the GPUs of a host.
+"""Paths between the GPUs of a host.
 
 NCCL sends from GPU to GPU over NVLink or, peer to peer (P2P), over PCIe, and where neither is possible through shared
 memory of the host, at a fraction of the speed. This check asks NVML how each pair is connected and whether P2P is
 allowed, and looks for what breaks P2P although NVML allows it: ACS (Access Control Services) on a PCIe bridge, which
 sends all traffic between peers up to the processor, and an IOMMU that translates it. NCCL then hangs at 100 % GPU
-utilisation, is slow, or sums wrong values. Whether copies work is P2P002's to say.
+utilisation, is slow, or sums wrong values. P2P002 tests whether copies work.
 
 The names are those of `nvidia-smi topo -m`: NV18 for 18 NVLinks, PIX for one PCIe switch, PXB for several, PHB for the
-processor's host bridge, NODE for several of one NUMA node, SYS for another socket. That siblings have different ways is
-normal.
+processor's host bridge, NODE for several of one NUMA node, SYS for another socket. Different paths between GPUs of one
+host are normal.
 
 Findings and their causes:
 
-ACS is known only to root: without it, `lspci -vvv` shows nothing of it, and this check says so.
+Only root can read ACS: for other users `lspci -vvv` does not show it, and this check reports that.
 
-Fix: switch ACS and IOMMU (VT-d, AMD-Vi) off in the BIOS, or `setpci` as the finding says, or boot with iommu=pt; if
-copies fail, NCCL_P2P_DISABLE=1 is slow and right.
+Fix: switch ACS and IOMMU (VT-d, AMD-Vi) off in the BIOS, or use `setpci` as the finding shows, or boot with
+iommu=pt; if copies fail, NCCL_P2P_DISABLE=1 gives right values at a lower speed.
 
 Confirm by hand: `nvidia-smi topo -m; nvidia-smi topo -p2p r`; as root `lspci -vvv | grep -E '^[0-9a-f]|ACSCtl'`; `cat
 /proc/cmdline; ls /sys/kernel/iommu_groups`.
@@ -43,24 +43,24 @@ from ddpdiag.probes.host.kernel import proc_root, sys_root
 
 FINDINGS = {
     "disabled": Explained.warning(
-        "P2P is switched off in the driver (registry key), or not allowed for a pair although most pairs of these "
-        "models that are connected in this way are: a bridge not seated, another slot or BIOS setting."
+        "P2P is switched off in the driver (registry key), or is not allowed for a pair although it is for most pairs "
+        "of these models with the same connection: a bridge that is not seated, another slot or BIOS setting."
     ),
     "asymmetric": Explained.warning("one direction is allowed and the other is not."),
     "no-p2p": Explained.note(
-        "cards or board are not made for P2P, as with most consumer cards: expect the numbers of shared memory."
+        "the cards or the mainboard do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
     ),
     "acs": Explained(
-        "ACS redirects traffic between GPUs that have no NVLink, on a host that is no virtual machine (which needs "
-        "ACS). A warning where a PCIe switch could have carried it, else good to know."
+        "ACS redirects traffic between GPUs that have no NVLink, on a host that is not a virtual machine (which needs "
+        "ACS). A warning where a PCIe switch could have carried the traffic, else a note."
     ),
     "iommu": Explained.note(
-        "the IOMMU translates for GPUs without NVLinks: the kernel then also sets ACS where it can."
+        "the IOMMU translates addresses for GPUs without NVLinks: the kernel then also sets ACS where it can."
     ),
     "isolated": Explained.note(
-        "ranks are shown GPUs of their own by a control group, so that NVML knows nothing of ways between them."
+        "a control group shows each rank only some of the GPUs, so that NVML reports no paths between the others."
     ),
-    "unreadable": Explained.not_seen("NVML could not be asked."),
+    "unreadable": Explained.not_seen("NVML returned an error."),
 }
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
@@ -75,7 +75,7 @@ _CELLS = {
 
 
 def measure(ctx: Context) -> Data:
-    # What lies around first: NVML may hang, and its step then says so.
+    # The surroundings first: NVML may hang, and the step then shows it.
     proc, sys = proc_root(os.environ), sys_root(os.environ)
     around = surroundings([function.address for function in nvidia_functions(sys) or ()], proc, sys)
     return Data(paths=gpu_paths(ctx.step), around=around)
@@ -101,11 +101,12 @@ def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     if paths.errors and not paths.gpus:
         yield seen.finding(
             "unreadable",
-            "the ways between GPUs cannot be read",
-            f"{paths.host.name}: NVML says {paths.errors[0]!r}: UNKNOWN how its {paths.host.gpus} GPUs are connected.",
+            "the paths between GPUs cannot be read",
+            f"{paths.host.name}: NVML reports {paths.errors[0]!r}: UNKNOWN how its {paths.host.gpus} GPUs are "
+            "connected.",
             ranks=paths.host.ranks,
             evidence={"error": paths.errors[0]},
-            fix=f"Run `nvidia-smi topo -m` on {paths.host.name} and follow what it says.",
+            fix=f"Run `nvidia-smi topo -m` on {paths.host.name}, and fix the error that it prints.",
         )
 
 
@@ -114,21 +115,21 @@ def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         most = max(paths.shown)
         yield seen.finding(
             "isolated",
-            "each rank is shown GPUs of its own",
-            f"{paths.host.name}: of {len(paths.gpus)} GPUs no rank is shown more than {most}, so NVML knows nothing of "
-            "ways between the others, and CUDA may not open their memory (NCCL: 'invalid device ordinal').",
+            "each rank sees GPUs of its own",
+            f"{paths.host.name}: no rank sees more than {most} of {len(paths.gpus)} GPUs, so NVML reports no paths "
+            "between the others, and CUDA may fail to open their memory (NCCL: 'invalid device ordinal').",
             ranks=paths.host.ranks,
             evidence={"gpus": [label(gpu) for gpu in paths.gpus], "shown": list(paths.shown)},
-            fix="Give all GPUs of a host to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
-            "--gpus-per-task), and let each take its own by LOCAL_RANK.",
+            fix="Make all GPUs of a host visible to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
+            "--gpus-per-task), and let each rank select its GPU by LOCAL_RANK.",
         )
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
-    """How the GPUs of each host are connected; and what NVML says of P2P, where that is not OK everywhere."""
+    """How the GPUs of each host are connected; and what NVML reports of P2P, where that is not OK everywhere."""
     for paths in host_paths(seen):
         if any(pair.known for pair in paths.pairs):
-            yield _matrix(paths, "topology", "ways between GPUs", _connection)
+            yield _matrix(paths, "topology", "paths between GPUs", _connection)
             if any(pair.works is False for pair in paths.pairs):
                 found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
                 legend = ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))

@@ -20,7 +20,7 @@ _PAIRS_SHOWN = 4
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """The GPUs that NVML shows to a rank, and what lies around them."""
+    """The GPUs that NVML shows to a rank, and the PCI devices around them."""
 
     paths: Paths
     around: Surroundings = Surroundings()
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
     @property
     def statuses(self) -> tuple[P2P, ...]:
-        """What NVML says of the two directions, as far as it does."""
+        """What NVML reports of the two directions, as far as it does."""
         return tuple(status for path in self.known if (status := status_of(path)) is not None)
 
     @property
@@ -62,7 +62,7 @@ class Pair(NamedTuple):
 
     @property
     def works(self) -> bool | None:
-        """Does NVML allow both directions? None if it says nothing."""
+        """Does NVML allow both directions? None if it reports nothing."""
         return all(status is P2P.OK for status in self.statuses) if self.statuses else None
 
     @property
@@ -82,9 +82,9 @@ class Pair(NamedTuple):
 
 
 class HostPaths(Struct, frozen=True, kw_only=True):
-    """One host: the job's GPUs, each pair of them, and what lies around; `errors` are those of NVML itself.
+    """One host: the job's GPUs, each pair of them, and the PCI devices around; `errors` are those of NVML itself.
 
-    `shown` says how many GPUs each rank that was asked is shown. `nccl` is the version that its ranks load (LCH003).
+    `shown` is the number of GPUs that each rank sees. `nccl` is the version that its ranks load (LCH003).
     """
 
     host: Host
@@ -122,8 +122,8 @@ def status_of(path: GpuPath) -> P2P | None:
 def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
     """The hosts that answered, in order.
 
-    GPUs that no rank may use are somebody else's, and left out; so are those that are cut into slices (MIG), between
-    which there is no P2P.
+    GPUs that no rank may use belong to other jobs, and are left out; so are those that are cut into slices (MIG),
+    between which there is no P2P.
     """
     ours = _ours(seen)
     loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}

@@ -45,17 +45,17 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         return
     gpu = _common(paths, pairs)
     switched_off = any(map(_is_switched_off, pairs))
-    whose = f"; all of them are pairs of {label(gpu)}" if gpu is not None else ""
+    whose = f"; all of them include {label(gpu)}" if gpu is not None else ""
     expected = (
-        "it was switched off in the driver"
+        "it is switched off in the driver"
         if switched_off
-        else "more than half of the pairs of these models that are connected in this way may"
+        else "it is allowed for more than half of the pairs of these models with the same connection"
     )
     yield seen.finding(
         "disabled",
         "P2P is not allowed between GPUs",
-        f"{paths.host.name}: {len(pairs)} of {len(paths.pairs)} pairs of GPUs may not reach each other's memory "
-        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL goes through shared memory there.",
+        f"{paths.host.name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
+        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory there.",
         nodes=(paths.host.name,),
         gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
         links=[f"{paths.host.name}: GPU {pair.one.index} <-> GPU {pair.other.index}" for pair in pairs],
@@ -65,7 +65,7 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         },
         fix=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {paths.host.name}; "
         + (
-            "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and load the driver anew."
+            "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and reload the driver."
             if switched_off
             else "compare slots, bridges and BIOS settings with those of the other pairs."
         ),
@@ -97,7 +97,8 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "P2P is allowed in one direction only",
             f"{paths.host.name}: "
             + "; ".join(
-                f"{label(source)} may not reach {label(target)} ({_reasons([pair])}), but the other way round it may"
+                f"P2P from {label(source)} to {label(target)} is not allowed ({_reasons([pair])}), but the other "
+                "direction is"
                 for pair, source, target in closed[:4]
             )
             + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
@@ -117,7 +118,7 @@ def _closed(pair: Pair) -> tuple[PathGpu, PathGpu]:
 
 
 def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Pairs without NVLinks that are not made for P2P."""
+    """Pairs without NVLinks that do not support P2P."""
     odd = odd_pairs(seen)
     pairs = [
         pair
@@ -127,13 +128,13 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     if pairs:
         yield seen.finding(
             "no-p2p",
-            "GPUs without P2P",
-            f"{paths.host.name}: NVML says that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
-            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL goes through shared memory of the host "
-            "there: expect its bandwidth.",
+            "P2P is not supported between GPUs",
+            f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
+            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses shared memory of the host there: "
+            "expect its bandwidth.",
             nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix="Nothing, if these cards are not made for it (most consumer cards are not).",
+            fix="Do nothing if these cards do not support P2P (most consumer cards do not).",
         )
 
 
@@ -144,7 +145,7 @@ def _reasons(pairs: Sequence[Pair]) -> str:
 
 
 def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
-    """What of this speaks for P2P to fail on that host, as sentences."""
+    """Reasons in this for P2P to fail on that host, as sentences."""
     odd = odd_pairs(seen)
     for pairs, why in (
         ([pair for pair in paths.pairs if _is_switched_off(pair)], "is switched off in the driver (registry key)"),
@@ -182,21 +183,22 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         return
     pairs = [pair for pair in paths.unlinked if any(pair in own for own in found.values())]
     detours = [pair for pair in pairs if paths.around.share_a_bridge(pair.one.pci, pair.other.pci)]
-    # Between root ports traffic goes by the processor anyway, and with an IOMMU the kernel sets ACS on all of them:
-    # most such hosts copy well.
+    # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all of
+    # them: most such hosts copy well.
     harm = (
-        f"{pairs_text(detours)} could exchange data at their PCIe switch and go by the processor instead: slow"
+        f"The traffic of {pairs_text(detours)} could stay in their PCIe switch, but goes through the processor, which "
+        "is slow."
         if detours
-        else f"{pairs_text(pairs)} go by the processor in any case"
+        else f"The traffic of {pairs_text(pairs)} goes through the processor in any case."
     )
     noun = "bridge" if len(found) == 1 else "bridges"
     first = next(iter(found)).address
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs",
-        f"{paths.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks: {harm}, and on "
-        "some boards NCCL hangs or sums wrong values; off is expected on a host that is no virtual machine (NCCL's "
-        "troubleshooting guide).",
+        f"{paths.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks; off is expected "
+        f"on a host that is not a virtual machine (NCCL's troubleshooting guide). {harm} On some mainboards NCCL hangs "
+        "or sums wrong values.",
         severity=Severity.WARNING if detours else Severity.NOTE,
         nodes=(paths.host.name,),
         evidence={
@@ -212,16 +214,16 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 
 def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Good to know: the IOMMU translates for GPUs without NVLinks."""
+    """A note: the IOMMU translates addresses for GPUs without NVLinks."""
     pairs = paths.unlinked
     if own := [gpu for gpu in gpus_of(pairs) if paths.around.translates(gpu.pci)]:
         domains = dict.fromkeys(paths.around.slot(gpu.pci).domain or "?" for gpu in own)
-        hidden = " Whether ACS redirects is known to root only (`lspci -vvv | grep ACSCtl`)."
+        hidden = " Only root can see whether ACS redirects traffic (`lspci -vvv | grep ACSCtl`)."
         yield seen.finding(
             "iommu",
-            "the IOMMU translates what GPUs send",
-            f"{paths.host.name}: the IOMMU translates for {len(own)} GPUs without NVLinks between them (domain "
-            f"{', '.join(domains)}); identity is the safe choice for P2P over PCIe."
+            "the IOMMU translates addresses for GPUs",
+            f"{paths.host.name}: the IOMMU translates addresses for {len(own)} GPUs without NVLinks between them "
+            f"(domain {', '.join(domains)}); identity is the safe setting for P2P over PCIe."
             + (hidden if hides_acs(paths, pairs) else ""),
             nodes=(paths.host.name,),
             evidence={

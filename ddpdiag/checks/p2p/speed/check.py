@@ -2,17 +2,19 @@
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
 nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less where that takes
-long) and after a look at who uses the GPUs; a run whose all-reduce is fast enough measures nothing more. Short messages
-are bound by latency, so the time of a call of 4 bytes is left out of both.
+long) and after a check which processes use the GPUs; a run whose all-reduce is fast enough measures nothing more. Short
+messages are bound by latency, so the time of a call of 4 bytes is left out of both.
 
 It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
-cores; else a warning, which says what is missing. For TCP sockets and for gloo no rate is expected: their speed is that
-of the hosts' cores.
+cores; else a warning, which states what is missing. For TCP sockets and for gloo no rate is expected: their speed
+depends on the hosts' cores.
 
 Findings:
 
-Causes: NCCL variables that limit its channels, GPUs that are held back by heat or power, a narrow PCIe link, NVLinks
-with errors, an IOMMU or ACS. The finding names those that this run shows, and no other. Fix: what the finding says.
+Causes: NCCL variables that limit its channels, GPUs that are slowed down by heat or power, a narrow PCIe link, NVLinks
+with errors, an IOMMU or ACS. The finding names those that this run shows, and no other.
+
+Fix: do what the finding recommends.
 
 Confirm by hand: Nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g 1` under the same launcher on an idle host; `ddpdiag
 allreduce-bench -e 1G`.
@@ -39,7 +41,7 @@ from ddpdiag.text import rate_text, reached_text, size_text
 
 FINDINGS = {
     "far-below": Explained(
-        "less than `far_ratio` of what the path can do, twice; an error, unless the message says why it is a warning."
+        "less than `far_ratio` of what the path can do, twice; an error, unless the message states why it is a warning."
     )
 }
 
@@ -50,7 +52,7 @@ _CALL_SECONDS = 0.4
 
 
 def measure(ctx: Context) -> Data:
-    """Who uses this rank's GPU before it does, and the seconds of a small and of a large all-reduce."""
+    """The users of this rank's GPU before it starts, and the seconds of a small and of a large all-reduce."""
     from ddpdiag.workloads.collectives import Calls, connect, time_all_reduce
     from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
@@ -88,7 +90,7 @@ def _size(first: Timed) -> int:
 def ground(world: World) -> str | None:
     """Only NCCL has a path whose rate is known."""
     if world.size == 1:
-        return "one rank alone communicates with nobody"
+        return "one rank alone has no other rank to communicate with"
     if world.backend != "nccl":
         return f"the backend is {world.backend}; what its path can do is not known"
     return without_gpu(world)

@@ -1,4 +1,4 @@
-"""What P2P005 measured, and its finding: the rate, the path, what speaks against an error, and the causes seen."""
+"""What P2P005 measured, and its finding: the rate, the path, reasons against an error, and the causes seen."""
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -21,7 +21,7 @@ from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
 _CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown")
 _COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
-# Findings of other checks that tell what makes a path slow, by what sets its rate.
+# Findings of other checks that show what makes a path slow, by what sets its rate.
 _SEEN_BY = {
     Bottleneck.NVLINK: (*_COPIES, "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
     Bottleneck.PCIE: (*_COPIES, "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
@@ -34,7 +34,7 @@ _COMPARE = (
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank: seconds of calls of 4 bytes and of `bytes`, and who used its GPU right before."""
+    """One rank: seconds of calls of 4 bytes and of `bytes`, and the users of its GPU right before."""
 
     backend: str
     bytes: int
@@ -120,7 +120,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> Iterator[str]:
-    """What speaks against an error."""
+    """Reasons for a warning instead of an error."""
     yield from doubts_of(path, again, ratio)
     if (crowd := seen.world.ranks_per_core) > 1:
         yield f"{crowd:.1f} ranks share each core"
@@ -152,7 +152,7 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
 
 
 def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
-    """What copies between the same GPUs reached: that tells links from what NCCL makes of them."""
+    """What copies between the same GPUs reached: that separates the links from NCCL's use of them."""
     rates = sorted(
         pair.bytes_per_s
         for own in copies_by_rank(seen.of(copies.CHECK))

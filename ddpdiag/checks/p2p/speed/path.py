@@ -72,14 +72,14 @@ class Timed(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What a run shows that makes a path slow, and what to do about it (empty: nothing by itself)."""
+    """What a run shows that makes a path slow, and the fix (empty: none)."""
 
     text: str
     fix: str = ""
 
 
 def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str]:
-    """What speaks against an error: a path that is only supposed, a rate that was not measured twice."""
+    """Reasons for a warning instead of an error: a path that is only assumed, a rate that was not measured twice."""
     if not path.by_log:
         yield "NCCL's log does not show the path"
     if again is None:
@@ -136,12 +136,12 @@ def _through_host(inside: Sequence[Hop]) -> bool:
 
 
 def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[Hop]) -> dict[int, Limits] | str:
-    """The links of each rank that NCCL uses; or why they say nothing.
+    """The links of each rank that NCCL uses; or why they are not known.
 
     A network card's nominal speed counts for InfiniBand and RoCE only: TCP reaches what its hosts' cores can copy.
     """
     if any(hop.kind == "NET" for hop in inside):
-        return "NCCL goes over the network inside a host"
+        return "NCCL uses the network inside a host"
     if any(hop.name == SOCKET for hop in outside):
         return "NCCL sends over TCP sockets, for which no rate is expected"
     if len(hosts) > 1 and not all(hop.name.startswith("IB") for hop in outside):

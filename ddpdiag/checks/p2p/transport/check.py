@@ -1,14 +1,14 @@
 """Transport: what NCCL chose between the ranks, from its own log.
 
-NCCL picks a way for each pair of ranks and falls back in silence: from NVLink or PCIe (P2P) to the host's memory (SHM),
-from InfiniBand with GPUDirect RDMA (GDRDMA) to copies through the host, and to plain sockets. Training then works, at a
-fraction of the speed. This check runs two all-reduces with NCCL_DEBUG=INFO in a worker of its own, and reads what NCCL
-wrote: version, network, the way to each peer, NVLS (NVLink SHARP), algorithms. The user's own debug settings are not
-touched elsewhere. The ways are in the report's matrix "p2p.transport" and in the ranks' column.
+NCCL selects a transport for each pair of ranks and falls back without a message: from NVLink or PCIe (P2P) to the
+host's memory (SHM), from InfiniBand with GPUDirect RDMA (GDRDMA) to copies through the host, and to plain sockets.
+Training then works, at a fraction of the speed. This check runs two all-reduces with NCCL_DEBUG=INFO in a worker of its
+own, and reads NCCL's log: version, network, the path to each peer, NVLS (NVLink SHARP), algorithms. The user's own
+debug settings are not changed elsewhere. The paths are in the report's matrix "p2p.transport" and in the ranks' column.
 
 Findings and their causes:
 
-Fix: do what the finding says; run the job once with NCCL_DEBUG=INFO and compare.
+Fix: do what the finding recommends; run the job once with NCCL_DEBUG=INFO and compare.
 
 Confirm by hand: Run the job once with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,NET,P2P,SHM,GRAPH, and look for ` via
 P2P`, ` via SHM`, ` via NET/` and `[send]`.
@@ -45,26 +45,25 @@ if TYPE_CHECKING:
 
 FINDINGS = {
     "sockets": Explained(
-        "hosts talk over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, libibverbs "
-        "or /dev/infiniband missing in the container; an NCCL_IB_HCA that fits no port is HST007's. (RoCE ports: INFO "
-        "only, since clouds show some that reach no other host.)"
+        "hosts communicate over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, "
+        "libibverbs or /dev/infiniband missing in the container; an NCCL_IB_HCA that matches no port is reported by "
+        "HST007. (RoCE ports: INFO only, since clouds show some that reach no other host.)"
     ),
     "no-gdr": Explained(
-        "some hosts go without GPUDirect RDMA, or all do: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter "
+        "some hosts, or all, do not use GPUDirect RDMA: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter "
         "too far apart, NCCL_NET_GDR_LEVEL."
     ),
     "inside": Explained.warning(
-        "ranks of one host talk over shared memory or the network although NVLinks connect their GPUs: "
+        "ranks of one host communicate over shared memory or the network although NVLinks connect their GPUs: "
         "NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs."
     ),
     "nvls": Explained(
-        "some GPUs offer NVLink SHARP and others do not; NCCL then goes without it everywhere. Look at the fabric "
-        "manager."
+        "some GPUs offer NVLink SHARP and others do not; NCCL then uses it nowhere. Check the fabric manager."
     ),
     "mixed-versions": Explained.error(
-        "ranks load different NCCLs, though torch names the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD."
+        "ranks load different NCCLs, although torch reports the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD."
     ),
-    "warned": Explained.note("what NCCL itself warns of."),
+    "warned": Explained.note("warnings in NCCL's own log."),
     "unreadable": Explained.not_seen(
         "NCCL wrote no log, or none that this version understands, so the transport is not known."
     ),
@@ -73,7 +72,7 @@ FINDINGS = {
 # All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
 SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"
 LOG_ENV: Mapping[str, str | None] = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
-# A matrix of more ranks is not read by anybody.
+# A matrix of more ranks is too large to read.
 MOST_RANKS = 16
 
 
@@ -152,7 +151,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def ground(world: World) -> str | None:
     """Only NCCL has transports to choose from, and between GPUs of several ranks."""
     if world.size == 1:
-        return "one rank alone communicates with nobody"
+        return "one rank alone has no other rank to communicate with"
     if world.backend != "nccl":
         return f"the backend is {world.backend}; only nccl has several transports"
     return without_gpu(world)
@@ -162,7 +161,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     nccl = transport_log(seen)
     yield from findings.unreadable(nccl)
     yield from findings.versions(nccl)
-    # With variables that get around what does not work, NCCL takes the paths that are left.
+    # With workarounds, NCCL uses the paths that are left.
     if not fallback.works_with_workarounds(seen.of(fallback.CHECK)):
         yield from findings.sockets(nccl)
         yield from findings.gpudirect(nccl)
@@ -185,7 +184,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """NCCL's version and network, and the algorithm for each size, as the first rank that tells them has it."""
+    """NCCL's version and network, and the algorithm for each size, as the first rank that reports them has it."""
     logs = transport_log(seen).logs.values()
     version = next((log.version for log in logs if log.version), None)
     network = next((log.network for log in logs if log.network), None)

@@ -17,7 +17,7 @@ from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
 from ddpdiag.probes.net.nccl_log import Hop, Log
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import rate_text, times_text
+from ddpdiag.text import count, rate_text, times_text
 
 SOCKET = "Socket"
 _LOG_LINES = 4
@@ -61,7 +61,7 @@ class TransportLog:
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
-        """Every path once, whoever told it."""
+        """Every path once, from the logs of both ends."""
         told = (hop for log in self.logs.values() for hop in log.hops)
         return tuple({(hop.source, hop.target, hop.text): hop for hop in told}.values())
 
@@ -103,7 +103,7 @@ class TransportLog:
         return {self.host(rank): data.ports for rank, data in self.rows.items()}
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
-        """Why NCCL chose so on these ranks: variables that it was given, and what it says itself."""
+        """Why NCCL chose so on these ranks: variables that are set, and its own messages."""
         settings = map(self.settings, ranks)
         variables = (f"{name}={found[name]}" for found in settings for name in names if name in found)
         notes = (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
@@ -129,7 +129,7 @@ def transport_log(seen: Seen[Data]) -> TransportLog:
 
 
 def unreadable(nccl: TransportLog) -> Iterator[Finding]:
-    """Ranks whose log says nothing of a path."""
+    """Ranks whose log shows no path."""
     silent = tuple(
         rank for rank, data in nccl.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
     )
@@ -138,9 +138,9 @@ def unreadable(nccl: TransportLog) -> Iterator[Finding]:
         which = f" (version {', '.join(versions)})" if versions else ""
         yield nccl.seen.finding(
             "unreadable",
-            "NCCL's log does not say how ranks talk",
-            f"The log of NCCL{which} on {ranks_text(silent)} of {len(nccl.rows)} tells no way to any peer: UNKNOWN "
-            "which transport it uses.",
+            "NCCL's log does not show how ranks communicate",
+            f"NCCL's log{which} on {ranks_text(silent)} (of {count(len(nccl.rows), 'rank')}) shows no path to any "
+            "peer: UNKNOWN which transport is used.",
             ranks=silent,
             fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
             "with 'via'.",
@@ -148,7 +148,7 @@ def unreadable(nccl: TransportLog) -> Iterator[Finding]:
 
 
 def versions(nccl: TransportLog) -> Iterator[Finding]:
-    """Different NCCLs, unless LCH003 says so already."""
+    """Different NCCLs, unless LCH003 reports them already."""
     odd = odd_ones_out({rank: log.version for rank, log in nccl.logs.items() if log.version})
     told = {own.nccl for own in nccl.seen.of(lch003.CHECK).by_rank.values()}
     if odd is None or len(told) > 1:
@@ -157,15 +157,15 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
         "mixed-versions",
         "ranks load different versions of NCCL",
         f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
-        + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+        + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
         ranks=odd.ranks,
         evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
-        fix="Look at LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
+        fix="Check LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
     )
 
 
 def sockets(nccl: TransportLog) -> Iterator[Finding]:
-    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 says why."""
+    """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 reports why."""
     told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.nodes}
     crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
     ends = [(hop, {nccl.host(hop.source), nccl.host(hop.target)}) for hop in crossing]
@@ -208,7 +208,7 @@ def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scal
 
 
 def _why(reasons: Sequence[str]) -> str:
-    return f"Found there: {', '.join(reasons)}." if reasons else "NCCL does not say why."
+    return f"Found there: {', '.join(reasons)}." if reasons else "NCCL's log does not show why."
 
 
 def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
@@ -228,7 +228,7 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
             f"{_gdr_reason(nccl, ranks)}",
             severity=Severity.NOTE,
             evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-            fix="If the GPUs are made for it (no GeForce), load nvidia-peermem on every host, or use a driver and "
+            fix="If the GPUs support it (no GeForce does), load nvidia-peermem on every host, or use a driver and "
             "kernel with DMA-BUF.",
         )
 
@@ -236,11 +236,11 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
 def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
     without = [host for host, has in having.items() if not has]
     odd = without if 2 * len(without) < len(having) else []
-    blame = "" if odd else " (no majority, so nobody is blamed)"
+    blame = "" if odd else " (no majority, so no host is blamed)"
     return nccl.seen.finding(
         "no-gdr",
-        "some hosts go without GPUDirect RDMA",
-        f"{names_text(without)}: data goes through the host's memory on its way to the network; "
+        "some hosts do not use GPUDirect RDMA",
+        f"{names_text(without)}: data goes to the network through the host's memory; "
         f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
         f"{_gdr_reason(nccl, without_ranks)}",
         severity=Severity.WARNING,
@@ -257,13 +257,13 @@ def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
     levels = (nccl.settings(rank).get("NCCL_NET_GDR_LEVEL") for rank in ranks)
     level = next((level for level in levels if level is not None), None)
     if able and level is not None:
-        return f"{able[0]} could do it; NCCL_NET_GDR_LEVEL={level} is set."
+        return f"{able[0]} supports it; NCCL_NET_GDR_LEVEL={level} is set."
     if able:
-        # NCCL says no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
-        return f"{able[0]} could do it: the GPUs cannot, or the way between them and the adapter crosses the CPU."
+        # NCCL's log shows no more; its conditions are in graph/paths.cc, ncclTopoCheckGdr.
+        return f"{able[0]} supports it: the GPUs do not, or the path between them and the adapter crosses the CPU."
     if any(nccl.rows[rank].peer_memory for rank in ranks):
         return "nvidia-peermem is loaded, but NCCL finds no adapter that can use it."
-    return "Neither nvidia-peermem nor DMA-BUF is there."
+    return "Neither nvidia-peermem nor DMA-BUF is available."
 
 
 def inside(nccl: TransportLog) -> Iterator[Finding]:
@@ -285,15 +285,15 @@ def _inside(nccl: TransportLog, host: str, hops: Sequence[Hop]) -> Finding:
     why = nccl.reasons(ranks)
     nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
     known = len(nccl.seen.world.hosts)
-    apart = f" NCCL takes the ranks to be on {nodes} hosts; they are on {known}." if nodes and nodes > known else ""
+    apart = f" NCCL counts {nodes} hosts for these ranks; they are on {known}." if nodes and nodes > known else ""
     host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
     see = " See LCH002.host-id." if host_ids else ""
     return nccl.seen.finding(
         "inside",
-        "ranks of one host do not use NVLink" if linked else "ranks of one host talk over sockets",
-        f"{host}: {ranks_text(ranks)} talk over {over} (rank {hops[0].source} to rank {hops[0].target}), although "
-        f"{'NVLinks connect their GPUs' if linked else 'P2P or shared memory is there'}; P2P expected.{apart} "
-        f"{_why(why)}{see}",
+        "ranks of one host do not use NVLink" if linked else "ranks of one host communicate over sockets",
+        f"{host}: {ranks_text(ranks)} communicate over {over} (rank {hops[0].source} to rank {hops[0].target}), "
+        f"although {'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}; P2P "
+        f"expected.{apart} {_why(why)}{see}",
         ranks=ranks,
         gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
@@ -313,15 +313,15 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
     yield nccl.seen.finding(
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
-        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but on "
-        f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only where all ranks can"
-        + ("." if blamed else " (no majority, so nobody is blamed)."),
+        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but is on "
+        f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only if it is available on all ranks"
+        + ("." if blamed else " (no majority, so no rank is blamed)."),
         severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
         gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"without": [*without]},
-        fix="Look at the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
-        "Fabric`), at the driver's version and at NCCL_NVLS_ENABLE.",
+        fix="Check the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
+        "Fabric`), the driver's version and NCCL_NVLS_ENABLE.",
     )
 
 
@@ -337,9 +337,9 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
         ranks = sorted({rank for own in tellers.values() for rank in own})
         yield nccl.seen.finding(
             "warned",
-            "NCCL warns",
-            f"NCCL warned although the all-reduces went well. {'; '.join(lines[:_LOG_LINES])}{more}.",
+            "NCCL printed warnings",
+            f"NCCL printed warnings although the all-reduces worked: {'; '.join(lines[:_LOG_LINES])}{more}.",
             nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
-            fix="Read them; an asynchronous event of an adapter is a link that goes up and down.",
+            fix="Read the warnings; an asynchronous event of an adapter is a link that goes up and down.",
         )
