@@ -28,7 +28,7 @@ D = TypeVar("D")
 
 
 class Action(Enum):
-    """What to do with a sick GPU, in order of what it costs; none where a setting is to be changed."""
+    """What to do with a faulty GPU, in order of what it costs; none where a setting is to be changed."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -195,7 +195,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
     return seen.finding(
         fault.word,
         fault.title,
-        f"{card.label}: {fault.said}.{' UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
+        f"{card.label}: {fault.said}.{' It is UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
         severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
         ranks=card.takers,
         nodes=(card.host.name,),

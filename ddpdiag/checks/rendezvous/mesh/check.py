@@ -2,13 +2,13 @@
 
 gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
 port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
-and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. What looks
-bad is measured once more, and the better result counts. Beyond 64 hosts there are groups of at most 64, and the
-measurement `mesh.pairs` says how many pairs of hosts were looked at.
+and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. If a link
+fails or is slow, all are measured once more, and the better result counts. Beyond 64 hosts there are groups of at most
+64, and the measurement `mesh.pairs` shows how many pairs of hosts were tested.
 
-Bad ways are explained by their pattern: all ways from and to one host, or one direction of it, name the host; a single
-way names the link; bad ways everywhere name nobody, since the hosts share the cause. Two hosts can never tell which
-side it is.
+Failing links are explained by their pattern: if all links from and to one host fail, or all in one direction, the host
+is named; a single link is named itself; if links fail everywhere, no host is named, since the hosts share the cause.
+With two hosts it cannot be decided which side is at fault.
 
 Findings and their causes:
 
@@ -61,10 +61,10 @@ FINDINGS = {
     ),
     **dict.fromkeys(
         ("silent", "broken"),
-        Explained("the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded."),
+        Explained("the connection is accepted, then no data arrive, or it is cut: a proxy, a host that is overloaded."),
     ),
     "black-hole": Explained.error(
-        "small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered."
+        "small messages pass, large ones are lost: hosts or switches with different MTUs, and ICMP filtered."
     ),
     "slow": Explained(
         "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "

@@ -16,7 +16,7 @@ from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
-TWO_HOSTS = "Two hosts cannot tell which side is at fault; add a third one to find out."
+TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 
