@@ -20,7 +20,12 @@ SAID = {
     "large_packets_vanish": ("host n2", "2 of 6 links", "carries less than their MTU", "set the same MTU everywhere"),
     "link_between_two_is_slow": ("n0 -> n1", "11.9 MB/s", "30 MB/s is the least that a job should", "of both hosts"),
     "loss_is_not_a_number": ("rank 1; host n1", "step 3 of 56", "finite ones were expected", "Take n1 out"),
-    "ports_refused_by_one_host": ("host n1", "2 of 6 links", "The other hosts reach each other", "Open TCP ports 32768"),
+    "ports_refused_by_one_host": (
+        "host n1",
+        "2 of 6 links",
+        "The other hosts reach each other",
+        "Open TCP ports 32768",
+    ),
     "rank_segfaults": ("rank 2; host n1", "SIGSEGV", "Ranks 0-1,3 waited for it", "Look at the kernel log of n1"),
     "rank_sleeps": ("rank 3; host n1", "all_reduce #1", "the others at 'connect all ranks: wait'", "Look at rank 3"),
     "rank_stopped": ("rank 1; host n1", "pid 110 is stopped", "Ranks 0,2 wait for it", "Find out who stopped"),

@@ -110,7 +110,7 @@ def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Find
             severity=severity,
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=f"Use one environment or container image on every host, so that {what} is the same.",
+            fix=f"Use the same {what} on every host: one environment or container image for all of them.",
         )
 
 
