@@ -289,8 +289,8 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
         links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])
         title = "an NVLink had CRC errors during the run"
         said = (
-            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; the data "
-            f"were sent again; at most {most_crc_per_second:g} errors a second are expected"
+            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; at most "
+            f"{most_crc_per_second:g} a second are expected, and the link sent the data again"
         )
         # One second at least, since a single event has no rate.
         per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)

@@ -259,7 +259,7 @@ def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, s
         case Kind.DEVICE:
             # The log begins with the boot: what a reboot mends is not mended yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
-            advice = "Do nothing if it was reset since." if meaning.action is Action.RESET and not recent else ""
+            advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not recent else ""
             return Severity.ERROR if recent or lasting else Severity.WARNING, advice
 
 

@@ -100,7 +100,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,
-        "Joining takes some time after a boot; before another one try `systemctl restart nvidia-fabricmanager`, in the "
+        "Joining takes some time after a boot; if it fails, first try `systemctl restart nvidia-fabricmanager`, in the "
         "driver's own version.",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
         severity=Severity.WARNING if started and state is not None else Severity.ERROR,

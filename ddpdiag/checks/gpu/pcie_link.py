@@ -66,7 +66,7 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             Action.NONE if alike else Action.REBOOT,
             "All GPUs of that model have this width; it may be intended."
             if alike
-            else "The link trains again at the boot; if it stays narrow, reseat the card, and look at the riser.",
+            else "The link trains again then; if it stays narrow, reseat the card, and look at the riser.",
             evidence,
             severity=Severity.NOTE if alike else Severity.WARNING,
         )

@@ -109,8 +109,9 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
         left, why = min(rooms)
         yield seen.finding(
             "processes",
-            "too few more processes are allowed",
-            f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {count(len(host.ranks), 'rank')}.",
+            "too few processes are allowed",
+            f"{host.name}: {count(left, 'more task')} allowed ({why}), {needed} expected for "
+            f"{count(len(host.ranks), 'rank')}.",
             ranks=host.ranks,
             evidence={"left": left, "expected": needed},
             fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end other processes on "

@@ -281,7 +281,7 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -
         "damaged",
         f"TCP segments arrived damaged on {names_text(names)}",
         f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong. Ethernet drops frames that a cable "
-        f"damages, so a switch, a card or a host's memory damaged them.{sender}",
+        f"damages, so the cause is a switch, a card or a host's memory.{sender}",
         nodes=() if _is_shared(len(found), len(pairs)) else names,
         evidence={
             "hosts": [*names[:_LISTED]],

@@ -195,7 +195,7 @@ def offer_on_host(run_id: str, secret: bytes, port: int) -> SecretServer:
     else:
         listener.close()
         raise UsageError(
-            "other processes hold every name under which rank 0 could hand out this run's secret; "
+            "other processes hold every name under which rank 0 could offer this run's secret; "
             "set DDPDIAG_TOKEN to one secret for all ranks"
         )
     listener.listen(128)
@@ -283,7 +283,7 @@ def _listening(ports: Sequence[int]) -> socket.socket:
             return socket.create_server(("", port), backlog=4096)
     held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
     raise UsageError(
-        f"no port is free on which rank 0 could hand out this run's secret: {held}; "
+        f"no port is free on which rank 0 could offer this run's secret: {held}; "
         "set DDPDIAG_TOKEN to one secret on all hosts"
     )
 

@@ -131,7 +131,7 @@ def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
     if client is not None:
         client.close()
         raise RunLost(
-            f"another process of this run is rank 0 already ({holder_of(port) or 'gone by now'}); each process needs "
+            f"another process of this run is rank 0 already ({holder_of(port) or 'it has ended'}); each process needs "
             "its own rank, and each job on a host its own --master-port (or --run-id)",
             ExitCode.USAGE,
         )

@@ -37,7 +37,8 @@ class Rank0Address(NamedTuple):
 class Handover:
     """Rank 0's side: what it shares as it happens, and what it asks before it judges.
 
-    `folder` is the run's shared folder, `notes` looks there for ranks that do not find us; None without `--shared-dir`.
+    `folder` is the run's shared folder, `notes` looks there for ranks that do not find rank 0; None without
+    `--shared-dir`.
     """
 
     def __init__(self, folder: Path | None, notes: NoteReader | None, lines: Callable[[], Sequence[Line]]) -> None:
@@ -51,20 +52,20 @@ class Handover:
         RunLost when another rank has made the report by now.
         """
         if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
-            raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
+            raise RunLost("rank 0 did not run for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
         explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
         self._readers = tuple(unreachable_ranks(explained))
         return explained
 
     def close(self, shutdown: Shutdown) -> None:
-        """Tell the verdict to those who can hear us no more, and remove what was shared."""
+        """Write the verdict for ranks that cannot receive messages any more, and remove the shared files."""
         if self._run_log is not None:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
 
 
 def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
-    """Lost ranks that may live: their hosts do not answer, so perhaps the way to them is cut."""
+    """Lost ranks that may live: their hosts do not answer, so perhaps the network to them is cut."""
     hosts = {line.place.rank: line.host for line in lines if isinstance(line, Arrival)}
     lost = [line for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST and not line.answers]
     return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
@@ -93,11 +94,11 @@ def verdict_without_rank_0(
     if shutdown is None:
         return None
     if not made:
-        return shutdown, f"the verdict came through {shared.folder.parent}: {shutdown.sentence}"
+        return shutdown, f"the verdict was read from {shared.folder.parent}: {shutdown.sentence}"
     if not made[0].complete:
-        return shutdown, f"the records of the run stay in {shared.folder}"
+        return shutdown, f"the records of the run are kept in {shared.folder}"
     within(DEADLINES.remove_shared, shared.remove)
-    return shutdown, "the report is made here"
+    return shutdown, "this rank made the report"
 
 
 # The election --------------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def _lost(known: Recording, candidates: tuple[int, ...], seconds: float) -> Iter
     explained = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
     for rank, arrival in known.arrivals.items():
         if rank not in candidates and rank not in explained:
-            why, node = "it left no sign after rank 0 was lost", arrival.place.node
+            why, node = "no sign of it after rank 0 was lost", arrival.place.node
             yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail=why)
 
 
