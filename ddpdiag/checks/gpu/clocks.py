@@ -130,5 +130,5 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     return Fault("power-limit", title, said, Action.NONE, advice, evidence, Severity.WARNING)
 
 
-# gpud's comment on its own limit: 10 C tells before the slowdown comes.
+# gpud's comment on its own limit: 10 C warns before the slowdown begins.
 CHECK = health_check("GPU005", "gpu-clocks", __doc__, FINDINGS, judge, settings={"margin_celsius": 10})

@@ -44,7 +44,7 @@ FINDINGS = {
 
 
 class Trait(NamedTuple):
-    """What should be alike, how bad it is if not, and what to do."""
+    """What should be equal, the severity if it is not, and what to do."""
 
     word: str
     name: str

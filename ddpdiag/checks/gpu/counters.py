@@ -76,9 +76,9 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A counter that should not rise, or a sign that should not come up, and what it means if it does.
+    """A counter that should not rise, or a sign that should not appear, and what it means if it does.
 
-    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that has its own row.
+    `text` is a counter's name, or a sign's sentence; `beside` is a part of a counter that has its own row.
     """
 
     word: str
@@ -151,7 +151,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for rank, first in _first(seen).items():
         second = seen.by_rank.get(rank)
         if second is None:
-            continue  # the trial did not end well, and RUN003 says so
+            continue  # the trial failed, which RUN003 reports
         if second.error is not None:
             yield _unreadable(seen, rank, second.error)
             continue

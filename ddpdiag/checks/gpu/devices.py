@@ -51,7 +51,7 @@ SLICES_FIX = (
 
 
 class TorchGpu(Struct, frozen=True):
-    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not say."""
+    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not report it."""
 
     name: str
     uuid: str | None
@@ -206,7 +206,7 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
-    """Names of the hosts with GPUs that are cut into slices, of which GPU008 tells."""
+    """Names of the hosts with GPUs that are split into slices, which GPU008 reports."""
     looks = seen.of(by_code("GPU003")).by_rank
     return frozenset(seen.world.node_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
 

@@ -146,7 +146,7 @@ _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
 class XidGroup(NamedTuple):
-    """The lines of one device and one number within the window, the newest one, and how many came during the run."""
+    """The lines of one device and one number within the window, the newest one, and how many are of the run."""
 
     newest: Xid
     times: int
@@ -257,7 +257,7 @@ def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, s
             advice = "Run the program under compute-sanitizer; if every program gets the error, the GPU is faulty."
             return Severity.ERROR if recent else Severity.NOTE, advice
         case Kind.DEVICE:
-            # The log begins with the boot: what a reboot mends is not mended yet.
+            # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
             advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not recent else ""
             return Severity.ERROR if recent or lasting else Severity.WARNING, advice

@@ -60,7 +60,7 @@ D = TypeVar("D")
 
 
 def measure(ctx: Context) -> Look:
-    """All GPUs that NVML shows to this rank; the step says which one is asked, should it hang."""
+    """All GPUs that NVML shows to this rank; the step names the one that is read, should it hang."""
     ctx.step("kernel log")
     line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
     return structs.replace(look(sys_root(os.environ), ctx.step), boot_seconds=begin, kernel_line=line)

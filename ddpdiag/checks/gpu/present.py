@@ -51,7 +51,7 @@ FINDINGS = {
         "fewer GPUs than the bus shows, than the launcher or a variable names, or than the other hosts have."
     ),
     "nvml": Explained.warning("the driver's library does not answer."),
-    "unreadable": Explained.not_seen("and no other source shows how many GPUs there are.", same_item=True),
+    "unreadable": Explained.not_seen("nor does another source show how many GPUs there are.", same_item=True),
     "lost": Explained.error("a GPU is on the bus, but does not answer."),
     "mismatch": Explained.error(
         "the loaded driver and its library have different versions, so that no new CUDA process starts."

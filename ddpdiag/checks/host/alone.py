@@ -66,7 +66,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         node = seen.world.node_of(rank)
         for product in data.products:
             yield from _product(seen, node, product)
-        # Without CUDA there is no NCCL either, and GPU002 says so.
+        # Without CUDA there is no NCCL either, which GPU002 reports.
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
         if can_start and (group.error is not None or not group.right):

@@ -120,7 +120,7 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
 
 
 def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_locked: bool) -> Iterator[Finding]:
-    """What could not be looked at, as far as it could have mattered."""
+    """What could not be read, as far as it could have mattered."""
     what = []
     if any(row.limits is None for row in rows):
         what.append("the limits of open files, locked memory and processes (getrlimit)")
@@ -151,7 +151,7 @@ CHECK = Check(
     data=Data,
     settings={
         # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
-        # of 1024 is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.
+        # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.
         "files": 512.0,
         "files_per_peer": 64.0,
         # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.

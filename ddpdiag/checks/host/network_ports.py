@@ -134,7 +134,7 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     if seen.trials or alone:
         return ()
     leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
-    # All are told where the second host is. That one is told its own address, which is the one that leads to the first.
+    # All get the address of the second host. That host gets its own address, which is the one that leads to the first.
     params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
     return (new_trial(seen, params=params),)
 
@@ -184,7 +184,7 @@ def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
 
 
 def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> frozenset[str]:
-    """Ports by which the job goes to other hosts: what the kernel's route says, the interface whose address the job's
+    """Ports that the job uses for other hosts: that of the kernel's route, the interface whose address the job's
     library offers as RDZ003 saw it, what NCCL takes."""
     if len(world.hosts) == 1:
         return frozenset()

@@ -1,6 +1,6 @@
-"""HST006's rules: what of a network port must not rise, or come down, while a job runs.
+"""HST006's rules: counters and states of a network port that must not change while a job runs.
 
-Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or came round (hardware
+Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or wrapped (hardware
 counts in 32 bits), and is no rise; one that only one of the two looks has is none either. The counters of an
 InfiniBand port stop at their largest value (255 for link_downed): later events are not seen.
 """
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
                 return self.receive_errors_per_second * max(seconds, 1.0)
             case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
                 return 0.0
-            case _:  # none that we know
+            case _:  # no known counter of errors
                 return math.inf
 
 
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class CounterDelta(NamedTuple):
-    """What happened to one port: `said` goes behind its name. `used_by_job`: the job goes by this port."""
+    """What happened to one port: `said` goes behind its name. `used_by_job`: the job uses this port."""
 
     word: str
     port: PortCounters

@@ -201,7 +201,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         return
     processes = "1 process" if gpus == 1 else f"{gpus} processes"
     if ranks > gpus:
-        # Where a container hides the bus, only GPU002 can tell.
+        # Where a container hides the bus, only GPU002 can decide.
         buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
         if _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks):
             return

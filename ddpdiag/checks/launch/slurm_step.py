@@ -1,7 +1,7 @@
 """The job step, as Slurm laid it out.
 
 Only `srun` launches tasks; sbatch and salloc only allocate. The layout of a step depends on the job's options, on those
-of srun, and on variables that the job passes to srun, so it is often not what was meant. This check reads Slurm's
+of srun, and on variables that the job passes to srun, so it is often not as intended. This check reads Slurm's
 variables in every task, reports the layout, and names layouts that break a job.
 
 Findings:
@@ -79,7 +79,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """The lists of hosts are long and alike in all tasks: rank 0 tells them."""
+    """The lists of hosts are long and the same in all tasks: only rank 0 records them."""
     found = slurm_variables(os.environ)
     if ctx.place.rank != 0:
         found = {name: value for name, value in found.items() if not name.endswith("_NODELIST")}
@@ -90,7 +90,8 @@ class SlurmStep(Struct, frozen=True, kw_only=True):
     """A job step, by the variables of one of its tasks. `name` is "12.0"; `agents` is how many torchruns met, where
     one started this process.
 
-    `step_gpus` are the GPUs of the host that the step has, by their number there. What Slurm does not tell is None.
+    `step_gpus` are the GPUs of the host that the step has, by their number there. Values that Slurm does not set
+    are None.
     """
 
     name: str
@@ -114,7 +115,7 @@ class SlurmStep(Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """How tasks are numbered, where Slurm says so and it makes a difference."""
+        """How tasks are numbered, where Slurm reports it and it makes a difference."""
         form = (self.distribution or "").partition(":")[0].partition(",")[0]
         return _FORMS.get(form, "") if 1 < self.nodes < self.tasks else ""
 
@@ -179,7 +180,7 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
     shared = step.tasks > step.nodes
-    # Where each task was given GPUs of its own, a torchrun for each may be meant: a sweep.
+    # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
     bound = step.gpus_per_task is not None
     effect = "and on a host they use the same GPUs and ports" if shared else "so this run tests no other host"
     c10d = f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
@@ -198,7 +199,7 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE came from variables, and only the tasks of this step joined."""
+    """RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
@@ -234,7 +235,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """Judged by where the ranks are, whatever the variables say."""
+    """Judged by the hosts of the ranks, not by the variables."""
     scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
     if not scattered or len(seen.world.arrivals) != seen.world.size:
         return
@@ -310,7 +311,7 @@ def _left_words(left: float | None) -> Iterator[str]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What Slurm says of the step, without what it does not say."""
+    """Slurm's values of the step, as far as they are set."""
     step = _step(seen)
     facts: dict[str, Scalar] = (
         {}

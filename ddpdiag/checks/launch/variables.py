@@ -1,4 +1,4 @@
-"""Variables and NCCL configuration files, alike on every rank.
+"""Variables and NCCL configuration files, which should be the same on every rank.
 
 Ranks whose NCCL_*, TORCH_* or GLOO_* variables differ may choose different algorithms, networks or time-outs: they
 hang, crash, or run as slowly as the slowest of them. NCCL also reads ~/.nccl.conf (or $NCCL_CONF_FILE) and

@@ -1,4 +1,4 @@
-"""Versions, alike on every rank.
+"""Versions, which should be the same on every rank.
 
 Ranks with different versions of torch, CUDA or NCCL use different protocols: they fail in the rendezvous, hang in the
 first collective, or compute different results. A Python that differs by its patch level only is a warning.

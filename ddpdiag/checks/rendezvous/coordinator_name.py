@@ -67,7 +67,7 @@ _MAX_HOSTS = 64
 
 
 class Data(Struct, frozen=True):
-    """What this host's resolver says: an empty tuple means that the name is unknown here, None that nothing came.
+    """The answers of this host's resolver: an empty tuple means that the name is unknown here, None no answer.
 
     `families` are those of the host's own addresses that others may reach.
     """

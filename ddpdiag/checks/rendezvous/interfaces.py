@@ -79,7 +79,7 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 class Data(Struct, frozen=True, kw_only=True):
     """What decides on one host: its interfaces (None: they cannot be listed), the addresses of its own name that are
-    its own, the variables, and its source address on the way to the coordinator. `network` is the kernel's number of
+    its own, the variables, and its source address on the route to the coordinator. `network` is the kernel's number of
     its network namespace, which containers of one machine may share."""
 
     interfaces: tuple[Interface, ...] | None

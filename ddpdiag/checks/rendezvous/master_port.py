@@ -80,8 +80,9 @@ _AGENT = "agent"
 class Data(Struct, frozen=True, kw_only=True):
     """What this host found. `port_check` is None where no process could listen, so that none was tried.
 
-    `is_own` says whether the address tried is one of this host. Rank 0's host says why it could not listen (`error` is
-    the errno's name, `holder` who has the port), and whether outgoing connections get such ports (`ephemeral`).
+    `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
+    errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
+    (`ephemeral`).
     """
 
     name: str
@@ -267,7 +268,7 @@ _CAUSES = {
 
 
 def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
-    """Hosts that failed in one way, where so many of so many others got there."""
+    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0."""
     first = next(iter(failed.values()))
     hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
     # A host that got another machine's answer did not get as far as rank 0's host.

@@ -137,7 +137,7 @@ def usable(seen: Seen[Data]) -> bool:
 
 
 def _writers(answers: Mapping[int, Data]) -> dict[int, Data]:
-    """Hosts that wrote a file. With a host that gave no answer its file may have gone: not to see it means nothing."""
+    """Hosts that wrote a file. The file of a host that gave no answer may be removed: not to see it means nothing."""
     ranks = {rank for rank, data in answers.items() if data.error is None}
     return {
         rank: structs.replace(answers[rank], unseen=tuple(other for other in answers[rank].unseen if other in ranks))

@@ -22,7 +22,7 @@ _REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TE
 
 
 def new_socket(kind: int) -> zmq.Socket[bytes]:
-    """A socket of ours: bounded messages, no queue limits, both families, heartbeats."""
+    """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -30,7 +30,7 @@ def new_socket(kind: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
-    # Longer than our own patience: who is silent is judged by us, with a sentence, not cut off by the library.
+    # Longer than the membership's own patience, which judges silent peers with a sentence; the library cuts none off.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     return socket
 
@@ -47,14 +47,14 @@ class Endpoint:
 
 
 class Found(NamedTuple):
-    """What a rank needs to trust rank 0, and the only port to try, where it knows that."""
+    """The means to trust rank 0, and the only port to try, where a rank knows that."""
 
     wire: Wire
     port: int | None = None
 
 
 class ControlClient:
-    """A supervisor's end, once rank 0 has heard it."""
+    """A supervisor's end, once rank 0 has answered its hello."""
 
     def __init__(self, socket: zmq.Socket[bytes], wire: Wire) -> None:
         self.socket = socket
@@ -67,7 +67,7 @@ class ControlClient:
             self.socket.send(self._wire.encode(message), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
-        """What has come so far."""
+        """The messages that have arrived so far."""
         while self.socket.poll(0):
             message = self._wire.decode_downward(self.socket.recv(zmq.NOBLOCK))
             if message is not None:
@@ -224,7 +224,7 @@ def refusal(message: Refused) -> RunLost:
 def greet(
     where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float, *, again: bool = True
 ) -> ControlClient | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`.
+    """Say hello to one port; a stranger behind it gives no answer that carries this run's id within `seconds`.
 
     `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
     """

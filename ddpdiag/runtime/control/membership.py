@@ -37,7 +37,7 @@ class Patience:
 
     beat: float = 1.0
     lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
-    grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
+    grace: float = 1.5  # peers of a failed rank may fail by themselves, which shows more than being stopped
     wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
     shutdown: float = 1.0  # for the last words of those who leave
 
@@ -51,13 +51,13 @@ _PING = Ping()
 
 
 class Channel(Protocol):
-    """What carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
+    """Carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
 
     def send(self, identity: bytes, message: Downward) -> None:
-        """Send to the rank that came with this identity."""
+        """Send to the rank that joined with this identity."""
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
-        """What has come, and comes within so many seconds."""
+        """Messages that have arrived, or arrive within so many seconds."""
 
     def close_job_port(self) -> None:
         """No more ranks are expected."""
@@ -109,7 +109,7 @@ class Membership:
 
     @property
     def gone(self) -> set[int]:
-        """Ranks that came and can do nothing more."""
+        """Ranks that joined and can do nothing more."""
         return self.lost | self.leaving
 
     @property
@@ -126,7 +126,7 @@ class Membership:
         return time.monotonic() - self._frozen
 
     def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
-        """Wait for all ranks, at most so long; then tell everybody their places.
+        """Wait for all ranks, at most so long; then send every rank its place.
 
         `waiting` is told again and again how many seconds are left.
         """
@@ -141,7 +141,7 @@ class Membership:
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
-        # Not before: who had no time to come is not absent.
+        # Not before: a rank that had no time to join is not absent.
         for event in absent(self.arrivals, size, self.now()):
             self._note(event)
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
@@ -149,13 +149,13 @@ class Membership:
             self.send(rank, Start(arrival.place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
-        """Send to a rank, if it came."""
+        """Send to a rank, if it joined."""
         identity = self._identities.get(rank)
         if identity is not None:
             self._server.send(identity, message)
 
     def attend(self, seconds: float) -> list[tuple[int, Upward]]:
-        """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
+        """Receive, send heartbeats, find lost ranks; RunEnded when ranks or this process got a signal to end."""
         before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()

@@ -153,7 +153,7 @@ OPEN_MPI = Names(
     local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
     local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
 )
-# PMIx hands its job size out through its library only; without OMPI_* it must come from --world-size.
+# PMIx offers its job size through its library only; without OMPI_* it must be given by --world-size.
 PMIX = Names(launcher="pmix", rank="PMIX_RANK")
 # MPICH's and Intel's hydra, then Cray's PALS.
 PMI = Names(
@@ -167,7 +167,7 @@ PMI = Names(
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMIX, PMI)
 
 
-# What torchrun says beyond `Place`; workers see it unchanged.
+# Variables of torchrun beyond `Place`; workers see them unchanged.
 TORCHRUN_EXTRAS = (
     "GROUP_WORLD_SIZE",
     "ROLE_RANK",

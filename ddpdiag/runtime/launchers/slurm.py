@@ -32,7 +32,7 @@ class Step(Struct, frozen=True, kw_only=True):
     nodes: Given | None
     one_task_per_node: bool
     first_node: str
-    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not tell
+    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not show it
 
 
 def in_step(env: Environ) -> bool:
@@ -114,7 +114,7 @@ def _short(name: str) -> str:
 def first_of(nodelist: str) -> str:
     """The first host of "z[9,1-3],a1", here "z9", in Slurm's own order: rank 0 runs there.
 
-    Not with ClusterShell: a NodeSet is sorted, and would say "a1".
+    Not with ClusterShell: a NodeSet is sorted, and would give "a1".
     """
     first = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", nodelist.strip())
     name = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""

@@ -131,7 +131,7 @@ class Election:
         self._turns = turns
 
     def run(self) -> Shutdown | None:
-        """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
+        """The verdict, or None if no rank made one; it takes no longer than its turns, whatever a file server does."""
         return within(self._turns.total, self._run)
 
     def _run(self) -> Shutdown | None:
@@ -177,7 +177,7 @@ class Election:
 
 
 def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...], seconds: float) -> Iterator[Line]:
-    """The run as its successor tells it: a rank that left no mark is lost. `header` is the successor's own."""
+    """The run as its successor records it: a rank that left no mark is lost. `header` is the successor's own."""
     known = assemble([*lines, header])
     recording = structs.replace(
         known,
@@ -202,7 +202,7 @@ def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
 
 
 def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running; one that said that it was told to leave is not at fault."""
+    """Their part in the trial that was running; one that reported a signal to end is not at fault."""
     heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
     leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
     for trial in known.trials:
@@ -221,9 +221,9 @@ _MOST_HOSTS = 64  # where more are lost at once, these say enough
 
 
 def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
-    """The lines, in which lost ranks on other hosts than that of rank `me` say whether their host answers.
+    """The lines, in which lost ranks on other hosts than that of rank `me` record whether their host answers.
 
-    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when somebody was lost.
+    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when a rank was lost.
     """
     arrivals = {line.place.rank: line for line in lines if isinstance(line, Arrival)}
     lost = {line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST}
@@ -240,7 +240,7 @@ def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: in
 
 
 def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
-    """None where no address of it is known: a name that cannot be resolved says nothing of the host."""
+    """None where no address of it is known: a name that cannot be resolved proves nothing about the host."""
     own = arrivals[rank]
     addresses: tuple[str, ...] = (own.address,)
     if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback

@@ -12,7 +12,7 @@ With two hosts it cannot be decided which side is at fault.
 
 Findings and their causes:
 
-Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
+Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the same MTU;
 compare `ethtool` and `ip -s link` of the named host with those of another.
 
 Confirm by hand: Between two hosts `nc -l 45000` and `nc -vz HOST 45000` in both directions; `iperf3 -s` and `iperf3 -c
@@ -83,7 +83,7 @@ FINDINGS = {
 
 # A full mesh of more would take too long: groups of at most so many hosts.
 MAX_HOSTS = 64
-# For the supervisor's deadline to be beyond ours.
+# For the supervisor's deadline to be later than the worker's own.
 _MARGIN_SECONDS = 3.0
 _NAME_SECONDS = 2.0
 
@@ -115,7 +115,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _peers(ctx: Context, openings: Sequence[Opening], mine: Set[str]) -> list[Peer]:
-    """The other hosts. Who offers an address that is ours, too (docker0's), could not be told from ourselves there."""
+    """The other hosts. An offered address that this host has as well (docker0's) is left out: it leads back here."""
     peers = []
     for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
         port, token, offered = opening.offer.split(" ")
@@ -146,14 +146,14 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups of nearly the same size; neighbours, who often share a switch, come into different ones."""
+    """Groups of nearly the same size; neighbours, which often share a switch, are put into different ones."""
     count = -(-len(leaders) // MAX_HOSTS)
     groups = tuple(tuple(leaders[start::count]) for start in range(count))
     return tuple(group for group in groups if len(group) > 1)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """How many pairs of hosts were looked at, the slowest and the usual link, and the longest round trip."""
+    """How many pairs of hosts were tested, the slowest and the usual link, and the longest round trip."""
     mesh = mesh_of(seen)
     if not mesh.cells:
         return {}

@@ -215,7 +215,7 @@ class Rates:
         return Expected(least, "the least that a job should have", False) if rate < least else None
 
     def _nominal(self, link: Link) -> Iterator[tuple[float, str]]:
-        """What the interfaces at both ends can carry, as far as they say."""
+        """What the interfaces at both ends can carry, as far as they report it."""
         ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
         known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
         if known:
