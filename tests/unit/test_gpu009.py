@@ -6,7 +6,7 @@ from seen import seen_of, together
 
 from ddpdiag.checks.gpu.configuration import CHECK
 from ddpdiag.checks.launch import versions
-from ddpdiag.model import Severity
+from ddpdiag.model import Options, Severity
 
 
 def test_gpus_that_are_alike_are_silent():
@@ -64,3 +64,10 @@ def test_other_models_may_differ():
 
 def test_what_is_not_told_is_no_finding():
     assert with_fifth(CHECK, vbios=None, persistence=None, **memory(ecc=None)) == []
+
+
+def test_gpus_that_were_left_out_by_the_users_choice_are_unknown(golden):
+    without = seen_of(versions.CHECK, {}, size=2, gpus=2, options=Options(select=("GPU009",)))
+    (finding,) = CHECK.judge(without.of(CHECK))
+    assert (finding.code, finding.severity, finding.ranks) == ("GPU009.unreadable", Severity.WARNING, ())
+    golden(finding)

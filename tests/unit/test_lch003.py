@@ -24,6 +24,10 @@ def test_versions_that_agree_are_silent():
     [
         pytest.param(({}, {}, {"torch": "2.12.0", "nccl": "2.28.9"}), "torch", Severity.ERROR, (2,), id="torch"),
         pytest.param(({}, {}, {"nccl": "2.28.9"}), "nccl", Severity.ERROR, (2,), id="NCCL with the same torch"),
+        pytest.param(
+            ({"hip": "6.4", "cuda": None}, {"hip": "6.4", "cuda": None}, {"hip": "6.2", "cuda": None}),
+            "hip", Severity.ERROR, (2,), id="HIP with the same torch",
+        ),
         pytest.param(({"nccl": None}, {}, {}), "nccl", Severity.ERROR, (0,), id="no NCCL"),
         pytest.param(({}, {"python": "3.11.9"}, {}), "python", Severity.WARNING, (1,), id="Python by patch"),
         pytest.param(({}, {"python": "3.12.1"}, {}), "python", Severity.ERROR, (1,), id="Python by more"),

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from meshes import DROPPED, REFUSED, SILENT, STUCK, cell, every, losing, meshed, slow
+from meshes import BROKEN, DROPPED, REFUSED, SILENT, STUCK, UNREACHABLE, cell, every, losing, meshed, slow
 from msgspec import structs
 from seen import seen_of, together, world_of
 
@@ -34,7 +34,15 @@ def test_one_host_alone_has_no_ground():
 
 
 @pytest.mark.parametrize(
-    ("fault", "word"), [(DROPPED, "dropped"), (REFUSED, "refused"), (SILENT, "silent"), (STUCK, "black-hole")]
+    ("fault", "word"),
+    [
+        (DROPPED, "dropped"),
+        (REFUSED, "refused"),
+        (SILENT, "silent"),
+        (STUCK, "black-hole"),
+        (UNREACHABLE, "unreachable"),
+        (BROKEN, "broken"),
+    ],
 )
 def test_a_host_whose_ways_are_all_bad_is_named(golden, fault, word):
     finding = only(meshed(3, every(3, fault, sender=1, receiver=1)))

@@ -25,6 +25,7 @@ def found(*answers, agent_store=False):
 
 
 OPEN, DROPPED, REFUSED = knocked(), knocked(Reach.DROPPED), knocked(Reach.REFUSED)
+NO_ROUTE = knocked(Reach.UNREACHABLE)
 STRANGER = knocked(ours=False, address="10.0.0.9")
 UNKNOWN = knocked(Reach.UNKNOWN_NAME, address=None)
 BRIDGE = knocked(Reach.REFUSED, address="172.17.0.1", is_own=True)
@@ -56,6 +57,7 @@ def test_a_port_that_cannot_be_used_names_rank_0s_host_alone(golden, port, error
         pytest.param((OPEN, REFUSED, REFUSED), "refused", ("n0",), ("n1 -> n0", "n2 -> n0"), id="no other gets there"),
         pytest.param((OPEN, DROPPED), "dropped", (), ("n1 -> n0",), id="of two neither is blamed"),
         pytest.param((OPEN, DROPPED, UNKNOWN), "dropped", (), ("n1 -> n0",), id="one does not know the name"),
+        pytest.param((OPEN, NO_ROUTE, OPEN), "unreachable", (), ("n1 -> n0",), id="one of three has no route"),
         pytest.param((OPEN, STRANGER, OPEN), "stranger", (), ("n1 -> n0",), id="somebody else answers"),
         pytest.param(
             (OPEN, STRANGER, STRANGER), "stranger", (), ("n1 -> n0", "n2 -> n0"), id="somebody else answers all others"

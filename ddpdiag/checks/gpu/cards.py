@@ -1,7 +1,7 @@
 """The GPUs of the job as GPU003 found them: which of a host's GPUs its ranks may use, which rank takes each, and how
 the checks GPU003 to GPU011 describe them.
 
-A GPU is known by its UUID and its PCI address. torch (GPU002) says by UUID what a rank may use. Where it does not,
+A GPU is known by its UUID and its PCI address. torch (GPU002) lists by UUID what a rank may use. Where it does not,
 CUDA_VISIBLE_DEVICES as GPU001 recorded it is read as CUDA does: indices, UUIDs and their abbreviations, slices of a
 GPU. An index is taken for a place in NVML's order, that of the PCI bus, only where all GPUs of the rank are of one
 model, since CUDA counts the fastest first. GPUs that no rank may use are not the job's and left out; where that is not
@@ -28,7 +28,7 @@ D = TypeVar("D")
 
 
 class Action(Enum):
-    """What to do with a sick GPU, in order of what it costs; none where a setting is to be changed."""
+    """What to do with a faulty GPU, in order of what it costs; none where a setting is to be changed."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -50,7 +50,7 @@ _FIXES = {
 class Card(NamedTuple):
     """A GPU of the job: its host, the driver's version there, and the ranks that take it (none: not known).
 
-    `certain` is False where nothing tells which GPUs of the host the job may use: it may be another job's.
+    `certain` is False where it is not known which GPUs of the host the job may use: it may be another job's.
     """
 
     host: Host
@@ -95,7 +95,7 @@ class VisibleGpus:
     def usable_on(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
         """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
 
-        CUDA may leave out a GPU because it is sick, so torch is believed only where it shows as many as it should.
+        CUDA may leave out a GPU because it is faulty, so torch is believed only where it shows as many as it should.
         """
         known = frozenset(health.uuid for health in found if health.uuid)
         counts = {rank: self.world.arrivals[rank].gpus for rank in host.ranks}
@@ -171,7 +171,7 @@ def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
 
 
 def key_of(host: str, health: Health) -> str:
-    """What a GPU is known by: its UUID, or its place on the host where it tells none."""
+    """What a GPU is known by: its UUID, or its place on the host where it has none."""
     return health.uuid or f"{host} {health.pci or health.index}"
 
 
@@ -195,7 +195,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
     return seen.finding(
         fault.word,
         fault.title,
-        f"{card.label}: {fault.said}.{' UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
+        f"{card.label}: {fault.said}.{' It is UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
         severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
         ranks=card.takers,
         nodes=(card.host.name,),

@@ -1,9 +1,9 @@
-"""What holds the clocks of a GPU down.
+"""GPU clocks that heat, power or a limit holds down.
 
 The slowest GPU sets the pace of a DDP job. NVML shows why clocks are not at their highest as a set of bits. Benign are
 idle (0x1), application clocks (0x2), software power cap (0x4), sync boost (0x10) and display clocks (0x100). A bit
-counts when three looks within the measurement all show it; the GPUs are idle then, and heat comes with the load, so
-nothing here is more than a warning.
+counts if three readings within the measurement all show it. The GPUs are idle then, and heat develops under load, so no
+finding here is more than a warning.
 
 Findings and their causes:
 
@@ -33,11 +33,12 @@ FINDINGS = {
     ),
     "warm": Explained.warning("software thermal slowdown (0x20): the driver lowers the clocks for heat."),
     "margin": Explained.warning(
-        "so close to the slowdown temperature, before there is any load: a fan, a pump, hot air from a neighbour."
+        "the GPU is close to its slowdown temperature before there is any load: a fan, a pump, hot air from a "
+        "neighbouring device."
     ),
     "power-limit": Explained(
-        "a lower limit than most GPUs of that model have (a warning; good to know where it is that card's own "
-        "default), or all have one below the default (good to know)."
+        "a lower limit than most GPUs of that model have (a warning; a note if it is that card's own default), or all "
+        "have one below the default (a note)."
     ),
 }
 
@@ -75,14 +76,14 @@ def _slowed(card: Card) -> Iterator[Fault]:
             evidence,
         )
     elif events & _SOFTWARE_THERMAL:
-        title = "a GPU lowers its clocks for heat"
+        title = "a GPU lowers its clocks because of heat"
         said = f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected"
         yield Fault("warm", title, said, Action.MONITOR, "Look at fans and coolant.", evidence)
 
 
 def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
-    # A slowdown for heat says it already.
+    # A slowdown for heat reports it already.
     if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
         hot = "" if clocks.celsius is None else f"{clocks.celsius} C, "
         yield Fault(
@@ -112,7 +113,7 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
             f"{model}: the power limit of most GPUs is {most:g} W, {default:g} W by default; clocks may be lower.",
             severity=Severity.NOTE,
             evidence={"power_limit_watts": most, "default_power_limit_watts": default},
-            fix=f"Raise it with `nvidia-smi -pl {default:g}` if it is not meant.",
+            fix=f"Raise it with `nvidia-smi -pl {default:g}` if it is not intended.",
         )
 
 
@@ -122,12 +123,12 @@ def _lower(card: Card, limit: float, most: float) -> Fault:
     if default is not None and limit >= default:
         # Makers of consumer cards sell one model with several limits.
         said = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W"
-        title = "a GPU is made for less power than others"
+        title = "a GPU has a lower default power limit than others"
         return Fault("power-limit", title, said, Action.NONE, "", evidence, Severity.NOTE)
     said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
     title, advice = "a GPU has a lower power limit than others", f"Raise it with `nvidia-smi -i {index} -pl {most:g}`."
     return Fault("power-limit", title, said, Action.NONE, advice, evidence, Severity.WARNING)
 
 
-# gpud's comment on its own limit: 10 C tells before the slowdown comes.
+# gpud's comment on its own limit: 10 C warns before the slowdown begins.
 CHECK = health_check("GPU005", "gpu-clocks", __doc__, FINDINGS, judge, settings={"margin_celsius": 10})

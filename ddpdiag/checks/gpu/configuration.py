@@ -1,11 +1,11 @@
-"""GPUs of one model that are set up alike.
+"""Equal settings on all GPUs of one model.
 
 Driver, VBIOS, ECC and persistence mode should be the same for all GPUs of one model: another VBIOS may have other
-clocks and power limits, another driver another NCCL path; ECC takes memory and bandwidth on older cards; without
-persistence mode the driver starts the GPU anew for every first process, for about a second. Different models on one
-host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
+clocks and power limits, and another driver may make NCCL take another path; ECC takes memory and bandwidth on older
+cards; without persistence mode the driver starts the GPU again for every first process, for about a second. Different
+models on one host, or between hosts, are GPU001's findings; different drivers are LCH003's, where it can read them.
 
-Who differs from more than half of the GPUs of that model is named; without a majority, nobody.
+A GPU that differs from more than half of the GPUs of its model is named; without a majority, no GPU is named.
 
 Findings:
 
@@ -31,19 +31,20 @@ from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count
 
 FINDINGS = {
-    **dict.fromkeys(("driver", "ecc"), Explained.warning("a warning.")),
+    **dict.fromkeys(("driver", "ecc"), Explained.warning("the driver version or the ECC mode differs (a warning).")),
     "vbios": Explained.warning(
-        "a warning, and good to know of consumer cards, which come from several makers.", same_item=True
+        "the VBIOS differs (a warning; a note for consumer cards, which several makers build).", same_item=True
     ),
-    "persistence": Explained.note("good to know."),
-    "unreadable": Explained.not_seen("nothing of a host's GPUs could be read."),
+    "persistence": Explained.note("the persistence mode differs (a note)."),
+    "unreadable": Explained.not_seen("the settings of a host's GPUs could not be read."),
 }
 
 
 class Trait(NamedTuple):
-    """What should be alike, how bad it is if not, and what to do."""
+    """What should be equal, the severity if it is not, and what to do."""
 
     word: str
     name: str
@@ -54,8 +55,8 @@ class Trait(NamedTuple):
 _DRIVER = Trait("driver", "driver", "Install one driver version on all hosts, and reboot.")
 _VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare clocks and limits.")
 # Consumer cards of one model come from several makers, each with a VBIOS of its own.
-_MAKERS = _VBIOS._replace(fix="Nothing, if the cards are of several makers.", severity=Severity.NOTE)
-_ECC = Trait("ecc", "ECC mode", "Set it alike with `nvidia-smi -e 1`, and reset the GPU.")
+_MAKERS = _VBIOS._replace(fix="Do nothing if the cards are from several makers.", severity=Severity.NOTE)
+_ECC = Trait("ecc", "ECC mode", "Set the same mode on all of them with `nvidia-smi -e 1`, and reset the GPU.")
 _PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
 _MODES = {True: "on", False: "off", None: None}
 
@@ -81,19 +82,20 @@ def _unlike(
         return
     counts = Counter(known.values()).most_common()
     blamed = [cards[number] for number in odd.ranks]
-    shown = ", ".join(f"{value!r} on {count}" for value, count in counts[:4])
+    shown = ", ".join(f"{value!r} on {count(number, 'GPU')}" for value, number in counts[:4])
     named = [f"{card.label} has {known[number]!r}" for number, card in zip(odd.ranks, blamed, strict=True)]
     yield seen.finding(
         trait.word,
         f"GPUs of one model differ in their {trait.name}",
-        f"{model}: {trait.name} {shown} GPUs; one is expected. {names_text(named, 4) or 'No majority says which'}.",
+        f"{model}: the {trait.name} is {shown}; one value is expected. "
+        f"{names_text(named, 4) or 'No majority shows which is right'}.",
         severity=trait.severity,
         ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
         nodes=tuple(dict.fromkeys(card.host.name for card in blamed)),
         gpus=tuple(card.health.uuid for card in blamed if card.health.uuid),
         evidence={
             "values": [value for value, _ in counts],
-            "counts": [count for _, count in counts],
+            "counts": [number for _, number in counts],
             "pci": [card.health.pci for card in blamed[:16]],
             "action": Action.NONE.value,
         },

@@ -1,16 +1,16 @@
 """Counters of each GPU that rise while the run loads it.
 
 A counter that is not zero may be old; one that rises during a run is a fault that the next job meets as well. The GPUs
-are asked once more after everything else has run, by the ranks that asked them for GPU003, and each GPU, known by its
-UUID, is held against itself.
+are read once more after everything else has run, by the ranks that read them for GPU003, and each GPU, identified by
+its UUID, is compared with itself.
 
 Findings, with the numbers before and after and the seconds between:
 
-Causes: wear, heat, a card or cable that is not seated, a bad link. A run of seconds loads a GPU little: that nothing
-rose does not show that nothing will.
+Causes: wear, heat, a card or cable that is not seated, a bad link. A run of a few seconds loads a GPU little: a counter
+that did not rise may still rise in a longer job.
 
-Fix: monitor, reset, reboot or isolate as the finding says; run it once more with `--depth deep` to see whether it rises
-again.
+Fix: monitor, reset, reboot or isolate as the finding says; run once more with `--depth deep` to see whether the counter
+rises again.
 
 Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PERFORMANCE; nvidia-smi nvlink -e` before and after a job, and diff.
 
@@ -32,31 +32,31 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.links import NvLink
+from ddpdiag.text import count
 
 FINDINGS = {
     "gone": Explained.error(
-        "the GPU was there and cannot be opened any more, or is not listed: it fell off the bus (Xid 79)."
+        "the GPU was present and cannot be opened any more, or is not listed: it fell off the bus (Xid 79)."
     ),
-    "broken": Explained.error("the GPU says that it is lost, or must be reset."),
+    "broken": Explained.error("NVML reports that the GPU is lost, or must be reset."),
     **dict.fromkeys(
         ("uncorrected", "sram", "remapped"),
-        Explained.error("uncorrectable errors that came, or rows that were remapped for them."),
+        Explained.error("new uncorrectable errors, or rows that were remapped because of them."),
     ),
     **dict.fromkeys(
-        ("remap-pending", "remap-failed", "retirement-pending", "recovery"), Explained.error("signs that came up.")
+        ("remap-pending", "remap-failed", "retirement-pending", "recovery"),
+        Explained.error("states of the GPU that are present at the end, but not at the beginning."),
     ),
-    "nvlink-down": Explained("a link that was up."),
+    "nvlink-down": Explained("a link that was up is down at the end."),
     "nvlink-errors": Explained.warning("replays and recoveries.", same_item=True),
-    "nvlink-crc": Explained(
-        "good to know up to `crc_per_second`, since the link sends again what CRC finds.", same_item=True
-    ),
-    "pcie-replays": Explained("good to know up to `pcie_replays_per_minute`."),
+    "nvlink-crc": Explained("CRC errors; a note up to `crc_per_second`, as the data are resent.", same_item=True),
+    "pcie-replays": Explained("packets that PCIe sent again; a note up to `pcie_replays_per_minute`."),
     **dict.fromkeys(
         ("corrected", "remapped-corrected", "retired"),
-        Explained.warning("ECC hid the errors; corrected is good to know below GPU003's own limit."),
+        Explained.warning("ECC corrected the errors; `corrected` is a note below GPU003's own limit."),
     ),
-    "slowdown": Explained.warning("clocks held down by heat or power at the end, and not at the beginning."),
-    "unreadable": Explained.not_seen("the second look failed, although the first one worked."),
+    "slowdown": Explained.warning("clocks held down by heat or power at the end, but not at the beginning."),
+    "unreadable": Explained.not_seen("the second reading failed, although the first one worked."),
 }
 
 _START_SECONDS = 0.5  # for a worker that has to be started anew, since the last one was ended
@@ -76,9 +76,9 @@ class Pair(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A counter that should not rise, or a sign that should not come up, and what it means if it does.
+    """A counter that should not rise, or a sign that should not appear, and what it means if it does.
 
-    `text` is a counter's name, or what a sign says; `beside` is a part of a counter that has its own row.
+    `text` is a counter's name, or a sign's sentence; `beside` is a part of a counter that has its own row.
     """
 
     word: str
@@ -90,13 +90,13 @@ class Watched(NamedTuple):
     beside: Callable[[Health], int | None] = lambda _: None
 
 
-_REPLACE = "Replace it if they come back."
+_REPLACE = "Replace the GPU if the errors return."
 # Errors of SRAM are in the total, too.
 COUNTERS = (
-    Watched("uncorrected", "GPU memory got uncorrectable errors during the run", "uncorrectable errors of its memory",
+    Watched("uncorrected", "GPU memory had uncorrectable errors during the run", "uncorrectable errors of its memory",
             Action.RESET, lambda health: health.memory.uncorrected, _REPLACE,
             lambda health: health.memory.sram_uncorrected),
-    Watched("sram", "GPU SRAM got uncorrectable errors during the run", "uncorrectable errors of SRAM",
+    Watched("sram", "GPU SRAM had uncorrectable errors during the run", "uncorrectable errors of SRAM",
             Action.RESET, lambda health: health.memory.sram_uncorrected, _REPLACE),
     Watched("remapped", "a GPU remapped bad rows during the run", "rows remapped for uncorrectable errors",
             Action.RESET, lambda health: health.memory.uncorrectable_remaps),
@@ -106,15 +106,15 @@ COUNTERS = (
             Action.RESET, lambda health: health.memory.retired_pages),
 )  # fmt: skip
 SIGNS = (
-    Watched("remap-pending", "a GPU began to wait for the remapping of a bad row",
-            "a bad row of its memory stays in use until it is reset",
+    Watched("remap-pending", "a GPU needs a reset to remap a bad row, since this run",
+            "a bad row of its memory stays in use until the GPU is reset",
             Action.RESET, lambda health: health.memory.remap_pending),
-    Watched("remap-failed", "a GPU could not remap a bad row", "a row of its memory went bad, and no spare is left",
+    Watched("remap-failed", "a GPU could not remap a bad row", "a row of its memory is bad, and no spare is left",
             Action.ISOLATE, lambda health: health.memory.remap_failed),
-    Watched("retirement-pending", "a GPU began to wait for the retirement of a bad page",
-            "a bad page of its memory stays in use until it is reset",
+    Watched("retirement-pending", "a GPU needs a reset to retire a bad page, since this run",
+            "a bad page of its memory stays in use until the GPU is reset",
             Action.RESET, lambda health: health.memory.retirement_pending),
-    Watched("broken", "a GPU says that it is lost or must be reset", "NVML said so in answer to a question",
+    Watched("broken", "a GPU is lost or must be reset", "NVML reports that the GPU is lost or must be reset",
             Action.REBOOT, lambda health: health.broken is not None),
 )  # fmt: skip
 
@@ -151,7 +151,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for rank, first in _first(seen).items():
         second = seen.by_rank.get(rank)
         if second is None:
-            continue  # the trial did not end well, and RUN003 says so
+            continue  # the trial failed, which RUN003 reports
         if second.error is not None:
             yield _unreadable(seen, rank, second.error)
             continue
@@ -184,12 +184,12 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
 def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
     # NVML may number the rest anew, so an error under the same index may be of another GPU.
     errors = [health.error for health in second.gpus if health.error is not None]
-    why = f"NVML says {errors[0]!r}" if errors else f"NVML lists {len(second.gpus)} GPUs without it"
-    when = "" if seconds is None else f" {seconds:.1f} s later"
+    why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
+    when = "at the end" if seconds is None else f"{seconds:.1f} s later"
     return Fault(
         "gone",
         "a GPU was lost during the run",
-        f"it was there at the beginning;{when} it is gone ({why})",
+        f"it was present at the beginning, and is missing {when} ({why})",
         Action.REBOOT,
         f"Look for Xid lines in `dmesg` on {card.host.name}; isolate the host if it happens again.",
         {"error": errors[0] if errors else None, "seconds": seconds},
@@ -201,11 +201,11 @@ def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
     return seen.finding(
         "unreadable",
         "the GPUs cannot be read any more",
-        f"{node}: {ranks_text((rank,))} could ask the GPUs at the beginning, and not at the end (NVML: {error}): "
-        "UNKNOWN what rose during the run.",
+        f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: {error}): "
+        "it is UNKNOWN which counters rose during the run.",
         ranks=(rank,),
         evidence={"error": error},
-        fix=f"Run `nvidia-smi` on {node} and follow what it says; look for Xid lines in `dmesg`.",
+        fix=f"Run `nvidia-smi` on {node} and follow its message; look for Xid lines in `dmesg`.",
     )
 
 
@@ -230,22 +230,22 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
     """Signs that were not there at the beginning."""
     for sign in SIGNS:
         if sign.of(pair.after) and not sign.of(pair.before):
-            said = f"{sign.text}; it came up{pair.span or ' during the run'}"
+            said = f"{sign.text}; new{pair.span or ' during the run'}"
             yield Fault(sign.word, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
     wanted = pair.after.recovery_action
     if wanted and not pair.before.recovery_action:
         name, action = recovery_of(wanted)
-        said = f"the driver asks for a recovery: {name}; none was needed at the beginning"
-        title = "the driver asks to recover a GPU after the run"
+        said = f"the driver requests a recovery: {name}; none was needed at the beginning"
+        title = "the driver requests a recovery of a GPU after the run"
         yield Fault("recovery", title, said, action, evidence=_evidence(pair, 0, wanted))
 
 
 def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
-    """Correctable errors that came: good to know, and a warning once there are more than `most` in all."""
+    """New correctable errors: a note, and a warning once there are more than `most` in all."""
     before, after = pair.before.memory.corrected, pair.after.memory.corrected
     if _risen(before, after):
-        title = "GPU memory got correctable errors during the run"
-        said = f"correctable errors rose from {before} to {after}{pair.span}; ECC hides them"
+        title = "GPU memory had correctable errors during the run"
+        said = f"correctable errors rose from {before} to {after}{pair.span}; ECC corrected them"
         severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
         yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
 
@@ -260,14 +260,14 @@ def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
             "the PCIe link of a GPU sent packets again",
             f"PCIe replays rose from {before} to {after}{pair.span}; at most {most_per_minute:g} a minute expected",
             Action.MONITOR,
-            "Reseat the card, and look at the riser and the slot, if they go on rising.",
+            "If they keep rising, reseat the card, and look at the riser and the slot.",
             _evidence(pair, before, after),
             severity=Severity.WARNING if delta > allowed else Severity.NOTE,
         )
 
 
 def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
-    """Links that went down during the run, had to recover or send again, or whose CRC found errors."""
+    """Links that went down during the run, had to recover or send again, or had CRC errors."""
     before = {link.number: link for link in pair.before.nvlinks}
     pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
     if down := [new.number for old, new in pairs if old.up and not new.up]:
@@ -282,15 +282,15 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
             "an NVLink of a GPU had errors during the run",
             f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
             Action.MONITOR,
-            "If they come back, reset all GPUs of the host, then run the field diagnostic.",
+            "If the errors return, reset all GPUs of the host, then run the field diagnostic.",
             {"links": list(errors), "seconds": pair.seconds},
         )
     if deltas := {new.number: delta for old, new in pairs if (delta := _risen(old.crc_errors, new.crc_errors))}:
         links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])
-        title = "CRC found errors on an NVLink during the run"
+        title = "an NVLink had CRC errors during the run"
         said = (
-            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; they "
-            f"were sent again, and at most {most_crc_per_second:g} a second are expected"
+            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; at most "
+            f"{most_crc_per_second:g} a second are expected, and the link sent the data again"
         )
         # One second at least, since a single event has no rate.
         per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)

@@ -32,25 +32,26 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
+from ddpdiag.text import count
 
 FINDINGS = {
     "cpu-build": Explained.error("torch was built without CUDA, and the host has GPUs."),
     "cuda-start": Explained.error("CUDA does not start: the error is shown."),
     "count": Explained("torch sees another number of GPUs than NVML."),
-    "uuid": Explained.warning("torch sees GPUs that NVML does not know."),
-    "shared": Explained("two ranks take one GPU. Where it is a slice of one (MIG), GPU008.mig is the error."),
+    "uuid": Explained.warning("torch sees GPUs that NVML does not list."),
+    "shared": Explained("two ranks use one GPU. If it is a slice of one (MIG), GPU008.mig is the error."),
 }
 
 D = TypeVar("D")
 # CUDA shows a process one slice, whatever it could use (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
 SLICES_FIX = (
-    "Show each rank a slice of its own (CUDA_VISIBLE_DEVICES=MIG-..., `nvidia-smi -L` lists them), since CUDA shows a "
-    "process the first one otherwise; or turn MIG off."
+    "Show each rank a slice of its own (CUDA_VISIBLE_DEVICES=MIG-..., `nvidia-smi -L` lists them), since CUDA "
+    "otherwise shows every process the first one; or turn MIG off."
 )
 
 
 class TorchGpu(Struct, frozen=True):
-    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not say."""
+    """A GPU in torch's order; `uuid` is written as NVML does, None if torch does not report it."""
 
     name: str
     uuid: str | None
@@ -123,8 +124,8 @@ def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
         yield seen.finding(
             "cpu-build",
             "torch was built without CUDA",
-            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, and the host has "
-            f"{host.gpus} GPUs; NCCL is not in that build either.",
+            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, but the host has "
+            f"{count(host.gpus, 'GPU')}; that build has no NCCL either.",
             ranks=ranks,
             evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
             fix="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
@@ -155,8 +156,8 @@ def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[
         if row.cuda is not None and not row.error and len(row.gpus) != expected:
             yield seen.finding(
                 "count",
-                "torch sees another number of GPUs",
-                f"rank {rank} on {host.name}: torch sees {len(row.gpus)} GPUs, {expected} expected "
+                "torch sees another number of GPUs than expected",
+                f"rank {rank} on {host.name}: torch sees {count(len(row.gpus), 'GPU')}, {expected} expected "
                 "from CUDA_VISIBLE_DEVICES and the driver's list.",
                 severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
                 ranks=(rank,),
@@ -191,21 +192,21 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
-                f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all take GPU {uuid}; one rank per GPU "
-                "is expected, NCCL refuses a duplicate.",
-                # gloo does not mind.
+                f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all use GPU {uuid}; one rank per GPU "
+                "is expected, because NCCL refuses a duplicate.",
+                # gloo accepts it.
                 severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
                 gpus=(uuid,),
                 fix=SLICES_FIX
                 if sliced
-                else "Start as many processes as GPUs; show all GPUs to every rank, or another one to each "
+                else "Start as many processes as GPUs; show all GPUs to every rank, or a different one to each "
                 "(Slurm --gpu-bind=none or --gpus-per-task=1).",
             )
 
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
-    """Names of the hosts with GPUs that are cut into slices, of which GPU008 tells."""
+    """Names of the hosts with GPUs that are split into slices, which GPU008 reports."""
     looks = seen.of(by_code("GPU003")).by_rank
     return frozenset(seen.world.node_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
 

@@ -1,14 +1,14 @@
-"""What the NVIDIA driver said of its GPUs in the kernel's log.
+"""GPU errors that the NVIDIA driver wrote to the kernel log.
 
-A GPU or a NVSwitch that fails leaves a line there, with a number that says how: "NVRM: Xid (PCI:0000:65:00): 79, ...",
-"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, ...". It is often the only trace of why a job died. The lines
-of the last `window_hours` count, on the kernel's own clock. What came during the run (after GPU003 asked the GPUs) is
-told apart, since our own tests met it.
+When a GPU or an NVSwitch fails, the driver writes a line there, with a number for the kind of failure: "NVRM: Xid
+(PCI:0000:65:00): 79, ...", "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, ...". It is often the only trace
+of why a job died. The lines of the last `window_hours` count, by the kernel's own clock. Lines written during the run
+(after GPU003 read the GPUs) are marked, since they concern this run's own tests.
 
 Findings, one for each device and number:
 
-Causes: each number has its own; NVIDIA's list of them is at docs.nvidia.com/deploy/xid-errors. Fix: what the finding
-says; as root, `dmesg | grep -i xid` shows the lines themselves.
+Causes: each number has its own; NVIDIA's list of them is at docs.nvidia.com/deploy/xid-errors. Fix: follow the finding;
+as root, `dmesg | grep -i xid` shows the lines themselves.
 
 Confirm by hand: As root, `dmesg -T | grep -E 'NVRM: Xid|SXid'`, or `journalctl -k`.
 
@@ -38,20 +38,20 @@ FINDINGS = {
     **dict.fromkeys(
         ("xid", "sxid"),
         Explained(
-            "an error for what asks for a reboot or a repair; a GPU may have been reset meanwhile, so what asks for a "
-            "reset is a warning before the run and an error during it, and so are errors of links. A program's own "
-            "fault is good to know before the run, and an error during it. Numbers that this version does not know, "
-            "and what a NVSwitch calls not fatal, are warnings. What does no harm is good to know, such as Xid 144 to "
-            "150 whose text says Nonfatal."
+            "an error if the number requires a reboot or a repair. A GPU may have been reset meanwhile, so a number "
+            "that requires a reset is a warning before the run and an error during it, and so are errors of links. A "
+            "program's own fault is a note before the run, and an error during it. Numbers that this version does not "
+            "know, and errors that an NVSwitch calls not fatal, are warnings. Harmless numbers are notes, such as Xid "
+            "144 to 150 whose text contains Nonfatal."
         ),
     ),
     "aftermath": Explained.warning(
-        "Xid 31 or 145 in a run in which a process died or was killed: a GPU that reads a dead peer's memory meets it."
+        "Xid 31 or 145 in a run in which a process died or was killed: a GPU that reads a dead peer's memory gets it."
     ),
-    "elsewhere": Explained.note("lines of GPUs that are none of this job's."),
+    "elsewhere": Explained.note("lines about GPUs that do not belong to this job."),
     "unread": Explained.note(
-        "the log is closed to this user, as is usual on clusters (kernel.dmesg_restrict); good to know. `unreadable`, "
-        "and the verdict UNKNOWN, where the check was selected by its code."
+        "this user may not read the log, as is usual on clusters (kernel.dmesg_restrict); a note. If the check was "
+        "selected by its code, the finding is `unreadable`, and the verdict UNKNOWN."
     ),
 }
 
@@ -91,18 +91,18 @@ _TEXTS = {
     (Kind.DEVICE, Action.RESET): {
         46: "the GPU stopped processing",
         48: "uncorrectable (double bit) ECC error",
-        62: "its micro-controller halted",
+        62: "the GPU's micro-controller halted",
         64: "a bad row or page could not be replaced",
         95: "uncontained memory error",
         109: "context switch timed out",
         110: "security fault",
-        119: "its GSP firmware did not answer in time",
-        120: "error in its GSP firmware",
+        119: "the GPU's GSP firmware did not answer in time",
+        120: "error in the GPU's GSP firmware",
         136: "training of a link failed",
-        140: "uncorrected ECC error that got away",
+        140: "uncorrected ECC error that was not contained",
         143: "initialization failed",
         155: "an NVLink went down",
-        156: "a part of it was retired",
+        156: "a part of the GPU was retired",
         158: "fatal timeout",
     },
     # Reset or monitor: at one end of a link it may be the other end's fault.
@@ -128,7 +128,7 @@ _TEXTS = {
         **dict.fromkeys((37, 38), "error of the driver's firmware"),
         43: "a program stopped after a fault of its own",
         44: "fault during a context switch",
-        # A SIGKILL is enough, so that a deadline of our own leaves one.
+        # A SIGKILL is enough, so a worker that is killed at its deadline leaves one.
         45: "a program was ended while it used the GPU",
         63: "a bad row or page was marked for replacement",
         **dict.fromkeys((66, 67), "illegal access by the driver"),
@@ -139,14 +139,14 @@ _TEXTS = {
 }
 XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
 _RECOVERY = 154
-# Blackwell's NVLinks say by themselves what is fatal; a marginal link writes thousands of lines that are not: error
-# correction takes care of them (NCCL issue 2241; leptonai/gpud 1160 and 1174).
+# Blackwell's NVLinks mark fatal errors themselves; a marginal link writes thousands of lines that are not fatal: error
+# correction handles them (NCCL issue 2241; leptonai/gpud 1160 and 1174).
 _NVLINK_5 = range(144, 151)
 _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
 class XidGroup(NamedTuple):
-    """The lines of one device and one number within the window, the newest one, and how many came during the run."""
+    """The lines of one device and one number within the window, the newest one, and how many are of the run."""
 
     newest: Xid
     times: int
@@ -212,8 +212,8 @@ def _of_host(
     if elsewhere:
         yield seen.finding(
             "elsewhere",
-            "the kernel log speaks of GPUs that are not this job's",
-            f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs is this job's.",
+            "the kernel log has errors of GPUs that do not belong to this job",
+            f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs belongs to this job.",
             nodes=(host.name,),
             evidence={"lines": list(elsewhere[:16])},
         )
@@ -222,9 +222,9 @@ def _of_host(
             "aftermath",
             f"errors of GPUs on {host.name} in the kernel log, after a process of this run ended",
             f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003). A "
-            "GPU that reads its memory meets such errors. They prove nothing against these GPUs.",
+            "GPU that reads its memory gets such errors. They do not prove that these GPUs are faulty.",
             evidence={"lines": list(aftermath[:16])},
-            fix="Start with what RUN003 names. If the lines return in a run in which no process ends, the GPU is sick.",
+            fix="See RUN003's finding first. If the lines return in a run in which no process ends, the GPU is faulty.",
         )
 
 
@@ -254,12 +254,12 @@ def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, s
         case Kind.OPEN:
             return Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
         case Kind.PROGRAM:
-            advice = "Run it under compute-sanitizer; on a GPU where it comes back with every program, the GPU is sick."
+            advice = "Run the program under compute-sanitizer; if every program gets the error, the GPU is faulty."
             return Severity.ERROR if recent else Severity.NOTE, advice
         case Kind.DEVICE:
-            # The log begins with the boot: what a reboot mends is not mended yet.
+            # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
-            advice = "No need if it was reset since." if meaning.action is Action.RESET and not recent else ""
+            advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not recent else ""
             return Severity.ERROR if recent or lasting else Severity.WARNING, advice
 
 
@@ -284,7 +284,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
     )
     if card is not None:
         return finding_of(seen, card, fault)
-    what = "NVSwitch" if xid.switch else "a GPU that could not be looked at"
+    what = "NVSwitch" if xid.switch else "a GPU that could not be read"
     return seen.finding(
         fault.word,
         fault.title,
@@ -310,7 +310,7 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
         "unreadable" if asked else "unread",
         "the kernel log cannot be read",
         f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
-        ": UNKNOWN whether the driver reported errors of GPUs.",
+        ": it is UNKNOWN whether the driver reported errors of GPUs.",
         nodes=tuple(errors),
         evidence={"error": error},
         fix="Read it as root: `dmesg | grep -i xid`.",
@@ -318,7 +318,7 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
 
 
 def meaning_of(xid: Xid, model: str | None) -> Meaning:
-    """What a line asks for on a GPU of that model."""
+    """What a line means on a GPU of that model."""
     if xid.switch:
         # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
         if xid.text.startswith("Fatal"):
@@ -335,14 +335,14 @@ def meaning_of(xid: Xid, model: str | None) -> Meaning:
 
 
 def _recovery(xid: Xid) -> Meaning:
-    """Xid 154 says by itself what the driver asks for; the number counts, since drivers word it differently."""
+    """Xid 154 contains the requested recovery; the number counts, since drivers word it differently."""
     found = _CHANGED.search(xid.text)
     if found is None:
         return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
     wanted = int(found[1], 16)
     if wanted == 0:
-        return Meaning(Kind.HARMLESS, Action.NONE, "the driver asks for no recovery any more")
-    return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver asks for a recovery: {found[2]}")
+        return Meaning(Kind.HARMLESS, Action.NONE, "the driver requests no recovery any more")
+    return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver requests a recovery: {found[2]}")
 
 
 CHECK = Check(
@@ -359,7 +359,7 @@ CHECK = Check(
     ground=devices.ground,
     last=lambda seen: _READ_SECONDS,
     settings={
-        # Azure's window; a GPU that failed yesterday may have been mended since.
+        # Azure's window; a GPU that failed yesterday may have been repaired since.
         "window_hours": 2,
     },
 )

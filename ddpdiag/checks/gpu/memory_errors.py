@@ -1,15 +1,16 @@
 """Memory errors of each GPU: ECC, SRAM, row remapping, retired pages.
 
 An uncorrectable error ends the process that meets it ("uncorrectable ECC error encountered", Xid 48, 94, 95), and until
-the GPU is reset the bad row or page stays in use. This check asks every GPU of a host once, for GPU004 to GPU011 too.
-Counters since the last load of the driver (volatile) and ever (aggregate) are told apart. GPU010 looks once more at the
-end of the run and names the GPU whose counters rose; compare `nvidia-smi -q -d ECC` before and after a job yourself.
+the GPU is reset the bad row or page stays in use. This check reads every GPU of a host once, for GPU004 to GPU011 too.
+Counters since the last load of the driver (volatile) and ever (aggregate) are kept apart. GPU010 reads them again at
+the end of the run and names the GPU whose counters rose; to compare them over a job, run `nvidia-smi -q -d ECC` before
+and after it.
 
 Findings and what to do:
 
 Causes: wear, heat, a bad card. A field that a model does not have (a consumer card has no ECC) is no finding.
 
-Fix: reset or reboot as the finding says; a GPU whose errors come back is replaced (RMA).
+Fix: reset or reboot as the finding says; replace a GPU whose errors return (RMA).
 
 Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT` on the named host; look at volatile and aggregate
 counts, and at "Pending".
@@ -36,28 +37,30 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look, look
 from ddpdiag.probes.gpu.kernel_log import kmsg_path, last_line
 from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.text import count
 
 FINDINGS = {
     "uncorrected": Explained.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),
     "sram": Explained.error(
-        "uncorrectable errors in SRAM since then. Reset; above `sram_errors` ever, or NVIDIA's own threshold: isolate."
+        "uncorrectable errors in SRAM since the driver was loaded. Reset; above `sram_errors` ever, or NVIDIA's own "
+        "threshold: isolate."
     ),
     **dict.fromkeys(
         ("remap-pending", "retirement-pending"), Explained.error("a row or page waits to be replaced. Reset.")
     ),
     **dict.fromkeys(
         ("remap-failed", "remaps", "retired-pages"),
-        Explained.error("nothing is left to replace bad rows or pages with. Isolate."),
+        Explained.error("no spare is left to replace bad rows or pages. Isolate."),
     ),
-    "corrected": Explained.warning("more than `corrected_errors` correctable errors; ECC hides them. Monitor."),
-    "unreadable": Explained.not_seen("a host has GPUs, and nothing of them can be read."),
+    "corrected": Explained.warning("more than `corrected_errors` correctable errors; ECC corrects them. Monitor."),
+    "unreadable": Explained.not_seen("a host has GPUs, but their health cannot be read."),
 }
 
 D = TypeVar("D")
 
 
 def measure(ctx: Context) -> Look:
-    """All GPUs that NVML shows to this rank; the step says which one is asked, should it hang."""
+    """All GPUs that NVML shows to this rank; the step names the one that is read, should it hang."""
     ctx.step("kernel log")
     line, begin = last_line(kmsg_path(os.environ)), time.clock_gettime(time.CLOCK_BOOTTIME)
     return structs.replace(look(sys_root(os.environ), ctx.step), boot_seconds=begin, kernel_line=line)
@@ -92,27 +95,27 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
 
 def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
     for host, looks in answers_by_host(seen):
-        # Which GPUs cannot be opened is GPU001's to say.
+        # GPUs that cannot be opened are GPU001's findings.
         if host.gpus and not any(gpu.error or gpu.is_told for own in looks.values() for gpu in own.gpus):
             error = next((own.error for own in looks.values() if own.error), "not supported")
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
-                f"{host.name}: nothing of its {host.gpus} GPUs can be read (NVML: {error}): UNKNOWN whether they are "
-                "well.",
+                f"{host.name}: the state of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}): it is "
+                "UNKNOWN whether the GPUs are healthy.",
                 ranks=tuple(looks),
                 evidence={"error": error, "gpus": host.gpus},
-                fix=f"Run `nvidia-smi -q` on {host.name} and follow what it says; update the driver.",
+                fix=f"Run `nvidia-smi -q` on {host.name} and follow its message; update the driver.",
             )
 
 
 def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     memory = card.health.memory
-    count = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
+    errors = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
     # GCM and AWS: any is a failure.
-    if count > seen.number("uncorrected_errors"):
-        title, advice = "GPU memory has uncorrectable errors", "Replace it if they come back."
-        said = f"{_errors(count)} of DRAM since the driver was loaded; 0 expected"
+    if errors > seen.number("uncorrected_errors"):
+        title, advice = "GPU memory has uncorrectable errors", "Replace the GPU if the errors return."
+        said = f"{_errors(errors)} of DRAM since the driver was loaded; 0 expected"
         evidence = {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever}
         yield Fault("uncorrected", title, said, Action.RESET, advice, evidence)
 
@@ -145,13 +148,13 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
         said = f"{rows} rows remapped for uncorrectable errors; fewer than {most_rows:g} expected"
         yield Fault("remaps", "a GPU has remapped too many rows", said, Action.ISOLATE, evidence=remapped)
     if memory.remap_pending:
-        said = "a bad row of its memory stays in use until it is reset"
+        said = "a bad row of its memory stays in use until the GPU is reset"
         yield Fault("remap-pending", "a GPU waits to remap a bad row", said, Action.RESET, evidence=remapped)
     if pages >= most_pages:
         said = f"{pages} pages retired; fewer than {most_pages:g} expected"
         yield Fault("retired-pages", "a GPU has retired too many pages", said, Action.ISOLATE, evidence=retired)
     if memory.retirement_pending:
-        said = "a bad page of its memory stays in use until it is reset"
+        said = "a bad page of its memory stays in use until the GPU is reset"
         yield Fault("retirement-pending", "a GPU waits to retire a bad page", said, Action.RESET, evidence=retired)
 
 
@@ -161,15 +164,15 @@ def most_corrected(seen: Seen[Look]) -> float:
 
 
 def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    count, most = card.health.memory.corrected or 0, most_corrected(seen)
-    if count > most:
+    errors, most = card.health.memory.corrected or 0, most_corrected(seen)
+    if errors > most:
         title = "GPU memory has very many correctable errors"
-        said = f"{count:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
-        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": count})
+        said = f"{errors:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
+        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": errors})
 
 
-def _errors(count: int) -> str:
-    return f"{count:,} uncorrectable {'error' if count == 1 else 'errors'}"
+def _errors(number: int) -> str:
+    return count(number, "uncorrectable error")
 
 
 CHECK = Check(
@@ -208,8 +211,9 @@ def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
     if seen.world.gpus and not seen.of(CHECK).trials and (not chosen or code.startswith(options.ignore)):
         yield seen.finding(
             "unreadable",
-            "the GPUs were not asked",
-            f"{code} ({CHECK.name}), which asks the GPUs for all of these checks, was left out: UNKNOWN.",
+            "the GPUs were not read",
+            f"{code} ({CHECK.name}), which reads the GPUs for all of these checks, was left out: the state of the GPUs "
+            "is UNKNOWN.",
             fix=f"Select {code} as well.",
         )
 

@@ -1,13 +1,13 @@
 """NVLinks of each GPU.
 
-How many links are right depends on the board (an H100 SXM has 18, an H100 NVL 12, a card without a bridge none), so a
-link counts as missing only where most other GPUs of the same model have it up. NCCL then takes fewer links or PCIe
-(with NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
+The right number of links depends on the board (an H100 SXM has 18, an H100 NVL 12, a card without a bridge none), so a
+link counts as missing only if most other GPUs of the same model have it up. NCCL then uses fewer links or PCIe (with
+NVSwitches it may fail to start), and every ring or tree runs at the speed of that GPU.
 
 Findings and their causes:
 
-Fix: `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then the field
-diagnostic.
+Fix: run `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` on the named host; reset all GPUs of the host, then run the
+field diagnostic.
 
 Confirm by hand: `nvidia-smi nvlink -s` on two hosts with the same GPUs, and compare; `nvidia-smi nvlink -e` shows
 counts of errors.
@@ -17,7 +17,7 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
@@ -26,20 +26,22 @@ from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
+from ddpdiag.text import count
 
 FINDINGS = {
     "down": Explained(
-        "links that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its partition. An "
-        "error where these GPUs have joined an NVSwitch fabric, else a warning: a card may just have no bridge."
+        "links are down that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its "
+        "partition. An error if these GPUs have joined an NVSwitch fabric, otherwise a warning: a card may just have "
+        "no bridge."
     ),
     "uneven": Explained.warning(
-        "links that only half of the GPUs have up, so that no majority says who is wrong; nobody is blamed."
+        "links that only half of the GPUs have up: no majority shows which GPUs are wrong, so none is blamed."
     ),
-    "untold": Explained.warning("a GPU that tells no link's state, while most of its model do."),
+    "untold": Explained.warning("NVML reports no link state of a GPU, but does for most GPUs of its model."),
     "errors": Explained.warning(
-        "more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010 tells "
-        "whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA minds them from "
-        "100 a second on."
+        "more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010 shows "
+        "whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA's limit is 100 a "
+        "second."
     ),
 }
 
@@ -56,15 +58,16 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # MIG takes the links down.
     whole = [card for card in cards if not card.health.mig]
     known = [card for card in whole if card.health.nvlinks]
-    # GPUs that do not even tell the links' state, where most of their model do.
+    # GPUs that do not even report the links' state, where most of their model do.
     for card in whole if 2 * len(known) > len(whole) else ():
         if not card.health.nvlinks:
-            said = f"no state of any link is told; {len(known)} others of its model do"
-            yield finding_of(seen, card, Fault("untold", "a GPU tells nothing of its NVLinks", said, Action.MONITOR))
+            title = "the NVLink state of a GPU is not reported"
+            said = f"NVML reports no link state; it does for {count(len(known), 'other GPU')} of the model"
+            yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR))
     up = {card: {link.number for link in card.health.nvlinks if link.up} for card in known}
     switched = 2 * sum(card.health.fabric.state == JOINED for card in known) > len(known)
     counts = Counter(number for own in up.values() for number in own)
-    common = {number for number, count in counts.items() if 2 * count > len(up)}
+    common = {number for number, ups in counts.items() if 2 * ups > len(up)}
     # Bridges of other cards may sit on links of other numbers, so the number of links must be lower, too.
     expected = int(usual([len(own) for own in up.values()]) or 0)
     for card, own in up.items():
@@ -75,10 +78,10 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
 
 
 def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool) -> Iterator[Finding]:
-    """Links that only half of the GPUs have up (behind switches: or fewer); no majority says who is wrong."""
+    """Links that only half of the GPUs have up (behind switches: or fewer); no majority shows which are wrong."""
     counts = Counter(number for own in up.values() for number in own)
     known = Counter(link.number for card in up for link in card.health.nvlinks)
-    odd = {n for n, count in counts.items() if 2 * count == known[n] or (switched and 2 * count < known[n])}
+    odd = {n for n, ups in counts.items() if 2 * ups == known[n] or (switched and 2 * ups < known[n])}
     # As many links on every GPU: bridges on other numbers.
     if not odd or len({len(own) for own in up.values()}) == 1:
         return
@@ -86,32 +89,33 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
-        f"{without[0].health.name}: {numbers_text(sorted(odd))} down on {len(without)} of {len(up)} GPUs "
-        f"({names_text([card.label for card in without], 4)}); no majority says which is right.",
+        f"{without[0].health.name}: {numbers_text(sorted(odd))} {_are(odd)} down on {len(without)} of {len(up)} GPUs "
+        f"({names_text([card.label for card in without], 4)}); no majority shows which is right.",
         evidence={
             "links": [*sorted(odd)],
             "down_on": [card.health.uuid for card in without],
             "up_on": [card.health.uuid for card in up if card not in without],
         },
-        fix="Compare `nvidia-smi nvlink -s` of the GPUs with how the boards are made; where they have a bridge or a "
+        fix="Compare `nvidia-smi nvlink -s` of the GPUs with the design of the boards; if they have a bridge or a "
         "switch, reset all GPUs of the host.",
     )
 
 
 def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
     """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
-    count = sum(link.up for link in card.health.nvlinks)
-    # Drivers tell of a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
+    ups = sum(link.up for link in card.health.nvlinks)
+    # Drivers report a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
     fixed = switched or "SXM" in (card.health.name or "")
     return Fault(
         "down",
         "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-        f"{numbers_text(missing)} down, {count} of {expected} links up; most GPUs of that model have them up",
+        f"{numbers_text(missing)} {_are(missing)} down, {ups} of {expected} links are up; most GPUs of that model have "
+        f"{'it' if len(missing) == 1 else 'them'} up",
         Action.RESET if fixed else Action.MONITOR,
-        "If they stay down, isolate the host and have the links looked at."
+        "If they stay down, isolate the host and have the links inspected."
         if fixed
-        else "A card without a bridge has none; else reset it, and have the bridge looked at.",
-        {"links_down": list(missing), "links_up": count, "links_expected": expected},
+        else "A card without a bridge has no links; otherwise reset it, and have the bridge inspected.",
+        {"links_down": list(missing), "links_up": ups, "links_expected": expected},
         severity=Severity.ERROR if switched else Severity.WARNING,
     )
 
@@ -138,6 +142,10 @@ def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
 def numbers_text(numbers: Sequence[int]) -> str:
     """Such as "link 3" or "links 3, 4"."""
     return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
+
+
+def _are(links: Collection[int]) -> str:
+    return "is" if len(links) == 1 else "are"
 
 
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).

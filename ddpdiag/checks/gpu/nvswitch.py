@@ -1,11 +1,11 @@
-"""NVSwitch fabric, and what the driver itself asks for.
+"""NVSwitch fabric, and recoveries that the driver requests.
 
-On boards with NVSwitches the fabric manager must have let every GPU join before CUDA starts there (error 802, "system
-not yet initialized"). From driver 570 on, a GPU also says by itself what it needs to recover.
+On boards with NVSwitches every GPU must have joined the fabric, by the fabric manager, before CUDA starts there (error
+802, "system not yet initialized"). From driver 570 on, a GPU also reports which recovery it needs.
 
 Findings and their causes:
 
-Fix: `systemctl status nvidia-fabricmanager`, then what the finding says. `nvidia-smi -q` shows both under "Fabric" and
+Fix: run `systemctl status nvidia-fabricmanager`, then follow the finding. `nvidia-smi -q` shows both under "Fabric" and
 "GPU Recovery Action".
 
 Confirm by hand: `systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A4 -E 'Fabric|Recovery'`; the fabric
@@ -33,9 +33,9 @@ FINDINGS = {
     ),
     "fabric-health": Explained("joined, but routes or bandwidth are degraded, or the configuration is wrong."),
     "recovery": Explained(
-        "the driver asks for a reset, a reboot or a drain after an error (Xid 154 says the same in `dmesg`)."
+        "the driver requests a reset, a reboot or a drain after an error (Xid 154 reports the same in `dmesg`)."
     ),
-    **dict.fromkeys(("lost", "reset-required"), Explained.error("the GPU answered a question with that code.")),
+    **dict.fromkeys(("lost", "reset-required"), Explained.error("NVML returned that code for the GPU.")),
 }
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
@@ -60,7 +60,7 @@ _HARM = (
     (4, 3, "routes are unhealthy until a reset"),
     (6, 1, "it recovers from an access that timed out"),
 )
-# Who has no partition, or lost the manager of the whole fabric, may still do with what it has.
+# A GPU without a partition, or without the manager of the whole fabric, may still be enough for the job.
 _NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
 # Bits 8 to 11; 1 is right.
 _CONFIGURATIONS = {
@@ -89,7 +89,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
-        but = "but CUDA starts" if started else "and CUDA does not start before"
+        but = "but CUDA starts" if started else "and CUDA does not start before it joins"
         said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
     elif fabric.state == JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
@@ -100,15 +100,15 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,
-        "Joining takes a while after a boot; else try `systemctl restart nvidia-fabricmanager` first, of the driver's "
-        "own version.",
+        "Joining takes some time after a boot; if it fails, first try `systemctl restart nvidia-fabricmanager`, in the "
+        "driver's own version.",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
         severity=Severity.WARNING if started and state is not None else Severity.ERROR,
     )
 
 
 def health_words(mask: int) -> tuple[list[str], list[str]]:
-    """What a health mask of the fabric says: what does harm, and what is only good to know."""
+    """The harmful states in a health mask of the fabric, and those that are worth a note only."""
     harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
     if (configuration := (mask >> 8) & 0xF) > 1:
         harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
@@ -147,14 +147,14 @@ def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
         name, action = recovery_of(wanted)
-        title, said = "the driver asks to recover a GPU", f"it needs a recovery: {name}; none expected"
+        title, said = "the driver requests a recovery of a GPU", f"it needs a recovery: {name}; none expected"
         advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
         severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
         yield Fault("recovery", title, said, action, advice, {"recovery_action": wanted}, severity)
     elif broken is Broken.RESET_REQUIRED:
-        yield Fault("reset-required", "a GPU must be reset", f"NVML says {broken.value!r}", Action.RESET)
+        yield Fault("reset-required", "a GPU must be reset", f"NVML reports {broken.value!r}", Action.RESET)
     elif broken is Broken.LOST:
-        said = f"NVML says {broken.value!r} while it is asked"
+        said = f"NVML reports {broken.value!r}"
         yield Fault("lost", "a GPU is lost", said, Action.REBOOT, "Isolate the host if it happens again.")
 
 

@@ -1,7 +1,7 @@
-"""Who else uses a GPU, and whether the job may.
+"""Other processes on a GPU, and GPUs that the job may not use.
 
-Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are asked
-before any of our own workers has a CUDA context, so whatever is seen there is somebody else's.
+Another process on a GPU takes memory and time from the job, and its rank becomes the slow one. The GPUs are read before
+any worker of this run has a CUDA context, so all use that is found belongs to other processes.
 
 Findings and their causes:
 
@@ -30,18 +30,18 @@ from ddpdiag.probes.gpu.health import CONTEXT_BYTES, Health, Process
 FINDINGS = {
     "in-use": Explained(
         "more than `used_mib` of memory in use: a process that was left over, or another job. In a container the pids "
-        "are those of the host, or hidden. Less than any CUDA process takes, or what a desktop draws with, is good to "
-        "know only."
+        "are those of the host, or hidden. Less memory than any CUDA process takes, or what a desktop uses for "
+        "graphics, is only a note."
     ),
     "prohibited": Explained.error('compute mode "prohibited"; no CUDA process can start.'),
     "exclusive": Explained(
-        'compute mode "exclusive process". Harmless with one rank for each GPU (info). A warning where another process '
-        'has the GPU (CUDA says "all CUDA-capable devices are busy or unavailable", unless it is the server of MPS), '
-        "or several ranks take it."
+        'compute mode "exclusive process". Harmless with one rank for each GPU (a note). A warning if another process '
+        'has the GPU (CUDA reports "all CUDA-capable devices are busy or unavailable", unless it is the server of '
+        "MPS), or several ranks use it."
     ),
     "mig": Explained(
-        "the GPU is cut into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
-        "rank. An error where ranks take the same slice: CUDA shows a process one slice only, and NCCL refuses that."
+        "the GPU is split into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
+        "rank. An error if ranks use the same slice: CUDA shows a process one slice only, and NCCL refuses that."
     ),
 }
 
@@ -51,18 +51,18 @@ _EXCLUSIVE = (1, 3)
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for card in cards:
-        # Which GPU the shared slice belongs to is not known; one of the host's is told.
-        sharing = () if card.host.name in told or not card.health.mig else devices.sharing_ranks(seen, card.host)
-        told |= {card.host.name} if card.health.mig else set()
+        # It is not known which GPU the shared slice belongs to; one of the host's is reported.
+        sharing = () if card.host.name in reported or not card.health.mig else devices.sharing_ranks(seen, card.host)
+        reported |= {card.host.name} if card.health.mig else set()
         for fault in (*_in_use(seen, card), *_mode(card), *_sliced(seen, card, sharing)):
             yield finding_of(seen, card, fault)
 
 
 def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     used, most = card.health.memory_used_bytes, seen.number("used_mib")
-    # Of a GPU that is cut into slices, the slices themselves take some, and those of others are none of the job's.
+    # Of a GPU that is split into slices, the slices themselves take some, and those of others are none of the job's.
     if used is None or used <= most * MIB or card.health.mig:
         return
     drawn = _is_display(card.health, used)
@@ -70,9 +70,9 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     yield Fault(
         "in-use",
         "GPU memory is in use already",
-        f"{used / MIB:.0f} MiB used by {_holders(card)} before this job touched it; at most {most:g} MiB expected",
+        f"{used / MIB:.0f} MiB used by {_holders(card)} before this job used it; at most {most:g} MiB expected",
         Action.NONE,
-        "Nothing: a display or a monitor holds as much."
+        "Do nothing: a display or a monitor uses as much."
         if small or drawn
         else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
@@ -110,14 +110,14 @@ def _mode(card: Card) -> Iterator[Fault]:
     elif mode in _EXCLUSIVE:
         then, severity = "harmless with one rank for each GPU", Severity.NOTE
         if processes:
-            then, severity = f"and {_holders(card)} has it: a rank comes in only through MPS", Severity.WARNING
+            then, severity = f"and {_holders(card)} has it: a rank can use it only through MPS", Severity.WARNING
         elif len(card.takers) > 1:
-            then = f"and {ranks_text(card.takers)} all take it: only the first comes in without MPS"
+            then = f"and {ranks_text(card.takers)} all use it: without MPS only the first one can"
             severity = Severity.WARNING
         yield Fault(
             "exclusive",
-            # The server of MPS, through which others may come, looks the same.
-            "another process has a GPU to itself" if processes else "a GPU allows one CUDA process only",
+            # The server of MPS, through which others may use the GPU, looks the same.
+            "another process has exclusive use of a GPU" if processes else "a GPU allows one CUDA process only",
             f"compute mode 'exclusive process', {then}",
             Action.NONE,
             advice,
@@ -131,8 +131,8 @@ def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator
         yield Fault(
             "mig",
             "ranks share a slice of a GPU (MIG)",
-            f"MIG is on, and {ranks_text(sharing)} take the same slice of a GPU; one slice for each rank is expected, "
-            "NCCL refuses a duplicate",
+            f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU; one slice for each rank is expected, "
+            "because NCCL refuses a duplicate",
             Action.NONE,
             devices.SLICES_FIX,
             {"mig": True, "ranks": [*sharing]},
@@ -141,7 +141,7 @@ def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator
     elif card.health.mig:
         yield Fault(
             "mig",
-            "a GPU is cut into slices",
+            "a GPU is split into slices (MIG)",
             "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
             Action.NONE,
             f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "

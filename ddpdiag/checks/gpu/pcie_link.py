@@ -7,7 +7,7 @@ the driver was loaded; only their rate means something (NVIDIA allows 8 a minute
 
 Findings and their causes:
 
-Fix: reboot, since the link trains anew; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
+Fix: reboot, since the link trains again; reseat the card; compare `nvidia-smi -q -d PCIE` with another host's.
 
 Confirm by hand: `nvidia-smi --query-gpu=index,pci.bus_id,pcie.link.width.current,pcie.link.width.max --format=csv`; as
 root, `lspci -vv -s ADDRESS | grep -E 'LnkCap|LnkSta'` for the card and for the port above it; `dmesg | grep 'limited
@@ -27,11 +27,11 @@ from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
     "narrow": Explained(
-        "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only good to know "
-        "where all GPUs of that model are so: boards and virtual machines are made like that."
+        "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only a note if all "
+        "GPUs of that model have the same width: some boards and virtual machines are built so."
     ),
     "slot": Explained.note(
-        "as many as the slot has, fewer than the card has by itself: the board's design, or the BIOS splits the slot."
+        "as many lanes as the slot has, but fewer than the card has: the board's design, or the BIOS splits the slot."
     ),
 }
 
@@ -64,16 +64,16 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
             f"PCIe x{link.width}, x{link.width_max} possible, so copies reach {link.width / link.width_max:.0%} "
             "of their speed",
             Action.NONE if alike else Action.REBOOT,
-            "All GPUs of that model are so; it may be meant."
+            "All GPUs of that model have this width; it may be intended."
             if alike
-            else "The link trains anew then; if it stays narrow, reseat the card, and look at the riser.",
+            else "The link trains again then; if it stays narrow, reseat the card, and look at the riser.",
             evidence,
             severity=Severity.NOTE if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
         title = "the slot of a GPU is narrower than the card"
         said = f"PCIe x{link.width}, as the slot allows; the card has x{link.width_card}"
-        advice = "Look into the BIOS whether it splits the slot, or move the card."
+        advice = "Check in the BIOS whether it splits the slot, or move the card."
         yield Fault("slot", title, said, Action.NONE, advice, evidence)
 
 

@@ -1,12 +1,12 @@
-"""GPUs that should be there, and are.
+"""GPUs that each host should have.
 
-The PCI bus (sysfs), NVML, the launcher's promises and the other hosts should agree on how many GPUs a host has. "CPU
-only" is concluded when neither the bus nor WSL2 (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl) shows a GPU of NVIDIA,
-nobody promises a GPU, and no other host has one; `--expect-gpus 0` says that CPUs are meant.
-A difference that a promise explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2) is
-none. GPUs that are there must also be shown to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides all that
-follow it, an empty one hides all. And NCCL needs the GPUs of one host to be open to all ranks there, which Slurm's
---gpus-per-task may prevent.
+The PCI bus (sysfs), NVML, the launcher's variables and the other hosts should agree on how many GPUs a host has. "CPU
+only" is concluded when neither the bus nor WSL2 (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl) shows an NVIDIA GPU, no
+launcher or variable names a GPU, and no other host has one; `--expect-gpus 0` states that the job uses CPUs.
+A difference that the launcher explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2)
+is no finding. GPUs that are present must also be visible to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides
+all that follow it, an empty one hides all. And NCCL needs all ranks of a host to have access to all its GPUs, which
+Slurm's --gpus-per-task may prevent.
 
 Findings:
 
@@ -44,16 +44,19 @@ from ddpdiag.probes.gpu.visibility import (
 )
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count
 
 FINDINGS = {
-    "fewer": Explained.error("fewer GPUs than the bus shows, than somebody promised, or than the other hosts have."),
+    "fewer": Explained.error(
+        "fewer GPUs than the bus shows, than the launcher or a variable names, or than the other hosts have."
+    ),
     "nvml": Explained.warning("the driver's library does not answer."),
-    "unreadable": Explained.not_seen("nor does anything else tell how many GPUs there are.", same_item=True),
-    "lost": Explained.error("a GPU is on the bus, and does not answer."),
+    "unreadable": Explained.not_seen("nor does another source show how many GPUs there are.", same_item=True),
+    "lost": Explained.error("a GPU is on the bus, but does not answer."),
     "mismatch": Explained.error(
         "the loaded driver and its library have different versions, so that no new CUDA process starts."
     ),
-    "hidden": Explained("GPUs are there, and CUDA_VISIBLE_DEVICES hides them."),
+    "hidden": Explained("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
     "isolated": Explained("ranks of a host cannot open each other's GPUs."),
     "mixed": Explained.warning("GPUs of different models on one host."),
     "unlike-hosts": Explained.warning("hosts have different models of GPUs."),
@@ -61,7 +64,7 @@ FINDINGS = {
 
 
 def measure(ctx: Context) -> Data:
-    # Cheap facts first: NVML may hang, and its step then says so.
+    # Cheap facts first: NVML may hang, and its step then shows so.
     proc = proc_root(os.environ)
     listed = nvidia_gpus(proc)
     # What a container or a cgroup was given of the host's GPUs is a promise, too.
@@ -109,7 +112,7 @@ def _lost(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
         yield seen.finding(
             "lost",
             "a GPU cannot be opened",
-            f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML says {gpu.error!r}.",
+            f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML reports {gpu.error!r}.",
             ranks=host.ranks,
             evidence={"index": gpu.index, "error": gpu.error, "pci": where},
             fix=f"Look for Xid lines in `dmesg` on {host.name}; drain the host, reset the GPU or reboot.",
@@ -121,10 +124,10 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
         yield seen.finding(
             "unreadable",
             "the PCI bus cannot be read",
-            f"{host.name}: NVML shows {len(host.gpus)} GPUs, but /sys/bus/pci/devices cannot be read: UNKNOWN "
-            "whether the host has more.",
+            f"{host.name}: NVML shows {count(len(host.gpus), 'GPU')}, but /sys/bus/pci/devices cannot be read: it is "
+            "UNKNOWN whether the host has more.",
             ranks=host.ranks,
-            fix="Mount /sys into the container, or say with --expect-gpus how many GPUs each host has.",
+            fix="Mount /sys into the container, or give the number of GPUs of each host with --expect-gpus.",
         )
     # A GPU that was named as lost is not missed a second time.
     reasons = _reasons(seen, host, most, len(host.gpus) + len(host.lost))
@@ -144,25 +147,25 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
         yield _silent_nvml(seen, host)
 
 
-def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, count: int) -> list[str]:
-    """Why more than `count` GPUs were to be expected."""
+def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: int) -> list[str]:
+    """Why more than the GPUs that are present were to be expected."""
     reasons = []
     expected, promised = seen.options.expect_gpus, host.promised
-    if expected is not None and count < expected:
-        reasons.append(f"--expect-gpus says {expected}")
-    if promised is not None and count < promised:
+    if expected is not None and present < expected:
+        reasons.append(f"--expect-gpus is {expected}")
+    if promised is not None and present < promised:
         reasons.append(f"launcher or CUDA_VISIBLE_DEVICES name {promised}")
     if _is_met(seen, host):
         return reasons
-    if host.wsl and not count:
+    if host.wsl and not present:
         reasons.append("WSL2 shows one (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl)")
-    if host.functions and count < len(host.functions):
+    if host.functions and present < len(host.functions):
         some = ", ".join(f"{address}: {driver or 'no driver'}" for address, driver in [*host.unopened.items()][:4])
         more = f"; {len(host.unopened) - 4} more" if len(host.unopened) > 4 else ""
         reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {some}{more})")
-    elif not host.functions and count < host.listed:
+    elif not host.functions and present < host.listed:
         reasons.append(f"the driver lists {host.listed} (/proc/driver/nvidia/gpus)")
-    if most is not None and count < len(most.gpus):
+    if most is not None and present < len(most.gpus):
         reasons.append(f"{most.name} has {len(most.gpus)}")
     return reasons
 
@@ -172,7 +175,7 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     return seen.finding(
         "fewer",
         "GPUs are missing" if host.gpus else "no usable GPU",
-        f"{host.name}: {len(host.gpus)} GPUs{trouble}, but {' and '.join(reasons)}.",
+        f"{host.name} has {count(len(host.gpus), 'GPU')}{trouble}, but {' and '.join(reasons)}.",
         ranks=host.ranks,
         evidence={
             "gpus": len(host.gpus),
@@ -187,26 +190,26 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
 
 
 def _fix(host: HostGpus) -> str:
-    cpus = "or say --expect-gpus 0 if CPUs are meant"
+    cpus = "or give --expect-gpus 0 if the job uses CPUs"
     if host.wsl and not host.unopened:
         return f"Run `nvidia-smi` on {host.name}; install NVIDIA's driver on Windows, and none in WSL2, {cpus}."
     if not host.unopened:
         return f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
     if set(host.unopened.values()) <= {"nvidia"}:
         return f"Look for Xid lines in `dmesg` on {host.name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
-    return f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` says why it did not bind), {cpus}."
+    return f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` shows why it did not bind), {cpus}."
 
 
 def _silent_nvml(seen: Seen[Data], host: HostGpus) -> Finding:
-    # Another rank's NVML, or the user, may have told the number.
+    # The number may be known from another rank's NVML, or from the user.
     known = bool(host.gpus) or seen.options.expect_gpus is not None
     return seen.finding(
         "nvml" if known else "unreadable",
         "NVML does not work",
-        f"{host.name}: NVML says {host.error!r}{'' if known else '; UNKNOWN whether there are GPUs'}.",
+        f"{host.name}: NVML reports {host.error!r}{'' if known else '; it is UNKNOWN whether there are GPUs'}.",
         ranks=host.ranks,
-        fix=f"Run `nvidia-smi` on {host.name} and follow what it says"
-        f"{'' if known else '; say --expect-gpus 0 if CPUs are meant'}.",
+        fix=f"Run `nvidia-smi` on {host.name} and follow its message"
+        f"{'' if known else '; give --expect-gpus 0 if the job uses CPUs'}.",
     )
 
 
@@ -224,7 +227,7 @@ def _mixed(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
         yield seen.finding(
             "mixed",
             "different GPU models on one host",
-            f"{host.name}: {said}; one model is expected, the slowest sets the pace.",
+            f"{host.name} has {said}; one model is expected, because the slowest sets the pace.",
             ranks=host.ranks,
             gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
             fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
@@ -239,7 +242,7 @@ def _unlike_hosts(seen: Seen[Data], hosts: list[HostGpus]) -> Iterator[Finding]:
         yield seen.finding(
             "unlike-hosts",
             "hosts have different GPU models",
-            f"GPU models differ between hosts: {said}; one model is expected, the slowest sets the pace.",
+            f"GPU models differ between hosts: {said}; one model is expected, because the slowest sets the pace.",
             ranks=tuple(rank for host in hosts if host.ranks[0] in odd.ranks for rank in host.ranks),
             fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
         )

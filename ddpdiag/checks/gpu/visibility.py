@@ -1,6 +1,6 @@
 """GPU001's data, and what each rank of a host sees of its GPUs.
 
-NVML knows nothing of CUDA_VISIBLE_DEVICES: a job to which it shows no GPU trains on CPUs over gloo, and all seems well.
+NVML ignores CUDA_VISIBLE_DEVICES: a job to which the variable shows no GPU trains on CPUs over gloo, without an error.
 
 NCCL copies from GPU to GPU of one host by CUDA IPC. CUDA_VISIBLE_DEVICES alone does not hinder it (CUDA 10.1 and later
 reach devices that the variable hides; NCCL, src/transport/p2p.cc), but a cgroup or container that closes the other
@@ -105,18 +105,18 @@ def hidden_gpus(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     adds_up = len(seen.by_rank) == seen.world.size
     if expected is not None:
         if host.visible < expected and adds_up:
-            yield _too_few(seen, host, Severity.ERROR, f"--expect-gpus says {expected}")
+            yield _too_few(seen, host, Severity.ERROR, f"--expect-gpus is {expected}")
     elif wrong := [rank for rank, row in host.answers.items() if _is_misnamed(host, row)]:
         yield _misnamed(seen, host, wrong)
     elif blind := [rank for rank, row in host.answers.items() if row.visible == 0]:
         yield _none(seen, host, blind)
     elif host.promised is not None and host.visible < host.promised and adds_up:
-        # A job step or a shell may mean to use fewer, and they work.
+        # A job step or a shell may use fewer on purpose, and they work.
         yield _too_few(seen, host, Severity.WARNING, f"launcher or container name {host.promised}")
 
 
 def _is_misnamed(host: HostGpus, row: Data) -> bool:
-    # What an index means on a GPU that is cut into slices is CUDA's to say; that it means nothing is clear.
+    # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
     return not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
 
 
@@ -129,7 +129,7 @@ def _misnamed(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding
         "shows), or unset it."
     )
     finding = _hidden(seen, host, ranks, said, fix, Severity.ERROR)
-    title = "CUDA_VISIBLE_DEVICES names GPUs that are not there"
+    title = "CUDA_VISIBLE_DEVICES names GPUs that do not exist"
     return structs.replace(finding, title=title, evidence=finding.evidence | {"named": named})
 
 
@@ -139,8 +139,8 @@ def _none(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
     others = any(row.visible for row in seen.by_rank.values())
     meant = seen.options.backend == "gloo"
     unlisted = {host.answers[rank].cuda_visible_devices for rank in ranks} == {None}
-    then = "CUDA may still find them" if unlisted else "the job would take CPUs"
-    why = ", although launcher or container promise some" if promised else ", while others have some" if others else ""
+    then = "CUDA may still find them" if unlisted else "the job would use CPUs"
+    why = ", although launcher or container name some" if promised else ", but other ranks see some" if others else ""
     said = f"but {_variable(host, ranks)} shows none to {ranks_text(ranks)}{why}: no GPU was tested there, and {then}"
     severity = Severity.ERROR if (promised or others) and not meant else Severity.WARNING
     return _hidden(seen, host, ranks, said, _how_to_show(host, ranks), severity)
@@ -155,8 +155,8 @@ def _too_few(seen: Seen[Data], host: HostGpus, severity: Severity, wanted: str) 
 def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, fix: str, severity: Severity) -> Finding:
     return seen.finding(
         "hidden",
-        "GPUs are there, but not shown to the job",
-        f"{host.name}: {count(len(host.gpus), 'GPU')} {'is' if len(host.gpus) == 1 else 'are'} there, {said}.",
+        "GPUs are present, but hidden from the job",
+        f"{host.name} has {count(len(host.gpus), 'GPU')}, {said}.",
         severity=severity,
         ranks=ranks,
         evidence={
@@ -171,7 +171,8 @@ def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, f
 
 def _how_to_show(host: HostGpus, ranks: Sequence[int]) -> str:
     values = {host.answers[rank].cuda_visible_devices for rank in ranks}
-    cpus = f"or say --expect-gpus {host.visible} if {'that is' if host.visible else 'CPUs are'} meant"
+    intended = "that is intended" if host.visible else "the job uses CPUs"
+    cpus = f"or give --expect-gpus {host.visible} if {intended}"
     indices = _indices(host.answers[ranks[0]])
     if values == {None}:
         # Such as WSL: no procfs entry, and still a GPU.
@@ -206,8 +207,8 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
         yield seen.finding(
             "isolated",
             "the GPUs of other ranks are hidden by the container or cgroup",
-            f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, it "
-            "fails or goes through the host's memory.",
+            f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, "
+            "NCCL fails or copies through the host's memory.",
             severity=Severity.WARNING,
             ranks=tuple(rank for host in closed for rank in host.answers),
             evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
@@ -217,12 +218,13 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
     if masked := [host.name for host in apart if host not in closed and _is_masked(host)]:
         yield seen.finding(
             "isolated",
-            "each rank is shown one GPU of its own",
+            "each rank sees one GPU of its own",
             f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. NCCL still reaches the "
             "others, since their device files are open; programs that use cuda:local_rank fail.",
             severity=Severity.NOTE,
             nodes=masked,
-            fix="Nothing, if the job takes cuda:0 in each rank; else leave the variable alike in all ranks.",
+            fix="Do nothing if the job uses cuda:0 in each rank; otherwise set the variable to the same value in all "
+            "ranks.",
         )
 
 

@@ -3,7 +3,7 @@
 Each GPU that torch shows, or the CPU where it shows none, multiplies matrices of small integers, whose product is known
 exactly; then a process group of this one rank is opened over the job's backend, with a store in memory, and sums once.
 Neither needs a peer: sockets are opened on the loopback interface at most. `ddpdiag host --torch` runs it; elsewhere
-the collectives and the training say more.
+the collectives and the training test more.
 
 Findings:
 
@@ -29,12 +29,12 @@ from ddpdiag.model.trial import Context
 
 FINDINGS = {
     "wrong": Explained.error(
-        "elements of the product that are not right: the memory or the units of that GPU (or CPU) are sick."
+        "elements of the product are wrong: the memory or the arithmetic units of that GPU (or CPU) are faulty."
     ),
-    "failed": Explained.error("a GPU that torch lists could not compute; what torch said is shown."),
+    "failed": Explained.error("a GPU that torch lists could not compute; torch's error is shown."),
     "group": Explained.error(
-        "the process group of one rank could not be opened, or summed wrong: a torch without this backend, a broken "
-        "NCCL library, no loopback interface."
+        "the process group of one rank could not be opened, or its sum was wrong: a torch without this backend, a "
+        "broken NCCL library, no loopback interface."
     ),
 }
 
@@ -66,14 +66,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         node = seen.world.node_of(rank)
         for product in data.products:
             yield from _product(seen, node, product)
-        # Without CUDA there is no NCCL either, and GPU002 says so.
+        # Without CUDA there is no NCCL either, which GPU002 reports.
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
         if can_start and (group.error is not None or not group.right):
             yield seen.finding(
                 "group",
-                f"a process group of {group.backend} cannot be used, even by one rank alone",
-                f"{node}: a process group of one rank over {group.backend}: {group.error or 'its sum is wrong'}.",
+                f"a process group over {group.backend} does not work, even with one rank",
+                f"{node}: a process group of one rank over {group.backend} "
+                f"{'computed a wrong sum' if group.error is None else f'failed: {group.error}'}.",
                 nodes=(node,),
                 evidence={"backend": group.backend, "error": group.error},
                 fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",

@@ -1,8 +1,8 @@
 """Cores for every rank.
 
 A rank needs at least one core of its own: its main thread feeds the GPU, and gloo, NCCL's proxy and the data loader
-have threads besides. Where ranks share one core, or start many more threads than there are cores, every collective
-waits for whoever is not scheduled.
+have more threads. If ranks share one core, or start many more threads than there are cores, every collective waits for
+the threads that are not scheduled.
 
 Findings:
 
@@ -31,9 +31,9 @@ from ddpdiag.probes.host.limits import affinity, cgroup, cores
 from ddpdiag.text import count
 
 FINDINGS = {
-    "one-core": Explained.warning("several ranks may use one core only."),
+    "one-core": Explained.warning("several ranks of a host may use only one core."),
     "scarce": Explained.note(
-        "more ranks than cores, or than the quota allows: good to know, since bandwidth is not judged then."
+        "more ranks than cores, or than the quota allows: a note, since bandwidth is not judged then."
     ),
     "oversubscribed": Explained.warning("ranks start many more threads than there are cores."),
     "unreadable": Explained.not_seen("the cores of a host could not be read."),
@@ -92,10 +92,11 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
 
 def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data], unbound: Sequence[int]) -> Finding:
     what = f"on which cores {ranks_text(unbound)} may run" if unbound else "how many cores the host has"
+    whose = "its rank has" if len(rows) == 1 else f"each of its {len(rows)} ranks has"
     return seen.finding(
         "unreadable",
         "the cores cannot be counted",
-        f"{host.name}: the system does not say {what}: UNKNOWN whether {len(rows)} ranks have a core each.",
+        f"{host.name}: the system does not report {what}: it is UNKNOWN whether {whose} a core of its own.",
         ranks=unbound or tuple(rows),
         fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
     )
@@ -122,7 +123,8 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Us
         yield seen.finding(
             "scarce",
             "more ranks than cores",
-            f"{host.name}: {len(ranks)} ranks on {usable.why}; ranks wait for each other, so bandwidth is not judged.",
+            f"{host.name}: {usable.why} for {count(len(ranks), 'rank')}; the ranks wait for a core, so bandwidth is "
+            "not judged.",
             ranks=ranks,
             evidence={"ranks": len(ranks), "cores": usable.cores},
             fix="Start fewer ranks on this host, or ask for more cores.",
@@ -130,17 +132,18 @@ def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Us
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
     if threads > seen.number("threads_per_core") * usable.cores:
         fitting = max(1, int(usable.cores) // len(ranks))
-        # Of ranks that start one thread each there are too many, and no variable mends that.
+        # If ranks start one thread each, there are too many of them, and no variable helps.
         many = threads <= len(ranks)
         unset = all(row.omp_threads is None for row in rows.values())
         yield seen.finding(
             "oversubscribed",
             "more threads than cores",
-            f"{host.name}: {len(ranks)} ranks start {threads} compute threads on {usable.why}"
-            f"{' because OMP_NUM_THREADS is unset' if unset else ''}; at most {usable.cores:g} expected.",
+            f"{host.name}: {count(len(ranks), 'rank')} {'starts' if len(ranks) == 1 else 'start'} {threads} compute "
+            f"threads on {usable.why}{' because OMP_NUM_THREADS is unset' if unset else ''}; at most "
+            f"{usable.cores:g} expected.",
             ranks=ranks,
             evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
-            fix="Start fewer ranks on this host, or ask for more cores: each rank starts only one thread."
+            fix="Start fewer ranks on this host, or ask for more cores: each rank already starts only one thread."
             if many
             else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
             env={} if many else {"OMP_NUM_THREADS": str(fitting)},

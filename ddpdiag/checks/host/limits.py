@@ -1,9 +1,9 @@
 """Limits of the processes: open files, locked memory, number of processes.
 
-The limits inside the launched rank count, and they may be lower than those of a login shell. Too few open files end in
-"Too many open files" or "received 0 items of ancdata" from a data loader, or in a rendezvous that never completes; too
-little locked memory in "ibv_reg_mr failed: Cannot allocate memory"; too few processes in "Resource temporarily
-unavailable".
+The limits inside the launched rank count, and they may be lower than those of a login shell. Too few open files lead to
+"Too many open files" or "received 0 items of ancdata" from a data loader, or to a rendezvous that never completes; too
+little locked memory leads to "ibv_reg_mr failed: Cannot allocate memory"; too few processes lead to "Resource
+temporarily unavailable".
 
 Findings:
 
@@ -30,11 +30,14 @@ from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
+from ddpdiag.text import count
 
 FINDINGS = {
-    "open-files": Explained.warning("too few open files."),
-    "locked-memory": Explained.warning("too little locked memory for the InfiniBand ports of this host."),
-    "processes": Explained.warning("too few processes or threads, by the user's limit or the control group's."),
+    "open-files": Explained.warning("too few open files are allowed."),
+    "locked-memory": Explained.warning("too little locked memory is allowed for the InfiniBand ports of this host."),
+    "processes": Explained.warning(
+        "too few processes or threads are allowed, by the user's limit or the control group's."
+    ),
     "unreadable": Explained.not_seen("the limits of a host could not be read."),
 }
 
@@ -67,17 +70,18 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if files is not None and files < needed:
             yield seen.finding(
                 "open-files",
-                "few open files allowed",
-                f"{host.name}: {files} open files allowed (soft limit), {needed} expected for {seen.world.size} ranks.",
+                "too few open files are allowed",
+                f"{host.name}: {files} open files allowed (soft limit), {needed} expected for "
+                f"{count(seen.world.size, 'rank')}.",
                 ranks=host.ranks,
                 evidence={"soft": files, "expected": needed},
-                fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of the service behind it.",
+                fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of its service.",
             )
         little = locked if locked is not None and locked < seen.number("locked_gib") * GIB else None
         if little is not None and (devices := sorted({device for row in answers for device in row.rdma or ()})):
             yield seen.finding(
                 "locked-memory",
-                "little locked memory allowed",
+                "too little locked memory is allowed",
                 f"{host.name}: {little // 1024} KiB of locked memory allowed, {seen.number('locked_gib'):g} GiB or "
                 f"unlimited expected because of {', '.join(devices[:4])}.",
                 ranks=host.ranks,
@@ -105,29 +109,31 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
         left, why = min(rooms)
         yield seen.finding(
             "processes",
-            "few more processes allowed",
-            f"{host.name}: {left} more tasks allowed ({why}), {needed} expected for {len(host.ranks)} ranks.",
+            "too few processes are allowed",
+            f"{host.name}: {count(left, 'more task')} allowed ({why}), {needed} expected for "
+            f"{count(len(host.ranks), 'rank')}.",
             ranks=host.ranks,
             evidence={"left": left, "expected": needed},
-            fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end what else runs there.",
+            fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end other processes on "
+            f"{host.name}.",
         )
 
 
 def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_locked: bool) -> Iterator[Finding]:
-    """What could not be looked at, as far as it could have mattered."""
+    """What could not be read, as far as it could have mattered."""
     what = []
     if any(row.limits is None for row in rows):
         what.append("the limits of open files, locked memory and processes (getrlimit)")
     if any(row.limits and row.limits.nproc.soft is not None and row.user_processes is None for row in rows):
-        what.append("how many processes the user has (/proc), of whom the number is limited")
-    # Within one host no job talks over RDMA.
+        what.append("how many processes the user has (/proc), although their number is limited")
+    # Within one host no job uses RDMA.
     if is_locked and len(seen.world.hosts) > 1 and any(row.rdma is None for row in rows):
-        what.append("whether there are RDMA devices (/sys/class), for which locked memory would be too little")
+        what.append("whether there are RDMA devices (/sys/class), for which the locked memory would be too little")
     if what:
         yield seen.finding(
             "unreadable",
             "limits cannot be read",
-            f"{host.name} does not say {' or '.join(what)}: UNKNOWN whether limits suffice.",
+            f"{host.name} does not report {' or '.join(what)}: it is UNKNOWN whether the limits suffice.",
             ranks=host.ranks,
             fix="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
         )
@@ -145,7 +151,7 @@ CHECK = Check(
     data=Data,
     settings={
         # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
-        # of 1024 is enough for 8 ranks; NCCL's documentation speaks of 32 thousand for 144.
+        # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.
         "files": 512.0,
         "files_per_peer": 64.0,
         # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.

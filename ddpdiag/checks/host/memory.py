@@ -1,12 +1,13 @@
 """Memory for every rank.
 
-Every rank holds torch, its libraries and its buffers in the host's memory; with a GPU also what CUDA and NCCL pin.
-A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection closed".
+Every rank holds torch, its libraries and its buffers in the host's memory; with a GPU also the memory that CUDA and
+NCCL pin. A rank that runs into the limit of its control group is killed with SIGKILL, and the others report "connection
+closed".
 
 Findings:
 
 Causes: a job that asked for too little memory (Slurm --mem, a pod's limit), leftovers of another job, too many ranks on
-one host. Fix: ask for more memory; look for other processes; look at `dmesg` for the killer's lines.
+one host. Fix: ask for more memory; look for other processes; look at `dmesg` for lines of the OOM killer.
 
 Confirm by hand: In the job, `free -m; cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.current
 /sys/fs/cgroup/memory.events`; as root, `dmesg -T | grep -i 'killed process'`.
@@ -27,6 +28,7 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import cgroup
+from ddpdiag.text import count
 
 FINDINGS = {
     "short": Explained("less memory is left than the ranks of this host need to start."),
@@ -64,23 +66,25 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if kills:
             yield seen.finding(
                 "oom-kills",
-                "processes were killed for want of memory",
-                f"{host.name}: the kernel has killed {kills} processes of this control group, 0 expected.",
+                "processes were killed for lack of memory",
+                f"{host.name}: the kernel has killed {'1 process' if kills == 1 else f'{kills} processes'} of this "
+                "control group, 0 expected.",
                 ranks=host.ranks,
                 evidence={"oom_kills": kills},
-                fix=f"Raise the memory limit of the job; look at `dmesg` on {host.name} for what was killed.",
+                fix=f"Raise the memory limit of the job; `dmesg` on {host.name} shows which processes were killed.",
             )
 
 
 def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
     rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
+    ranks = count(len(host.ranks), "rank")
     if not rooms:
         yield seen.finding(
             "unreadable",
             "the memory of a host cannot be read",
-            f"{host.name}: /proc/meminfo does not say how much memory is available, and no control group names a "
-            f"limit: UNKNOWN whether it is enough for {len(host.ranks)} ranks.",
+            f"{host.name}: /proc/meminfo does not show how much memory is available, and no control group sets a "
+            f"limit: it is UNKNOWN whether there is enough for {ranks}.",
             ranks=host.ranks,
             fix="Mount /proc into the container.",
         )
@@ -91,13 +95,13 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
     if share < enough:
         yield seen.finding(
             "short",
-            "little memory",
-            f"{host.name}: {room / MIB:.0f} MiB {why} for {len(host.ranks)} ranks, {share:.0f} MiB each; "
+            "too little memory",
+            f"{host.name}: {room / MIB:.0f} MiB {why} for {ranks}, {share:.0f} MiB each; "
             f"{enough:.0f} MiB each expected.",
             severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
             ranks=host.ranks,
             evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
-            fix="Ask for more memory (Slurm --mem, the container's limit), or end what else runs on the host.",
+            fix="Ask for more memory (Slurm --mem, the container's limit), or end other processes on the host.",
         )
 
 

@@ -1,24 +1,24 @@
 """Counters of each host's network ports that rise while the run loads them.
 
-A bad cable, transceiver or switch port passes most tests and ends a job hours later. It tells by counters, which may be
-old if they are not zero; one that rises during a run is a fault that the next job meets as well. One rank of each host
-reads them before the run loads the network, and once more after everything else, and each port is held against itself:
+A bad cable, transceiver or switch port passes most tests and ends a job hours later. It shows in counters: one that is
+not zero may be old, but one that rises during a run is a fault that the next job meets as well. One rank of each host
+reads them before the run loads the network, and again after everything else, and each port is compared with itself:
 RDMA ports whose link is up, the interface that leads to the other hosts, the one that the job's library chooses
-(RDZ003), and what these are made of (members of a bond, the card of a VLAN). Other interfaces (docker0, veth pairs, a
-management network, loopback) are left out. On one host alone RDMA ports are looked at, and nothing without them.
+(RDZ003), and the interfaces below these (members of a bond, the card of a VLAN). Other interfaces (docker0, veth pairs,
+a management network, loopback) are left out. On one host alone only RDMA ports are read.
 
 Findings and their causes, with the numbers before and after and the seconds between:
 
-Where the links of more than half of the hosts are concerned, nobody is blamed: they share the cause. Packets that are
+If the links of more than half of the hosts are affected, no host is blamed: they share the cause. Packets that are
 dropped or sent again are no finding here, since a network that is full drops packets; RDZ004 judges these on
 connections of its own. Counters that cannot be read (a container without /sys, a virtual function) are left out.
 
-Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors come along with
-the host, replace the card.
+Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors stay with the
+host, replace the card.
 
 Confirm by hand: Before and after a job, `ethtool -S INTERFACE; ip -s -s link show INTERFACE; cat
 /sys/class/net/INTERFACE/carrier_down_count; ibstat; perfquery; nstat -az TcpInCsumErrors`, and diff; `ethtool -m
-INTERFACE` for the light that a transceiver gets; `dmesg -T | grep -i link`.
+INTERFACE` for the light that a transceiver receives; `dmesg -T | grep -i link`.
 
 Sources: Linux's ABI documents sysfs-class-infiniband, sysfs-class-net and sysfs-class-net-statistics; NVSentinel,
 docs/configuration/nic-health-monitor.md (which counters, and the limits of errors); InfiniBand architecture
@@ -45,12 +45,12 @@ from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_
 
 FINDINGS = {
     "link-down": Explained.warning(
-        "a link was lost, even if it is back (carrier_down_count, link_downed): an error where the job goes by this "
+        "a link was lost, even if it is back (carrier_down_count, link_downed): an error if the job uses this "
         "port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that "
-        "the job does not take."
+        "the job does not use."
     ),
     "gone": Explained.warning(
-        "a port that was there at the beginning and is not at the end: the card fell off the bus, or was taken away."
+        "a port that was present at the beginning is missing at the end: the card fell off the bus, or was removed."
     ),
     "link-errors": Explained.warning(
         "symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the standards "
@@ -59,13 +59,13 @@ FINDINGS = {
         "time counts as a minute at least (for port_rcv_errors a second), since a single event has no rate."
     ),
     "damaged": Explained.warning(
-        "TCP threw away more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
+        "TCP discarded more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
         "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
-        "such segments has the right checksum all the same, and its data are wrong."
+        "such segments has the right checksum although its data are wrong."
     ),
     "not-ready": Explained.note(
-        "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: good to know, "
-        "since storage does the same."
+        "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: a note, since "
+        "storage traffic does the same."
     ),
 }
 
@@ -76,8 +76,8 @@ _SHOWN = 4
 # And so many of the evidence's lists.
 _LISTED = 16
 _CABLE = (
-    "Reseat or replace its cable and transceiver, then try another port of the switch; replace the card if it comes "
-    "along with the host."
+    "Reseat or replace its cable and transceiver, then try another port of the switch; replace the card if the fault "
+    "stays with the host."
 )
 
 
@@ -95,15 +95,15 @@ _INCIDENTS = (
     Incident(
         "link-down",
         "a link went down during the run on {}",
-        "no rise expected (NVSentinel fails any)",
+        "no rise expected (NVSentinel fails on any rise)",
         _CABLE,
         breaks=True,
     ),
     Incident(
         "gone",
         "a network port was lost during the run on {}",
-        "it should stay",
-        "Look at `dmesg -T` and `lspci` there: the card fell off the bus, or somebody took it away.",
+        "it is expected to stay",
+        "Look at `dmesg -T` and `lspci` there: the card fell off the bus, or was removed.",
         breaks=True,
     ),
     Incident("link-errors", "a link had errors during the run on {}", "the limits are NVSentinel's", _CABLE),
@@ -111,7 +111,7 @@ _INCIDENTS = (
         "not-ready",
         "peers of {} were not ready to receive over RDMA",
         "packets were sent again",
-        "No need, unless RDMA is slow; then look at who else uses the port (storage), and at PCIe links (GPU004).",
+        "Do nothing unless RDMA is slow; then look for other users of the port (storage), and at PCIe links (GPU004).",
     ),
 )
 
@@ -134,7 +134,7 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     if seen.trials or alone:
         return ()
     leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
-    # All are told where the second host is. That one is told its own address, which is the one that leads to the first.
+    # All get the address of the second host. That host gets its own address, which is the one that leads to the first.
     params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
     return (new_trial(seen, params=params),)
 
@@ -184,7 +184,7 @@ def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
 
 
 def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> frozenset[str]:
-    """Ports by which the job goes to other hosts: what the kernel's route says, the interface whose address the job's
+    """Ports that the job uses for other hosts: that of the kernel's route, the interface whose address the job's
     library offers as RDZ003 saw it, what NCCL takes."""
     if len(world.hosts) == 1:
         return frozenset()
@@ -223,12 +223,12 @@ def _finding(
     breaks = kind.breaks and any(delta.used_by_job for delta in deltas)
     lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
     where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
-    end = " So many hosts share the cause." if shared else ""
-    begin = "Look at the switch that these hosts share, and at its log, first. " if shared else ""
+    end = " More than half of the hosts are affected, so they share the cause." if shared else ""
+    begin = "First look at the switch that these hosts share, and at its log. " if shared else ""
     return seen.finding(
         kind.word,
         kind.title.format(where),
-        f"{_some(lines)}; {kind.expected}.{end or (' This job goes by it.' if breaks else '')}",
+        f"{_some(lines)}; {kind.expected}.{end or (' This job uses it.' if breaks else '')}",
         severity=Severity.ERROR if breaks else None,
         nodes=() if shared else names,
         evidence={
@@ -276,12 +276,12 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -
     ]
     others = [host.name for host in pairs if host not in found]
     # The only one of several that gets whole segments may be the one whose segments are damaged.
-    sender = f" {others[0]} alone gets none: it may send them." if len(others) == 1 and len(pairs) > 2 else ""
+    sender = f" Only {others[0]} receives none: it may send them." if len(others) == 1 and len(pairs) > 2 else ""
     yield seen.finding(
         "damaged",
         f"TCP segments arrived damaged on {names_text(names)}",
-        f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong, though Ethernet drops what "
-        f"a cable damages: a switch, a card or a host's memory did it.{sender}",
+        f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong. Ethernet drops frames that a cable "
+        f"damages, so the cause is a switch, a card or a host's memory.{sender}",
         nodes=() if _is_shared(len(found), len(pairs)) else names,
         evidence={
             "hosts": [*names[:_LISTED]],
@@ -289,9 +289,9 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -
             "after": [end for _, end in some],
             "seconds": round(max(pairs[host].seconds for host in found), 3),
         },
-        fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them talk (iperf3), to see whose segments "
-        "are damaged; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); update the card's "
-        "firmware, or replace it.",
+        fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them exchange data (iperf3), to find the "
+        "sender of damaged segments; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); "
+        "update the card's firmware, or replace it.",
     )
 
 

@@ -1,8 +1,8 @@
-"""HST006's rules: what of a network port must not rise, or come down, while a job runs.
+"""HST006's rules: counters and states of a network port that must not change while a job runs.
 
-Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or came round (hardware
+Each rule takes a port as it was at the beginning and at the end. A counter that fell was reset or wrapped (hardware
 counts in 32 bits), and is no rise; one that only one of the two looks has is none either. The counters of an
-InfiniBand port stop at their largest value (255 for link_downed): what comes then is not seen.
+InfiniBand port stop at their largest value (255 for link_downed): later events are not seen.
 """
 
 import math
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
                 return self.receive_errors_per_second * max(seconds, 1.0)
             case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
                 return 0.0
-            case _:  # none that we know
+            case _:  # no known counter of errors
                 return math.inf
 
 
@@ -71,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class CounterDelta(NamedTuple):
-    """What happened to one port: `said` goes behind its name. `used_by_job`: the job goes by this port."""
+    """What happened to one port: `said` goes behind its name. `used_by_job`: the job uses this port."""
 
     word: str
     port: PortCounters
@@ -92,7 +92,7 @@ def counter_deltas(pair: Pair, limits: Limits) -> Iterator[CounterDelta]:
     for old, new in pair.ports():
         used = old.name in pair.job_ports
         if new is None:
-            yield CounterDelta("gone", old, "was there at the beginning, and is not at the end", used)
+            yield CounterDelta("gone", old, "was present at the beginning, and is missing at the end", used)
             continue
         yield from _lost(old, new, used=used)
         for counter, start, end in _risen(old.counters, new.counters):
@@ -107,7 +107,7 @@ def counter_deltas(pair: Pair, limits: Limits) -> Iterator[CounterDelta]:
 
 def _lost(old: PortCounters, new: PortCounters, *, used: bool) -> Iterator[CounterDelta]:
     """The link was lost, whether it is back or not."""
-    now = {True: ", and it is up again", False: ", and it is down", None: ""}[new.up]
+    now = {True: ", and the link is up again", False: ", and the link is down", None: ""}[new.up]
     found = [delta for delta in _risen(old.counters, new.counters) if delta[0] in _DOWNS]
     for counter, start, end in found:
         # Up at the beginning, which the kernel counts as a change as well.

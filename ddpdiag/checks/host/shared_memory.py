@@ -1,7 +1,7 @@
 """Shared memory in /dev/shm.
 
 NCCL connects GPUs of one host through files in /dev/shm where it has no direct path, and data loader workers hand over
-their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", a loader dies of SIGBUS.
+their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a loader.
 
 Findings:
 
@@ -25,11 +25,12 @@ from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
+from ddpdiag.text import count
 
 FINDINGS = {
     "missing": Explained("there is no /dev/shm."),
-    "unusable": Explained("no page can be had there: it is full, or may not be written to."),
-    "small": Explained("less room than NCCL, or data loaders, will want."),
+    "unusable": Explained("no memory can be allocated there: it is full, or not writable."),
+    "small": Explained("less room than NCCL or data loaders will need."),
 }
 
 # DeepSpeed warns below this.
@@ -58,7 +59,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if len(present) < len(rows):
             yield seen.finding(
                 "missing",
-                "no /dev/shm",
+                "/dev/shm is missing",
                 f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
                 severity=serious,
                 ranks=host.ranks,
@@ -67,7 +68,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         elif memory := next((memory for memory in present if memory.error), None):
             yield seen.finding(
                 "unusable",
-                "/dev/shm gives no memory",
+                "no memory can be allocated in /dev/shm",
                 f"{host.name}: a file of 1 MiB in /dev/shm could not be allocated: {memory.error} "
                 f"({memory.free_bytes / MIB:.0f} of {memory.size_bytes / MIB:.0f} MiB free).",
                 severity=serious,
@@ -89,7 +90,7 @@ def _room(seen: Seen[Data], host: Host, memory: SharedMemory) -> Iterator[Findin
             "small",
             "/dev/shm is small",
             f"{host.name}: {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free in /dev/shm; "
-            f"{max(least, enough):.0f} MiB expected for {len(host.ranks)} ranks.",
+            f"{max(least, enough):.0f} MiB expected for {count(len(host.ranks), 'rank')}.",
             severity=Severity.ERROR if fatal else Severity.WARNING,
             ranks=host.ranks,
             evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},

@@ -1,13 +1,13 @@
-"""Ranks, as the launcher gave them out.
+"""Ranks, as the launcher assigned them.
 
-A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank. Where a
-rank is there twice, the processes overwrite each other's rendezvous keys and hang. Where hosts start different numbers
-of processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
+A job needs each rank from 0 to world size - 1 once, one world size on every rank, and one GPU for each rank. Two
+processes with the same rank overwrite each other's rendezvous keys and hang. If hosts start different numbers of
+processes, the launcher was started with different options. GPUs without a rank are neither used nor tested.
 
 Findings:
 
 Causes: a launcher inside a launcher (torchrun under `srun --ntasks-per-node=8`), RANK or WORLD_SIZE left over from an
-older job, `--nproc-per-node` that does not match the host. Ranks that never came are judged by RUN001.
+older job, `--nproc-per-node` that does not match the host. Ranks that never joined are findings of RUN001.
 
 Fix: start every rank once, with one world size, and as many ranks on a host as it has GPUs.
 
@@ -26,29 +26,32 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count
 
 FINDINGS = {
     "duplicate": Explained.error(
-        "a rank is there twice; the processes overwrite each other's keys in the rendezvous, and hang."
+        "two processes have the same rank; they overwrite each other's keys in the rendezvous, and hang."
     ),
     "world-size": Explained.error("ranks state different world sizes."),
-    "uneven": Explained.warning("hosts start different numbers of processes, which torchrun takes without a word."),
-    "local-rank": Explained.error("two ranks of a host have one LOCAL_RANK, and so would take one GPU."),
+    "uneven": Explained.warning(
+        "hosts start different numbers of processes, which torchrun accepts without a warning."
+    ),
+    "local-rank": Explained.error("two ranks of a host have the same LOCAL_RANK, and so would use the same GPU."),
     "no-local-rank": Explained(
-        "RANK and WORLD_SIZE are set, and LOCAL_RANK is not. env:// does not need it, but scripts read it to choose a "
-        "GPU: they stop with a KeyError, or all ranks of a host take the first GPU. ddpdiag itself counts the ranks of "
-        "each host."
+        "RANK and WORLD_SIZE are set, but LOCAL_RANK is not. env:// does not need it, but scripts read it to choose a "
+        "GPU: they stop with a KeyError, or all ranks of a host use the first GPU. ddpdiag itself counts the ranks of "
+        "each host instead."
     ),
     "fewer-gpus": Explained("a host shows fewer GPUs than it has ranks."),
     "version": Explained.error("a rank runs another version of ddpdiag than rank 0, and cannot take part."),
     "unauthenticated": Explained.note(
-        "ranks of several hosts had no secret to prove themselves by, so that a stranger on the network could have "
-        "joined or led the run."
+        "ranks of several hosts had no shared secret to authenticate with, so another process on the network could "
+        "have joined or led the run."
     ),
-    "idle-gpus": Explained.warning("GPUs that no rank takes: neither used nor tested."),
+    "idle-gpus": Explained.warning("GPUs that no rank uses are not tested."),
 }
 
-_SHOWN = 8  # of the processes that came as one rank
+_SHOWN = 8  # of the processes that joined as one rank
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -59,8 +62,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
-            "the ranks did not prove themselves to each other",
-            "no secret was shared by all hosts, so anyone who reaches rank 0's port could have joined or led this run.",
+            "the ranks did not authenticate each other",
+            "no secret was shared by all hosts, so any process that reaches rank 0's port could have joined or led "
+            "this run.",
             fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
         )
     yield from _process_counts(seen)
@@ -71,7 +75,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """One finding for each rank, however often it came."""
+    """One finding for each rank, however often it joined."""
     again: dict[int, dict[str, str]] = defaultdict(dict)  # of each rank, the first process by each later one
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
@@ -83,9 +87,9 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
         nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
         yield seen.finding(
             "duplicate",
-            "a rank came twice",
-            f"rank {rank} came from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
-            "each rank must be there once.",
+            "a rank joined twice",
+            f"rank {rank} joined from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
+            "each rank must join once.",
             ranks=(rank,),
             nodes=tuple(dict.fromkeys(nodes)),
             evidence={"first": first, "second": others[0]},
@@ -103,12 +107,12 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             stated[event.rank] = event.detail or "another"
             nodes[event.rank] = event.node or nodes.get(event.rank, "?")
     if odd := odd_ones_out(stated):
-        said = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
+        stated_sizes = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
         yield seen.finding(
             "world-size",
             "ranks state different world sizes",
-            f"world size must be one number on every rank, but {said}"
-            + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+            f"the world size must be the same on every rank, but it is not ({stated_sizes})"
+            + ("." if odd.ranks else "; no majority, so no rank is blamed."),
             ranks=odd.ranks,
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
             fix="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
@@ -119,11 +123,11 @@ def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
     own = seen.recording.header.version
     others = {e.rank: e.detail for e in seen.recording.events if e.kind is EventKind.VERSION and e.rank is not None}
     if others:
-        said = "; ".join(f"rank {rank}: {version}" for rank, version in sorted(others.items())[:_SHOWN])
+        older = ", ".join(f"rank {rank} runs {version}" for rank, version in sorted(others.items())[:_SHOWN])
         yield seen.finding(
             "version",
             "ranks run different versions of ddpdiag",
-            f"every rank must run the version of rank 0, {own}, but {said}.",
+            f"rank 0 runs ddpdiag {own}, but {older}; one version on every rank is expected.",
             ranks=tuple(sorted(others)),
             evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
             fix=f"Install ddpdiag {own} in the environment of these ranks.",
@@ -157,9 +161,9 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         if local_rank is not None and len(ranks) > 1 and not _one_gpu_each(seen, host):
             yield seen.finding(
                 "local-rank",
-                "a local rank is there twice",
-                f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they take the same GPU; "
-                "local ranks must be distinct on a host.",
+                "ranks of a host have the same local rank",
+                f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they use the same GPU; "
+                "each rank of a host needs a local rank of its own.",
                 ranks=ranks,
                 fix="Let the launcher set LOCAL_RANK; do not export it in the job script.",
             )
@@ -167,26 +171,26 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 def _without_local_rank(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     ranks = [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]
-    one_gpu = f", and one that does not puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
+    one_gpu = f", and a script that does not read it puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
     crowded = host.gpus > 0 and len(host.ranks) > 1
     if ranks:
         yield seen.finding(
             "no-local-rank",
             "LOCAL_RANK is not set",
-            f"{host.name}: {ranks_text(ranks)} came without LOCAL_RANK; a script that reads it stops with a KeyError"
+            f"{host.name}: {ranks_text(ranks)} joined without LOCAL_RANK; a script that reads it stops with a KeyError"
             f"{one_gpu if crowded else ''}.",
             severity=Severity.ERROR if crowded else Severity.WARNING,
             ranks=ranks,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
             fix="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
-            "$SLURM_LOCALID) beside RANK.",
+            "$SLURM_LOCALID) in addition to RANK.",
         )
 
 
 def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
-    """Does the launcher show one GPU to each rank? Then all take cuda:0; GPU002 sees whether these are distinct.
+    """Does the launcher show one GPU to each rank? Then all use cuda:0; GPU002 checks whether these are distinct.
 
-    Such as torchrun --virtual-local-rank, which gives everyone local rank 0, or Slurm's --gpus-per-task=1.
+    Such as torchrun --virtual-local-rank, which gives every rank local rank 0, or Slurm's --gpus-per-task=1.
     """
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
@@ -197,14 +201,14 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         return
     processes = "1 process" if gpus == 1 else f"{gpus} processes"
     if ranks > gpus:
-        # Where a container hides the bus, only GPU002 can tell.
+        # Where a container hides the bus, only GPU002 can decide.
         buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
         if _one_gpu_each(seen, host) and (None in buses or max(bus or 0 for bus in buses) >= ranks):
             return
         yield seen.finding(
             "fewer-gpus",
             "more ranks than GPUs",
-            f"{host.name}: {ranks} ranks, {gpus} visible GPUs; each rank needs a GPU of its own.",
+            f"{host.name}: {ranks} ranks, {count(gpus, 'visible GPU')}; each rank needs a GPU of its own.",
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
@@ -214,11 +218,12 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         yield seen.finding(
             "idle-gpus",
             "GPUs without a rank",
-            f"{host.name}: {ranks} of {gpus} GPUs tested; {gpus - ranks} visible GPUs have no rank.",
+            f"{host.name}: {ranks} of {gpus} GPUs tested; {count(gpus - ranks, 'visible GPU')} "
+            f"{'has' if gpus - ranks == 1 else 'have'} no rank.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
             fix=f"Start {processes} on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
-            "or hide the others.",
+            "or hide the other GPUs.",
         )
 
 

@@ -1,24 +1,24 @@
 """The job step, as Slurm laid it out.
 
-Only `srun` launches tasks; sbatch and salloc only allocate. What a step is depends on the job's options, on those of
-srun, and on variables that one hands to the other, so the layout is often not what was meant. This check reads Slurm's
-variables in every task, says what the step is, and names layouts that break a job.
+Only `srun` launches tasks; sbatch and salloc only allocate. The layout of a step depends on the job's options, on those
+of srun, and on variables that the job passes to srun, so it is often not as intended. This check reads Slurm's
+variables in every task, reports the layout, and names layouts that break a job.
 
 Findings:
 
-What others say: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from other
-ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never came, by host (RUN001). A step that
-waits ("Job step creation temporarily disabled") is one that another step leaves no processors or GPUs: since Slurm
-20.11 steps share nothing unless both are started with --overlap.
+Other checks report: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from
+other ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never joined, by host (RUN001). A step
+that waits ("Job step creation temporarily disabled") finds no free processors or GPUs, because another step holds them:
+since Slurm 20.11 steps share nothing unless both are started with --overlap.
 
-Fix: say --nodes, --ntasks and --cpus-per-task to srun itself, and take rank, size and coordinator from the step
+Fix: give --nodes, --ntasks and --cpus-per-task to srun itself, and take rank, size and coordinator from the step
 (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST), never from the job.
 
 Confirm by hand: `srun -N 2 -n 4 env | grep ^SLURM_ | sort` in the job, `scontrol show job $SLURM_JOB_ID` and
 `scontrol show step $SLURM_JOB_ID`; `srun taskset -pc 0` for the processors of each task.
 
 Sources: srun(1), output environment variables and --cpus-per-task; the release notes of Slurm 20.11 (--overlap) and
-22.05 (SRUN_CPUS_PER_TASK); all of it seen with Slurm 22.05.
+22.05 (SRUN_CPUS_PER_TASK); all of it observed with Slurm 22.05.
 """
 
 import os
@@ -37,29 +37,30 @@ from ddpdiag.probes.host.environment import job_and_step, slurm_variables
 from ddpdiag.text import count
 
 FINDINGS = {
-    "step": Explained.note("what the step is: its tasks, hosts, processors and GPUs: good to know."),
+    "step": Explained.note("the layout of the step: its tasks, hosts, processors and GPUs (a note)."),
     "torchruns": Explained(
-        "srun started several tasks, and each of them a torchrun that knows nothing of the others. Every one trains "
-        "alone, and several on one host take the same GPUs, or the same port. --ntasks-per-node=1 does not help in a "
-        "job with more tasks than nodes: there srun ignores it, so --nodes and --ntasks are both needed."
+        "srun started several tasks, and each task started a torchrun that is not connected to the others. Each of "
+        "them trains alone, and several on one host use the same GPUs, or the same port. --ntasks-per-node=1 does not "
+        "help in a job with more tasks than nodes: srun ignores it there, so --nodes and --ntasks are both needed."
     ),
     "cpus": Explained.warning(
         "since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound "
         "to fewer processors than the job asked for; data loaders and threads then share them."
     ),
     "order": Explained.warning(
-        "tasks are numbered in turn over the hosts (srun -m cyclic), so that scripts which take rank % GPUs for the "
-        "local rank choose a wrong GPU, and groups of neighbouring ranks span hosts."
+        "tasks are numbered in turn over the hosts (srun -m cyclic). Scripts that use rank % GPUs as the local rank "
+        "then choose a wrong GPU, and groups of neighbouring ranks span hosts."
     ),
     "few-tasks": Explained.error(
-        "WORLD_SIZE was exported from the job's size, and the step has fewer tasks: the others wait for ever."
+        "WORLD_SIZE was exported from the job's size, but the step has fewer tasks: they wait forever for ranks that "
+        "do not exist."
     ),
     "time-left": Explained(
-        "the job ends before the budget would; the budget was shortened, so that the report is out in time. With less "
-        "than 10 s left this is an error, but not by SLURM_JOB_END_TIME, which does not follow a changed time limit. A "
-        "step that is told to end (time limit, scancel) writes its files and its report at once. In a batch script, "
-        "start it by `exec srun`, or ask for files (--json): Slurm ends the script's shell, and srun with it, too "
-        "early for what tasks print last."
+        "the job ends before the budget is used up; the budget was shortened, so that the report is ready in time. "
+        "With less than 10 s left this is an error, except if the time comes from SLURM_JOB_END_TIME, which does not "
+        "follow a changed time limit. A step that Slurm ends (time limit, scancel) writes its files and its report at "
+        "once. In a batch script, start it with `exec srun`, or write files (--json): Slurm ends the script's shell, "
+        "and srun with it, before the last output of the tasks is printed."
     ),
 }
 
@@ -78,7 +79,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """The lists of hosts are long and alike in all tasks: rank 0 tells them."""
+    """The lists of hosts are long and the same in all tasks: only rank 0 records them."""
     found = slurm_variables(os.environ)
     if ctx.place.rank != 0:
         found = {name: value for name, value in found.items() if not name.endswith("_NODELIST")}
@@ -89,7 +90,8 @@ class SlurmStep(Struct, frozen=True, kw_only=True):
     """A job step, by the variables of one of its tasks. `name` is "12.0"; `agents` is how many torchruns met, where
     one started this process.
 
-    `step_gpus` are the GPUs of the host that the step has, by their number there. What Slurm does not tell is None.
+    `step_gpus` are the GPUs of the host that the step has, by their number there. Values that Slurm does not set
+    are None.
     """
 
     name: str
@@ -113,7 +115,7 @@ class SlurmStep(Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> str:
-        """How tasks are numbered, where Slurm says so and it makes a difference."""
+        """How tasks are numbered, where Slurm reports it and it makes a difference."""
         form = (self.distribution or "").partition(":")[0].partition(",")[0]
         return _FORMS.get(form, "") if 1 < self.nodes < self.tasks else ""
 
@@ -178,35 +180,36 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
     shared = step.tasks > step.nodes
-    # Where each task was given GPUs of its own, a torchrun for each may be meant: a sweep.
+    # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
     bound = step.gpus_per_task is not None
-    they = "and on a host they take the same GPUs and ports" if shared else "so this says nothing of the other hosts"
+    effect = "and on a host they use the same GPUs and ports" if shared else "so this run tests no other host"
     c10d = f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
     yield seen.finding(
         "torchruns",
         "every task of srun started a torchrun of its own",
-        f"step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, but this torchrun met {agents} "
-        f"of them: each trains alone, {they}; one torchrun on each host is expected, and all in one rendezvous.",
+        f"step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, each with a torchrun, but only "
+        f"{agents} of these joined this rendezvous: they train apart from the others, {effect}; one torchrun on each "
+        "host is expected, all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        fix=f"srun --nodes={step.nodes} --ntasks={step.nodes} torchrun "
+        fix=f"Run: srun --nodes={step.nodes} --ntasks={step.nodes} torchrun "
         f"{'--standalone' if step.nodes == 1 else c10d} ..., or without torchrun: srun ddpdiag check",
         of_the_run=True,
     )
 
 
 def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE came from variables, and only the tasks of this step joined."""
+    """RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined."""
     absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
     if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
         yield seen.finding(
             "few-tasks",
             "WORLD_SIZE is larger than the step",
-            f"WORLD_SIZE={seen.world.size}, but step {step.name} has {step.tasks} tasks, and all of these came: the "
-            "others do not exist.",
+            f"WORLD_SIZE={seen.world.size}, but step {step.name} has {count(step.tasks, 'task')}, and all of these "
+            "joined: the other ranks do not exist.",
             evidence={"world_size": seen.world.size, "tasks": step.tasks},
             fix="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
-            "script, where they are the job's.",
+            "script, where these variables describe the job.",
             of_the_run=True,
         )
 
@@ -222,17 +225,17 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
         "cpus",
         "srun did not pass --cpus-per-task on",
         f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use "
-        f"{count(cpus, 'processor')} (fewer than asked for: {ranks_text(tuple(short))}).",
+        f"{count(cpus, 'processor')} (fewer than requested on {ranks_text(tuple(short))}).",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
-        fix=f"srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
+        fix=f"Run srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
         "batch script.",
         of_the_run=True,
     )
 
 
 def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """Judged by where the ranks are, whatever the variables say."""
+    """Judged by the hosts of the ranks, not by the variables."""
     scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
     if not scattered or len(seen.world.arrivals) != seen.world.size:
         return
@@ -240,10 +243,10 @@ def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     yield seen.finding(
         "order",
         "ranks are not numbered host by host",
-        f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'not told'}): rank % GPUs is "
+        f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'unknown'}): rank % GPUs is "
         "not the local rank, and groups of neighbouring ranks span hosts.",
         evidence={"hosts": len(scattered), "distribution": step.distribution},
-        fix="srun --distribution=block ..., and SLURM_LOCALID for the local rank.",
+        fix="Run srun --distribution=block ..., and use SLURM_LOCALID as the local rank.",
         of_the_run=True,
     )
 
@@ -257,9 +260,9 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
         "time-left",
-        "the job is over before it can train" if late else "the job ends before the budget",
-        f"the job's time limit left {max(0.0, left):.0f} s when this run began, and the budget was {wanted:g} s: it "
-        f"was shortened to {seen.options.budget_seconds:.0f} s, so that the report is out in time.",
+        "the job ends before it can train" if late else "the job ends before the budget is used up",
+        f"{max(0.0, left):.0f} s of the job's time limit were left when this run began, and the budget was {wanted:g} "
+        f"s: the budget was shortened to {seen.options.budget_seconds:.0f} s, so that the report is ready in time.",
         severity=Severity.ERROR if late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         fix="Ask for more time (sbatch --time), or give a --budget that fits.",
@@ -276,11 +279,12 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
         f"{count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}",
         step.order,
         # What tasks may really use, whatever the variables promise.
-        f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} a task",
+        f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} per task",
         *_gpu_words(seen, step),
         *_left_words(seen.options.job_left_seconds),
     )
-    return seen.finding("step", f"this is step {step.name} of Slurm", f"{', '.join(filter(None, words))}.")
+    layout = ", ".join(filter(None, words))
+    return seen.finding("step", f"this run is Slurm step {step.name}", f"the step has {layout}.")
 
 
 def _range_text(counts: Iterable[int], noun: str) -> str:
@@ -307,7 +311,7 @@ def _left_words(left: float | None) -> Iterator[str]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What Slurm says of the step, without what it does not say."""
+    """Slurm's values of the step, as far as they are set."""
     step = _step(seen)
     facts: dict[str, Scalar] = (
         {}

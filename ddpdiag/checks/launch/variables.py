@@ -1,19 +1,19 @@
-"""Variables and NCCL configuration files, alike on every rank.
+"""Variables and NCCL configuration files, which should be the same on every rank.
 
 Ranks whose NCCL_*, TORCH_* or GLOO_* variables differ may choose different algorithms, networks or time-outs: they
-hang, crash, or run as slowly as the worst of them. NCCL also reads ~/.nccl.conf (or $NCCL_CONF_FILE) and
+hang, crash, or run as slowly as the slowest of them. NCCL also reads ~/.nccl.conf (or $NCCL_CONF_FILE) and
 /etc/nccl.conf, where an old workaround is easily forgotten. Only names on an allow-list are recorded, and none that
 might hold a secret.
 
-TORCH_DIST_USE_NCCL2=0 takes the older of the two classes of process groups that torch has for NCCL since 2.15. The two
-exchange other keys while a group is opened, so that ranks that differ in it wait for each other for ever.
+TORCH_DIST_USE_NCCL2=0 selects the older of the two classes of process groups that torch has for NCCL since 2.15. The
+two exchange different keys while a group is opened, so ranks with different values wait for each other forever.
 
 Findings:
 
-Causes: a start-up file of one host, `mpirun` without `-x`, a container that carries settings. Fix: set variables in the
-job script and let the launcher pass them on; compare the named hosts' files.
+Causes: a shell start-up file of one host, `mpirun` without `-x`, a container image that contains settings. Fix: set
+variables in the job script and let the launcher pass them on; compare the files of the named hosts.
 
-Confirm by hand: On each host, inside of the job, `env | grep -E '^(NCCL|TORCH|GLOO|CUDA)' | sort`, and `cat
+Confirm by hand: On each host, inside the job, `env | grep -E '^(NCCL|TORCH|GLOO|CUDA)' | sort`, and `cat
 ~/.nccl.conf /etc/nccl.conf`; diff the results.
 
 Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html);
@@ -41,9 +41,10 @@ FINDINGS = {
         "ranks open different classes of process groups for NCCL. With torch 2.15 and newer they hang then; older ones "
         "have one class only."
     ),
-    "file": Explained.warning("a setting in a file of NCCL's differs between hosts."),
+    "file": Explained.warning("a setting in one of NCCL's configuration files differs between hosts."),
     "host-id": Explained.warning(
-        "NCCL_HOSTID is set: NCCL takes neighbours for strangers, and uses neither P2P nor shared memory."
+        "NCCL_HOSTID is set: NCCL treats ranks of one host that have different values as ranks of different hosts, and "
+        "uses neither P2P nor shared memory between them."
     ),
     "debug-level": Explained.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
@@ -110,12 +111,12 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
             kind,
             f"{name} differs between ranks",
             f"{name}: {odd_text(odd, missing='unset')}; one value on every rank is expected"
-            + ("." if odd.ranks else " (no majority)."),
+            + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=f"Set {name} alike on every rank, in the job script, or unset it everywhere."
+            fix=f"Set {name} to one value on every rank, in the job script, or unset it everywhere."
             if kind == "variable"
-            else "Make the file alike on every host, or remove it.",
+            else "Make the file the same on every host, or remove it.",
         )
 
 
@@ -129,11 +130,11 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
         "process-group",
         f"{NCCL_CLASS} differs between ranks",
         f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)} and unset or another value on {ranks_text(newer)}; one "
-        "value on every rank is expected. From torch 2.15 on the former open an older class of process group for NCCL "
-        "than the latter, and the two hang while the group is opened.",
+        f"value on every rank is expected. With torch 2.15 or newer, ranks with {OLDER_CLASS} open an older class of "
+        "process group for NCCL than the other ranks, and all of them hang while the group is opened.",
         ranks=odd.ranks,
         evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
-        fix=f"Set {NCCL_CLASS} alike on every rank, in the job script, or unset it everywhere.",
+        fix=f"Set {NCCL_CLASS} to one value on every rank, in the job script, or unset it everywhere.",
     )
 
 
@@ -144,8 +145,8 @@ def _host_ids(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "host-id",
             "NCCL_HOSTID is set",
-            f"NCCL_HOSTID is set on {ranks_text(tuple(ids))}, unset expected: ranks of one host with different values "
-            "talk over the network, not over NVLink, PCIe or shared memory.",
+            f"NCCL_HOSTID is set on {ranks_text(tuple(ids))}, but should be unset: ranks of one host with different "
+            "values communicate over the network, not over NVLink, PCIe or shared memory.",
             ranks=tuple(ids),
             fix="Unset NCCL_HOSTID.",
         )
@@ -160,8 +161,8 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "debug-level",
                 "TORCH_DISTRIBUTED_DEBUG has a value that torch refuses",
-                f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected, "
-                "`import torch.distributed` fails with anything else.",
+                f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected. "
+                "With any other value `import torch.distributed` fails.",
                 ranks=ranks,
                 fix="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
             )

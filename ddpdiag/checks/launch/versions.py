@@ -1,17 +1,17 @@
-"""Versions, alike on every rank.
+"""Versions, which should be the same on every rank.
 
-Ranks with different versions of torch, CUDA or NCCL speak different protocols: they fail in the rendezvous, hang in the
+Ranks with different versions of torch, CUDA or NCCL use different protocols: they fail in the rendezvous, hang in the
 first collective, or compute different results. A Python that differs by its patch level only is a warning.
 
-A slow `import torch` (a network file system under load; or cores that are busy, which the finding tells apart) makes
-ranks arrive minutes apart, and rendezvous time out.
+A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. It is caused by a network file
+system under load or by busy cores; the finding shows which of them.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Findings:
 
 Fix: use one environment or container image on all hosts; load the same modules in every rank's shell.
 
-Confirm by hand: On each host, inside of the job, `python -c 'import sys, torch; print(sys.version, torch.__version__,
+Confirm by hand: On each host, inside the job, `python -c 'import sys, torch; print(sys.version, torch.__version__,
 torch.version.cuda, torch.cuda.nccl.version())'`; `python -X importtime -c 'import torch'` shows where an import spends
 its time.
 
@@ -38,14 +38,17 @@ from ddpdiag.stats import odd_ones_out
 FINDINGS = {
     **dict.fromkeys(
         ("torch", "cuda", "hip", "nccl"),
-        Explained("ranks have different versions of it. A torch that differs brings the others along."),
+        Explained(
+            "ranks have different versions of it. A different torch brings different versions of the others, so only "
+            "torch is reported then."
+        ),
     ),
     "python": Explained("another minor version is an error, another patch level a warning."),
-    "driver": Explained("NVIDIA drivers differ, which mostly work together: a warning."),
+    "driver": Explained("NVIDIA driver versions differ; most of them work together, so this is a warning."),
     "not-forked": Explained.note(
         "an import of this environment starts CUDA, so each worker imports torch by itself, and the run takes longer."
     ),
-    "slow-import": Explained.warning("`import torch` took much longer on some ranks."),
+    "slow-import": Explained.warning("`import torch` took longer than `slow_import_seconds` on some ranks."),
 }
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
@@ -123,11 +126,11 @@ def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Find
             word,
             f"{what} versions differ",
             f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
-            + ("." if odd.ranks else " (no majority, so nobody is blamed)."),
+            + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
             severity=severity,
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=f"Use one environment or container image on every host, so that {what} is the same.",
+            fix=f"Use the same {what} on every host: one environment or container image for all of them.",
         )
 
 
@@ -138,15 +141,15 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         worst = max(slow, key=lambda rank: slow[rank])
         core = seen.by_rank[worst].import_core_seconds
         busy = core is not None and core > _BUSY_SHARE * slow[worst]
-        spent = f"; {core:.1f} s of it on a core or waiting for one" if core is not None else ""
+        spent = f" The slowest spent {core:.1f} s of it on a core or waiting for one." if core is not None else ""
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
             f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
-            f"above the limit on {ranks_text(tuple(slow))}), at most {most:g} s expected{spent}.",
+            f"too slow on {ranks_text(tuple(slow))}); at most {most:g} s expected.{spent}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
-            fix="Look at what else keeps the cores of these hosts busy."
+            fix="Find the other processes that keep the cores of these hosts busy (`top`)."
             if busy
             else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )

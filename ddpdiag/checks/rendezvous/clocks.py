@@ -1,11 +1,11 @@
 """Clocks of the hosts.
 
 While hosts are connected for RDZ004 each asks the other for its time, as NTP does, and the quickest of several answers
-counts. A host whose clock is off by more than `off_seconds` (2 s) from most others is named; where no majority agrees,
-as with two hosts, nobody is. Between hosts that could not connect nothing is known.
+counts. A host whose clock is off by more than `off_seconds` (2 s) from most others is named; if no majority agrees, as
+with two hosts, none is named. Between hosts that could not connect nothing is known.
 
-A wrong clock breaks no collective. It puts log lines of different hosts into a wrong order, which misleads whoever
-looks for the first failure, and it makes Kerberos tickets, TLS certificates and `make`-like tools fail.
+A wrong clock breaks no collective. It puts log lines of different hosts into a wrong order, which misleads the search
+for the first failure, and it makes Kerberos tickets, TLS certificates and `make`-like tools fail.
 
 Findings:
 
@@ -41,7 +41,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "the clocks were not compared",
-            "RDZ004 (mesh), which asks the other hosts for their time, was not run: UNKNOWN whether the clocks agree.",
+            "RDZ004 (mesh), which asks the other hosts for their time, was not run: the difference is UNKNOWN.",
             fix="Select RDZ004 as well.",
         )
     mesh = mesh_of(met)
@@ -99,7 +99,7 @@ def _undecided(
         "off",
         f"clocks differ by {abs(seconds):.1f} s",
         f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {names[other]} by {abs(seconds):.1f} s, "
-        f"and no majority says which is right: {_HARM}.",
+        f"and no majority shows which is right: {_HARM}.",
         evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
         fix="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
     )

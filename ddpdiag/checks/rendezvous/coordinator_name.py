@@ -2,7 +2,7 @@
 
 One rank of each host looks up MASTER_ADDR by itself, and gloo looks up the host's own name to know which address to
 offer to its peers. Debian and Ubuntu install `127.0.1.1 <host name>` in /etc/hosts, so that a host offers its loopback
-address: everything works on one host, and hangs on two. The measurements `coordinator.<host>` show what each host got.
+address: a job works on one host, and hangs on two. The measurements `coordinator.<host>` show each host's answer.
 
 Findings and their causes:
 
@@ -36,36 +36,38 @@ from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families,
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 FINDINGS = {
-    "unknown": Explained.error("the resolver says that there is no such name."),
+    "unknown": Explained.error("the resolver reports that there is no such name."),
     "slow": Explained(
-        "it answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each).", same_item=True
+        "the resolver answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each).",
+        same_item=True,
     ),
     **dict.fromkeys(
         ("loopback", "own"),
         Explained(
-            "/etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks meet; a "
-            "host's own name, as long as gloo works: of two ranks the one that offers the higher address connects."
+            "/etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks can "
+            "connect. For a host's own name it is harmless as long as gloo works: of two ranks the one that offers the "
+            "higher address connects."
         ),
     ),
-    "differs": Explained.warning("hosts got different addresses, by a split DNS or an old line in /etc/hosts."),
+    "differs": Explained.warning("hosts got different addresses, because of a split DNS or an old line in /etc/hosts."),
     "family": Explained.error(
-        "the name leads to IPv6 addresses only, and the host has none of its own that others reach (or the same with "
-        "IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only."
+        "the name resolves to IPv6 addresses only, and the host has none of its own that others reach (or the same "
+        "with IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only."
     ),
     "reverse": Explained.warning(
-        "the name of the coordinator's address is looked for a long time. c10d looks for it at each connection, so "
-        "that a silent name server costs a job of three hosts 20 s."
+        "the look-up of the name of the coordinator's address takes long. c10d makes this look-up at each connection, "
+        "so a silent name server costs a job of three hosts 20 s."
     ),
 }
 
-# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer is heard.
+# resolv.conf(5): 5 s for each name server and try, 2 tries; a little more, so that the resolver's own answer counts.
 _LOOK_UP_SECONDS = 12.0
 # More hosts than a report's measurements should list.
 _MAX_HOSTS = 64
 
 
 class Data(Struct, frozen=True):
-    """What this host's resolver says: an empty tuple means that the name is unknown here, None that nothing came.
+    """The answers of this host's resolver: an empty tuple means that the name is unknown here, None no answer.
 
     `families` are those of the host's own addresses that others may reach.
     """
@@ -126,8 +128,8 @@ def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     took = f"took {data.seconds:.1f} s" if data.addresses is not None else f"gave no answer in {data.seconds:.1f} s"
     yield seen.finding(
         "slow",
-        f"{'no answer to a' if data.addresses is None else 'slow'} look-up on {node}",
-        f"Looking up {data.name} {took} on {node}; {limit:g} s at most are expected.",
+        f"{'no answer to a name' if data.addresses is None else 'slow name'} look-up on {node}",
+        f"The look-up of {data.name} {took} on {node}; at most {limit:g} s expected.",
         severity=Severity.ERROR if data.addresses is None else Severity.WARNING,
         nodes=[node],
         fix=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
@@ -139,15 +141,15 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     limit = seen.number("slow_seconds")
     if not data.addresses or (data.reverse_seconds is not None and data.reverse_seconds <= limit):
         return
-    took = "no answer came" if data.reverse_seconds is None else f"that took {data.reverse_seconds:.1f} s"
+    took = "got no answer" if data.reverse_seconds is None else f"took {data.reverse_seconds:.1f} s"
     yield seen.finding(
         "reverse",
         f"slow reverse look-up on {node}",
-        f"{node} looked up the name of {data.addresses[0]} ({data.name}), as c10d does at each connection, and {took}; "
-        f"{limit:g} s at most are expected.",
+        f"The look-up of the name of {data.addresses[0]} ({data.name}), which c10d makes at each connection, {took} on "
+        f"{node}; at most {limit:g} s expected.",
         nodes=[node],
         evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
-        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or mend the name servers in "
+        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or repair the name servers in "
         "/etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
     )
 
@@ -156,7 +158,7 @@ def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
     return seen.finding(
         "unknown",
         f"{data.name} is unknown on {node}",
-        f"{node} cannot resolve {data.name!r}, the coordinator's name (looked for {data.seconds:.1f} s).",
+        f"{node} cannot resolve {data.name!r}, the coordinator's name (tried for {data.seconds:.1f} s).",
         nodes=[node],
         fix=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
     )
@@ -166,7 +168,7 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
     met = seen.of(methods.CHECK)
     harmless = coordinator and any(t.params.get("method") == "tcp" and met.went_well(t) for t in met.trials)
     where = "its own host" if coordinator else "another host"
-    so = "the ranks met all the same" if harmless else "others cannot be reached through it"
+    so = "the ranks could still connect" if harmless else "this address does not lead to another host"
     return seen.finding(
         "loopback",
         f"{name} is a loopback address on {node}",
@@ -179,13 +181,13 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
 
 
 def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
-    says = data.own_addresses[0] if data.own_addresses else "nothing"
+    resolved = data.own_addresses[0] if data.own_addresses else "nothing"
     works = seen.world.backend == "gloo" and seen.own_backend_works
     return seen.finding(
         "own",
         f"gloo on {node} offers a loopback address",
-        f"{node} resolves its own name {data.own_name} to {says}; gloo offers that to its peers, who cannot reach it"
-        + (" (here gloo works all the same, because this host is the one that connects)." if works else "."),
+        f"{node} resolves its own name {data.own_name} to {resolved}; gloo offers that to its peers, which cannot "
+        + ("reach it (here gloo still works, because this host is the one that connects)." if works else "reach it."),
         severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
         nodes=[node],
         evidence={"own_addresses": list(data.own_addresses or ())},
@@ -208,8 +210,8 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
     name = next(iter(answers.values())).name
     yield seen.finding(
         "differs",
-        f"{name} is not the same address on every host",
-        f"{name} is {address} on {holders} of {len(found)} hosts, and {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
+        f"{name} does not have the same address on every host",
+        f"{name} is {address} on {holders} of {len(found)} hosts, but {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
         + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
         nodes=odd if 2 * holders > len(found) else (),
         evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
@@ -226,8 +228,8 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
             yield _family(
                 seen,
                 (node,),
-                f"{data.name} has {'/'.join(sorted(found))} addresses only on {node} "
-                f"({', '.join(data.addresses or ())}), and {node} itself {_only(data)} ones.",
+                f"on {node}, {data.name} has only {'/'.join(sorted(found))} addresses "
+                f"({', '.join(data.addresses or ())}), but {node} itself has only {_only(data)} addresses.",
             )
     alone = {node: _only(data) for node, data in known.items() if len(data.families or ()) == 1}
     if len(counts := Counter(alone.values())) > 1:
@@ -237,7 +239,7 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
         yield _family(
             seen,
             odd if 2 * count > len(answers) else (),
-            f"{odd[0]} has {alone[odd[0]]} addresses only and {like} {usual} ones only, so that they cannot connect.",
+            f"{odd[0]} has only {alone[odd[0]]} addresses and {like} only {usual} addresses, so they cannot connect.",
         )
 
 
@@ -248,16 +250,16 @@ def _only(data: Data) -> str:
 def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:
     return seen.finding(
         "family",
-        "hosts have no family of addresses in common",
+        "hosts have no address family in common",
         message,
         nodes=nodes,
         fix="Give every host an address of the same family (look at net.ipv6.conf.all.disable_ipv6), "
-        "and let MASTER_ADDR lead to one of that family.",
+        "and set MASTER_ADDR to an address of that family.",
     )
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What each of the first hosts got for the coordinator's name; None if nothing came."""
+    """What each of the first hosts got for the coordinator's name; None without an answer."""
     hosts = [(host.name, next(iter(own.values()))) for host, own in answers_by_host(seen)]
     return {
         f"coordinator.{name}": None if data.addresses is None else ", ".join(data.addresses) or "unknown"

@@ -67,22 +67,20 @@ def where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> Where:
 
 
 class _WriteError(Struct, frozen=True):
-    """A way in which writing fails: its word, what is the matter, and what to do."""
+    """A kind of failure to write: its word, the state of the directory, and what to do."""
 
     word: str
     what: str
     fix: str
 
 
-_MISSING = _WriteError("missing", "is not there", "Mount it there, or give another directory with --shared-dir.")
-_DENIED = _WriteError(
-    "denied", "may not be written to by this user", "Give this user write permission (mode, ACL, squash)."
-)
+_MISSING = _WriteError("missing", "does not exist", "Mount it there, or give another directory with --shared-dir.")
+_DENIED = _WriteError("denied", "is not writable for this user", "Give this user write permission (mode, ACL, squash).")
 _FULL = _WriteError("full", "is full", "Make room there, or raise the quota.")
 _READ_ONLY = _WriteError(
-    "read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it so."
+    "read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it read-only."
 )
-_BROKEN = _WriteError("broken", "cannot be written to", "Look at the mount and at the kernel log there.")
+_BROKEN = _WriteError("broken", "is not writable", "Look at the mount and at the kernel log there.")
 _WRITE_ERRORS = {
     "ENOENT": _MISSING,
     "ENOTDIR": _MISSING,
@@ -95,7 +93,7 @@ _WRITE_ERRORS = {
 
 
 def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Where writing failed, by the way in which it did."""
+    """Where writing failed, by the kind of failure."""
     failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
     for error in dict.fromkeys(failed.values()):
         ranks = [rank for rank, own in failed.items() if own == error]
@@ -118,12 +116,12 @@ def without_locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Fin
     # A first host that cannot lock held nothing.
     if local and writers[min(writers)].flock is None:
         data, hosts, two = writers[local[0]], where(seen, local, len(writers) - 1), len(writers) == 2
-        doubt = " Two hosts cannot tell which one's mount is the cause." if two else ""
+        doubt = " With two hosts it cannot be decided whose mount is the cause." if two else ""
         yield seen.finding(
             "local-locks",
-            f"locks in {data.directory} hold on one host only",
+            f"locks in {data.directory} have an effect on one host only",
             f"{hosts.text} got a lock (flock) in {data.name} that {seen.world.node_of(min(writers))} held; two hosts "
-            f"that write to a FileStore at once spoil it.{doubt}",
+            f"that write to a FileStore at once damage it.{doubt}",
             nodes=() if two else hosts.nodes,
             evidence=data.evidence,
             fix="Mount it with locks that all hosts share (NFS: without local_lock; Lustre: flock, not localflock).",
@@ -149,7 +147,7 @@ def _failing(
 
 
 def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) -> Iterator[Finding]:
-    """Our own small file went through; the next one may not."""
+    """The small file of this check was written; the next one may not be."""
     low = {
         rank: data
         for rank, data in writers.items()

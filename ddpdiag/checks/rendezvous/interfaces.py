@@ -2,13 +2,13 @@
 
 gloo takes the first address of the interface that GLOO_SOCKET_IFNAME names, or else the address of the host's own name.
 NCCL takes the interfaces that NCCL_SOCKET_IFNAME allows, or else `ib*`, then all but docker*, lo* and virbr*; veth*,
-br-*, tun* and other networks that exist on one host only are not left out. Whoever takes the wrong one offers an
+br-*, tun* and other networks that exist on one host only are not left out. A library that takes the wrong one offers an
 address that its peers cannot reach, and all ranks hang. gloo takes exact names, separated by commas; NCCL takes
 prefixes, exact names after `=`, and all but these after `^` (`^docker0` alone brings back lo).
 
-Findings and their causes, for the library that the job uses an error, else a warning:
+Findings and their causes (an error for the library that the job uses, otherwise a warning):
 
-A host's own name that leads to loopback is RDZ002's finding.
+A host's own name that resolves to loopback is RDZ002's finding.
 
 Fix: export GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME with the interface that leads to the other hosts; each finding
 shows it.
@@ -58,17 +58,17 @@ FINDINGS = {
     **dict.fromkeys(
         ("down", "no-address"),
         Explained(
-            "the interface is there, and of no use: no carrier, or no address but a link-local one, as members of a "
+            "the interface exists, but is unusable: no carrier, or no address but a link-local one, as members of a "
             "bond have."
         ),
     ),
-    "loopback": Explained("the variable leads to a loopback address, and there are several hosts."),
+    "loopback": Explained("the variable selects a loopback address, but there are several hosts."),
     "shared": Explained(
         "several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine."
     ),
     "wrong": Explained(
-        "the address lies on another interface than the way to the coordinator; an error if the other hosts could not "
-        "connect to it in RDZ004, silent if all of them could."
+        "the address belongs to another interface than the route to the coordinator; an error if the other hosts could "
+        "not connect to it in RDZ004, no finding if all of them could."
     ),
     "unreadable": Explained.not_seen("the interfaces of a host could not be read."),
 }
@@ -79,7 +79,7 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 class Data(Struct, frozen=True, kw_only=True):
     """What decides on one host: its interfaces (None: they cannot be listed), the addresses of its own name that are
-    its own, the variables, and its source address on the way to the coordinator. `network` is the kernel's number of
+    its own, the variables, and its source address on the route to the coordinator. `network` is the kernel's number of
     its network namespace, which containers of one machine may share."""
 
     interfaces: tuple[Interface, ...] | None
@@ -119,7 +119,7 @@ class Choice(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """List the interfaces, look up the own name, and ask the kernel for the way to the coordinator."""
+    """List the interfaces, look up the own name, and ask the kernel for the route to the coordinator."""
     ctx.step("look up the own name")
     own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
     coordinator = os.environ.get("MASTER_ADDR", "")
@@ -135,7 +135,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Variables that lead nowhere, and addresses that peers cannot use."""
+    """Variables that select nothing usable, and addresses that peers cannot use."""
     choices: list[Choice] = []
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
@@ -143,7 +143,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 f"the interfaces of {host.name} cannot be listed",
-                f"{host.name} does not say which network interfaces it has: UNKNOWN which of them a job would use.",
+                f"{host.name} does not report its network interfaces: it is UNKNOWN which of them a job would use.",
                 nodes=[host.name],
                 fix="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
             )
@@ -210,14 +210,14 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
         has = names_text([interface.name for interface in choice.known])
         exact = choice.library == "gloo" and missing[0][0] in "^="
         advice = " gloo takes exact names; ^ and = are NCCL's." if exact else ""
-        message = f"{choice.setting} on {name}, which has no such interface; it has {has}.{advice}"
+        message = f"{choice.setting} is set on {name}, which has no such interface; it has {has}.{advice}"
         yield _finding(seen, "missing", choice, f"{name} has no interface {missing[0]}", message)
     for word, interface in named:
         if interface is not None and not interface.addresses:
-            message = f"{choice.setting} on {name}, where {word} has no IP address."
+            message = f"{choice.setting} is set on {name}, where {word} has no IP address."
             yield _finding(seen, "no-address", choice, f"{word} on {name} has no address", message)
         elif interface is not None and not interface.running:
-            message = f"{choice.setting} on {name}, where {word} is down or has no carrier."
+            message = f"{choice.setting} is set on {name}, where {word} is down or has no carrier."
             yield _finding(seen, "down", choice, f"{word} on {name} is down", message)
 
 
@@ -272,17 +272,17 @@ def _common_fix(choices: Sequence[Choice]) -> str:
 
 
 def _elsewhere(seen: Seen[Data], choice: Choice, met: Offers) -> Iterator[Finding]:
-    """The address is loopback by the variable's doing, or lies on another interface than the way to the coordinator."""
+    """The variable selects loopback, or the address belongs to another interface than the route to the coordinator."""
     address, name = choice.address or "", choice.host.name
     interface = interface_of(address, choice.known)
     if is_loopback(address):
         if choice.variable or choice.library == "nccl":
-            why = choice.setting if choice.variable else "nothing better is there"
+            why = choice.setting if choice.variable else "no better interface exists"
             message = f"{choice.library} on {name} would offer {address}, which no other host can reach ({why})."
             yield _finding(seen, "loopback", choice, f"{choice.library} on {name} offers a loopback address", message)
         return
     if "%" in address:
-        message = f"{choice.library} on {name} would offer {address}, which is good on one link only."
+        message = f"{choice.library} on {name} would offer {address}, which is valid on one link only."
         yield _finding(seen, "no-address", choice, f"{choice.library} on {name} offers a link-local address", message)
         return
     # RDZ004 tried what one library offers.
@@ -299,7 +299,7 @@ def _elsewhere(seen: Seen[Data], choice: Choice, met: Offers) -> Iterator[Findin
             f"{choice.library} on {name} offers {address}" + (f" of {interface.name}" if interface else ""),
             f"{choice.library} on {name} would offer {bare(address)}"
             + (f" of {interface.name}" if interface else "")
-            + f", and the way to the coordinator is {towards}: {so}.",
+            + f", but the route to the coordinator uses {towards}: {so}.",
             severity=choice.severity if reached is False else Severity.WARNING,
         )
 

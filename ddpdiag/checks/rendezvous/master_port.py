@@ -1,14 +1,14 @@
 """MASTER_PORT, as the job will use it.
 
 Every rank of a job connects to MASTER_ADDR:MASTER_PORT before anything else. So one rank of each host does, under the
-name that its own resolver gives, while rank 0 listens there and proves by a random word that it is the one who answers.
-Under torchrun its agent listens already; then that is what is reached.
+name that its own resolver gives, while rank 0 listens there and proves by a random word that the answer is its own.
+Under torchrun its agent listens already; then the agent is reached.
 
-Findings and their causes, for all of which torch says "client socket has timed out":
+Findings and their causes, for all of which torch reports "client socket has timed out":
 
-Names that are unknown, or lead to loopback, are RDZ002's findings.
+Names that are unknown, or resolve to loopback, are RDZ002's findings.
 
-Fix: open MASTER_PORT between the hosts, or choose another one; derive it from the job's id, so that jobs do not meet:
+Fix: open MASTER_PORT between the hosts, or choose another one; derive it from the job's id, so that jobs do not clash:
 `export MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))`.
 
 Confirm by hand: On rank 0's host `ss -ltnp "sport = :$MASTER_PORT"`; from another host `nc -vz $MASTER_ADDR
@@ -37,34 +37,34 @@ from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answ
 
 FINDINGS = {
     "taken": Explained.error(
-        "somebody else listens on MASTER_PORT on rank 0's host, such as another job of the same default port, or one "
-        "that did not end. The process is named."
+        "another process listens on MASTER_PORT on rank 0's host, such as another job with the same default port, or "
+        "one that did not end. The process is named."
     ),
     "unusable": Explained.error("rank 0 may not listen there (ports below 1024).", same_item=True),
     "elsewhere": Explained.error(
         "rank 0's host does not reach itself under MASTER_ADDR: the address is another host's."
     ),
     "nobody": Explained.error(
-        "torchrun is said to serve the store (TORCHELASTIC_USE_AGENT_STORE), but nobody listens; the variable comes "
-        "from an outer or an older launcher.",
+        "torchrun should serve the store (TORCHELASTIC_USE_AGENT_STORE), but no process listens; an outer or an older "
+        "launcher set the variable.",
         same_item=True,
     ),
     **dict.fromkeys(
         ("refused", "dropped", "unreachable", "stranger"),
         Explained.error(
-            "a host does not get to rank 0's port: a firewall that rejects or drops, no route, or another machine that "
-            "answers under this name. If no other host gets there, of several, rank 0's host is blamed (though not for "
-            "strangers), and also if it does not even reach itself. Else the ways are named that fail, and neither of "
-            "their ends."
+            "a host cannot reach rank 0's port: a firewall that rejects or drops, no route, or another machine that "
+            "answers under this name. If none of several other hosts can reach it, rank 0's host is blamed (but not "
+            "for `stranger`), and also if it cannot even reach itself. Otherwise the failing links are named, and "
+            "neither of their ends."
         ),
     ),
     "itself": Explained.error(
-        "MASTER_ADDR is an address of that host, too, such as docker0's, or a name that /etc/hosts gives to it."
+        "MASTER_ADDR is also an address of that host, such as docker0's, or a name that /etc/hosts gives to it."
     ),
     "partly": Explained.note("there are so many hosts that not all of them tried."),
     "ephemeral": Explained.note(
-        "the kernel gives MASTER_PORT to outgoing connections, too (net.ipv4.ip_local_port_range), so that it can be "
-        "taken at any time."
+        "the kernel also gives MASTER_PORT to outgoing connections (net.ipv4.ip_local_port_range), so it can be taken "
+        "at any time."
     ),
 }
 
@@ -78,10 +78,11 @@ _AGENT = "agent"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What this host found. `port_check` is None where nobody could listen, so that nobody was asked.
+    """What this host found. `port_check` is None where no process could listen, so that none was tried.
 
-    `is_own` says whether the address tried is one of this host. Rank 0's host says why it could not listen (`error` is
-    the errno's name, `holder` who has the port), and whether outgoing connections get such ports (`ephemeral`).
+    `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
+    errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
+    (`ephemeral`).
     """
 
     name: str
@@ -94,7 +95,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Listen or wait for the one who does, then connect."""
+    """Listen, or wait for the rank that does, then connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         word = ctx.barrier(_AGENT).offer
@@ -209,12 +210,12 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
     """Rank 0's host does not reach the store under MASTER_ADDR."""
     node, where = seen.world.node_of(0), f"{first.name}:{first.port}{_address(first)}"
     word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
-    message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and the address is none of {node}'s."
+    message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and {node} does not have the address."
     fix = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
     if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
-        word, title = "nobody", "nobody serves the store of env://"
-        message = f"TORCHELASTIC_USE_AGENT_STORE says that torchrun serves the store at {where}, but nobody listens."
-        fix = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher left, or start the job with torchrun."
+        word, title = "nobody", "no process serves the store of env://"
+        message = f"TORCHELASTIC_USE_AGENT_STORE states that torchrun serves the store at {where}: no process listens."
+        fix = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher set, or start the job with torchrun."
     elif first.is_own:
         word, title = why, f"{node} cannot reach its own MASTER_PORT {first.port}"
         message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
@@ -224,7 +225,7 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
 
 
 def _failures(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts that do not get to rank 0's, by how they failed."""
+    """Hosts that cannot reach rank 0's, by how they failed."""
     port_checks = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
     got = sum(map(answered, port_checks.values()))
     failed = {rank: why for rank in port_checks if (why := _failure(seen, rank, answers[rank])) is not None}
@@ -242,9 +243,9 @@ def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
     hosts, node = seen.world.nodes_of(list(asked)), seen.world.node_of(0)
     return seen.finding(
         "itself",
-        f"MASTER_ADDR {first.name} leads {names_text(hosts)} to its own address",
-        f"{first.name}:{first.port}{_address(first)} is an address of {names_text(hosts)} itself, which therefore "
-        f"never asks {node}, rank 0's host.",
+        f"MASTER_ADDR {first.name} is a host's own address on {names_text(hosts)}",
+        f"On {names_text(hosts)}, {first.name}:{first.port}{_address(first)} is the host's own address, so it never "
+        f"connects to {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
         fix=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
@@ -256,24 +257,24 @@ _MEANS = {
     "refused": "the connection is refused",
     "dropped": "there is no answer",
     "unreachable": "it is unreachable",
-    "stranger": "somebody else answers",
+    "stranger": "another process answers",
 }
 _CAUSES = {
     "refused": "since rank 0 does listen, a firewall rejects it, or the address is another machine's",
-    "dropped": "a firewall drops it on one of the two, or between them",
-    "unreachable": "there is no route, or a firewall says so",
-    "stranger": "another machine has that address, or something between them answers in its place",
+    "dropped": "a firewall on one of the two hosts, or between them, drops it",
+    "unreachable": "there is no route, or a firewall reports that there is none",
+    "stranger": "another machine has that address, or a device between them answers in its place",
 }
 
 
 def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
-    """Hosts that failed in one way, where so many of so many others got there."""
+    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0."""
     first = next(iter(failed.values()))
     hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
-    # Who meets a stranger did not get as far as rank 0's host.
+    # A host that got another machine's answer did not get as far as rank 0's host.
     theirs = got == 0 and of > 1 and why != "stranger"
-    whose = f"{got} of {of} other hosts get there" if of > 1 else "There is no third host to compare with"
-    so = f"the cause is most likely on {node}" if theirs else "which end is at fault cannot be told from here"
+    whose = f"{got} of {of} other hosts can reach it" if of > 1 else "There is no third host to compare with"
+    so = f"the cause is most likely on {node}" if theirs else "it is not known which end is at fault"
     return seen.finding(
         why,
         f"{names_text(hosts)} cannot reach MASTER_PORT {first.port}",
@@ -305,8 +306,8 @@ def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding
     return seen.finding(
         "ephemeral",
         f"MASTER_PORT {first.port} is an ephemeral port",
-        f"MASTER_PORT {first.port} lies in {ports[0]}-{ports[1]}, from which {seen.world.node_of(0)} gives outgoing "
-        "connections their ports, so that one of them may hold it when the job starts.",
+        f"MASTER_PORT {first.port} is in {ports[0]}-{ports[1]}, the range from which {seen.world.node_of(0)} takes "
+        "ports for outgoing connections, so one of them may hold it when the job starts.",
         evidence={"port": first.port, "from": ports[0], "to": ports[1]},
         fix=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
         if ports[0] > 1024

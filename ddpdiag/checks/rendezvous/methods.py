@@ -2,22 +2,22 @@
 
 Before any collective the processes must find each other: through a TCP store on a given address (`tcp://`), through the
 variables of the launcher (`env://`, what most scripts use, and under torchrun the agent's own store) or through a file
-that all can see (`file://`). Each is tried alone, with the group opened, one barrier passed and the group closed.
-The table of ranks shows when each of them came, counted from rank 0's own start.
+that all can see (`file://`). Each is tried alone: the group is opened, passes one barrier and is closed.
+The table of ranks shows when each of them joined, counted from rank 0's own start.
 
 With `--depth standard` the group is opened over stores of its own as well, `init_process_group(store=...)`: TCPStore,
-FileStore, and for one process alone HashStore. And the MPI backend is tried, where torch was built with it and mpirun
-started the run; else it is said why not.
+FileStore, and for one process alone HashStore. The MPI backend is tried, too, if torch was built with it and mpirun
+started the run; otherwise a note gives the reason.
 
 Findings:
 
 Causes of failure: a name that resolves to another address on some host, a firewall that lets only some ports through, a
-port that another job holds, a directory that is not shared or has no locks, a rank that never came.
+port that another job holds, a directory that is not shared or has no locks, a rank that never joined.
 
-What cannot work by what is known is not tried, and left to the finding that says why: env:// where RDZ005 found that
-MASTER_PORT cannot be used, file:// where RDZ006 found that of the shared directory.
+A method that is known not to work is not tried; another finding gives the reason: env:// if RDZ005 found that
+MASTER_PORT cannot be used, file:// if RDZ006 found the same of the shared directory.
 
-Fix: the method that works is named; use it, or mend the one that the job needs.
+Fix: the method that works is named; use it, or repair the one that the job needs.
 
 Confirm by hand: With two shells, `RANK=0 WORLD_SIZE=2 MASTER_ADDR=HOST MASTER_PORT=29500 python -c 'import
 torch.distributed as d; d.init_process_group("gloo"); d.barrier()'`, and the same with RANK=1 on the other host.
@@ -40,9 +40,9 @@ from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 
 FINDINGS = {
-    "method": Explained("this way fails, and another one works."),
-    "absent": Explained.note("this way was not tried, because torch or the launcher lacks what it needs."),
-    "file": Explained.note("file:// was not tried, for want of a directory that all hosts share."),
+    "method": Explained("this method fails, and another one works."),
+    "absent": Explained.note("this method was not tried, because torch or the launcher lacks what it needs."),
+    "file": Explained.note("file:// was not tried, because there is no directory that all hosts share."),
 }
 
 METHODS = ("tcp", "env", "file")
@@ -55,7 +55,7 @@ RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the barrier until the group stood on this rank; or why this torch cannot be asked to."""
+    """Seconds from the barrier until the group was ready on this rank; or why this torch cannot try it."""
 
     method: str
     seconds: float
@@ -63,7 +63,7 @@ class Data(Struct, frozen=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Meet once."""
+    """Open the group once."""
     from ddpdiag.workloads.group import meet, without_mpi
 
     method = str(ctx.trial.params["method"])
@@ -73,7 +73,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One method after the other, `repeat` times each; two failures in a row say enough."""
+    """One method after the other, `repeat` times each; two failures in a row are enough."""
     methods = _methods(seen)
     repeat = int(seen.number("repeat"))
     done = len(seen.trials)
@@ -117,7 +117,7 @@ def _lacks_directory(world: World) -> bool:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Failed methods beside one that works are this check's finding; who failed is RUN003's."""
+    """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
     # Where a rank was lost meanwhile (RUN002), the method is not to blame.
     unheard = {o.trial for o in seen.outcomes if o.status is Status.UNHEARD}
     tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if t.number not in unheard}
@@ -137,16 +137,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
         excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
         is_gloo_beside = all(map(seen.is_excused, seen.trials))
-        gloo = f" gloo was used, and {seen.world.backend}, which the job takes, works." if is_gloo_beside else ""
+        gloo = f" gloo was used; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
         yield seen.finding(
             "method",
             f"{_name(failed[0])} does not work here",
-            f"The ranks met over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
+            f"The rendezvous works over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
             f"{reason}.{gloo}",
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
-            fix=f"Start the job with {_name(works[0])}, or mend what {_name(failed[0])} needs.",
+            fix=f"Start the job with {_name(works[0])}, or repair what {_name(failed[0])} needs.",
         )
 
 
@@ -169,7 +169,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """When each rank came, in seconds after rank 0 began to wait: a slow file server or a late host shows here."""
+    """When each rank joined, in seconds after rank 0 began to wait: a slow file server or a late host shows here."""
     return {rank: {"arrival_seconds": arrival.seconds} for rank, arrival in seen.world.arrivals.items()}
 
 

@@ -38,20 +38,20 @@ FINDINGS = {
     **dict.fromkeys(
         ("missing", "denied", "read-only", "full", "broken"),
         Explained.error(
-            "the directory cannot be written to. torch says so only after five minutes of silence: it opens the file "
-            "again and again, whatever time-out the job gave."
+            "the directory cannot be written to. torch reports it only after five minutes of silence: it opens the "
+            "file again and again, whatever time-out the job gave."
         ),
     ),
     "not-shared": Explained.error(
         "a host does not see what the others write: its file server is not mounted, or another one is."
     ),
-    "locks": Explained("flock fails;"),
+    "locks": Explained("flock fails."),
     "local-locks": Explained.error(
         "two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with `localflock`. torch's "
         "FileStore needs both.",
         same_item=True,
     ),
-    "fcntl-locks": Explained("the other kind of lock fails, which other libraries take.", same_item=True),
+    "fcntl-locks": Explained("lockf fails, which other libraries use.", same_item=True),
     "slow": Explained.warning(
         "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
     ),
@@ -59,7 +59,7 @@ FINDINGS = {
     "little-room": Explained.warning("the directory is nearly full."),
     "stale": Explained.warning(
         "a file there is the store of an earlier job that ended without removing it. A job that uses it again connects "
-        "to processes that are gone, and hangs."
+        "to processes that no longer exist, and hangs."
     ),
 }
 
@@ -68,7 +68,7 @@ MAX_HOSTS = 64
 
 
 def measure(ctx: Context) -> Data:
-    """Write, lock, look at the others' files, and remove our own whatever happens."""
+    """Write, lock, look at the others' files, and always remove the own one."""
     directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
     own = shared_files.file_of(directory, token)
     try:
@@ -98,7 +98,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _look(ctx: Context, directory: Path, token: str, own: Path, error: str | None) -> DirectoryLook:
-    """Everybody learns what everybody wrote; who wrote nothing looks for nothing."""
+    """Every host learns what every other one wrote; a host that wrote nothing looks for nothing."""
     with shared_files.locked(own):
         peers = ctx.exchange("" if error else token)
         tokens = {rank: peer.offer for rank, peer in zip(ctx.group, peers, strict=True)}
@@ -137,7 +137,7 @@ def usable(seen: Seen[Data]) -> bool:
 
 
 def _writers(answers: Mapping[int, Data]) -> dict[int, Data]:
-    """Hosts that wrote a file. With a host that gave no answer its file may have gone: not to see it means nothing."""
+    """Hosts that wrote a file. The file of a host that gave no answer may be removed: not to see it means nothing."""
     ranks = {rank for rank, data in answers.items() if data.error is None}
     return {
         rank: structs.replace(answers[rank], unseen=tuple(other for other in answers[rank].unseen if other in ranks))
@@ -153,7 +153,7 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
     node, data = seen.world.node_of(rank), writers[rank]
-    whose = "" if blamed else "; no view is that of most hosts, so nobody is blamed"
+    whose = "" if blamed else "; no majority of hosts sees the same files, so no host is blamed"
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not one directory on all hosts",
@@ -186,11 +186,10 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         yield seen.finding(
             "slow",
             f"files appear late in {data.directory}",
-            f"{node} saw another host's file in {data.name} after {data.seconds:.1f} s; {limit:g} s at most are "
-            "expected.",
+            f"{node} saw another host's file in {data.name} after {data.seconds:.1f} s; at most {limit:g} s expected.",
             nodes=where(seen, tuple(slow), len(writers)).nodes,
             evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
-            fix="Mount it with shorter caches (NFS: actimeo=1 or noac), or meet over tcp:// or env://.",
+            fix="Mount it with shorter caches (NFS: actimeo=1 or noac), or use a rendezvous over tcp:// or env://.",
         )
 
 
@@ -198,15 +197,15 @@ def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
     left = [store for data in answers.values() for store in data.stores]
     if left:
         shown = "; ".join(
-            f"{store.path} ({store.bytes} bytes, {store.owner}'s, last written {span_text(store.age_seconds)} ago)"
+            f"{store.path} ({store.bytes} bytes, owner {store.owner}, last written {span_text(store.age_seconds)} ago)"
             for store in left[:4]
         )
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
         yield seen.finding(
             "stale",
-            "stores of other jobs lie in the shared directory",
-            f"torch's FileStore wrote {shown}{more}. Unless a job runs that uses it, it is left over from one that did "
-            "not end well; a new job with this file connects to processes that are gone, and hangs.",
+            "the shared directory has stores of other jobs",
+            f"torch's FileStore wrote {shown}{more}. Unless a running job uses it, it is left over from a job that "
+            "failed; a new job with this file connects to processes that no longer exist, and hangs.",
             evidence={"paths": [store.path for store in left]},
             fix="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
         )

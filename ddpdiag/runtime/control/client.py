@@ -23,7 +23,7 @@ _REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TE
 
 
 def new_socket(kind: int) -> zmq.Socket[bytes]:
-    """A socket of ours: bounded messages, no queue limits, both families, heartbeats."""
+    """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -31,7 +31,7 @@ def new_socket(kind: int) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
-    # Longer than our own patience: who is silent is judged by us, with a sentence, not cut off by the library.
+    # Longer than the membership's own patience, which judges silent peers with a sentence; the library cuts none off.
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
     return socket
 
@@ -48,14 +48,14 @@ class Endpoint:
 
 
 class Found(NamedTuple):
-    """What a rank needs to trust rank 0, and the only port to try, where it knows that."""
+    """The means to trust rank 0, and the only port to try, where a rank knows that."""
 
     wire: Wire
     port: int | None = None
 
 
 class ControlClient:
-    """A supervisor's end, once rank 0 has heard it."""
+    """A supervisor's end, once rank 0 has answered its hello."""
 
     def __init__(self, socket: zmq.Socket[bytes], wire: Wire) -> None:
         self.socket = socket
@@ -68,7 +68,7 @@ class ControlClient:
             self.socket.send(self._wire.encode(message), zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
-        """What has come so far."""
+        """The messages that have arrived so far."""
         while self.socket.poll(0):
             message = self._wire.decode_downward(self.socket.recv(zmq.NOBLOCK))
             if message is not None:
@@ -83,7 +83,7 @@ class ControlClient:
 # The cause first: on a terminal the ports fill a line.
 _SENTENCES = {
     Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not rank 0 of this run",
-    Reach.REFUSED: "nobody listens there ({ports}: the connection is refused); is rank 0 started?",
+    Reach.REFUSED: "no process listens there ({ports}: the connection is refused); is rank 0 started?",
     Reach.DROPPED: "no answer ({ports}): a firewall drops the packets, or the host is down",
     Reach.UNREACHABLE: "the host or network is unreachable ({ports})",
     Reach.UNKNOWN_NAME: "the name cannot be resolved",
@@ -92,9 +92,9 @@ _SENTENCES = {
 SHARE_A_SECRET = "set DDPDIAG_TOKEN to one secret on all hosts"
 # By whether this rank holds a secret, and the mechanism of the ZeroMQ socket that does not take it.
 _UNTRUSTED = {
-    (True, "NULL"): "what listens there ({ports}) proves no secret, and this rank holds one",
-    (True, "CURVE"): "what listens there ({ports}) holds another secret than this rank",
-    (False, "CURVE"): "what listens there ({ports}) asks for a secret, and this rank holds none",
+    (True, "NULL"): "the process that listens there ({ports}) proves no secret, but this rank holds one",
+    (True, "CURVE"): "the process that listens there ({ports}) holds another secret than this rank",
+    (False, "CURVE"): "the process that listens there ({ports}) requires a secret, but this rank holds none",
 }
 _GREETING_BYTES = 64
 _NO_SECRET_YET = "something accepts connections there ({ports}), but no process of this user offers the run's secret"
@@ -113,13 +113,13 @@ def join(
     seeking: Callable[[float], None] = lambda _left_seconds: None,
     troubled: Callable[[str], None] = lambda _sentence: None,
 ) -> ControlClient:
-    """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with what a plain TCP connect said.
+    """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with the result of a plain connect.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
-    `secret` is asked before each try for the run's secret: None as long as there is none.
-    After a signal it goes on for a moment: a rank 0 that is not told of it waits for this rank, and blames it.
-    `seeking` is told before each try how many seconds are left; `troubled` once, when half of them have passed, what
-    was met so far.
+    `secret` returns the run's secret before each try: None as long as there is none.
+    After a signal it goes on for a moment: a rank 0 that does not know of it waits for this rank, and blames it.
+    `seeking` gets the seconds that are left before each try; `troubled` gets, once half of them have passed, the result
+    so far.
     """
     end, told = time.monotonic() + endpoint.wait_seconds, None
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
@@ -140,7 +140,7 @@ def join(
                 return client
         left = end - time.monotonic()
         if left <= 0 and told is not None:
-            sentence = f"rank {arrival.place.rank} was told to leave before it reached rank 0"
+            sentence = f"rank {arrival.place.rank} got a signal to end before it reached rank 0"
             raise RunLost(sentence, ExitCode.of_signal(told))
         sentence = _sentence(endpoint, arrival, addresses, met)
         if left <= 0:
@@ -175,13 +175,13 @@ def _try_ports(
 
 
 def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, str]) -> str:
-    """What a rank met that did not find rank 0."""
+    """Why a rank did not reach rank 0."""
     ports: dict[str, list[str]] = {}
-    for port, said in met.items():
-        ports.setdefault(said, []).append(str(port))
+    for port, reason in met.items():
+        ports.setdefault(reason, []).append(str(port))
     if ports:
-        texts = {said: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for said, own in ports.items()}
-        why = "; ".join(said.format(ports=text) for said, text in texts.items())
+        texts = {reason: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for reason, own in ports.items()}
+        why = "; ".join(reason.format(ports=text) for reason, text in texts.items())
         if _SENTENCES[Reach.DROPPED] in ports:
             why += "; open one of these ports, or name an open one with --control-port"
         if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
@@ -199,7 +199,7 @@ def mechanism(where: tuple[str, int]) -> str:
 
     A greeting has 64 bytes: signature, version, mechanism, role (rfc.zeromq.org/spec/23). Nothing else is read.
     """
-    # Only signature and version: to a mechanism other than its own libzmq would hang up instead of telling its own.
+    # Only signature and version: libzmq closes the connection for another mechanism instead of sending its own.
     begun = b"\xff" + bytes(8) + b"\x7f\x03\x00"
     try:
         with sockets.create_connection(where, _FIRST_SECONDS) as asking:
@@ -225,7 +225,7 @@ def refusal(message: Refused) -> RunLost:
 def greet(
     where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float, *, again: bool = True
 ) -> ControlClient | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries our run id within `seconds`.
+    """Say hello to one port; a stranger behind it gives no answer that carries this run's id within `seconds`.
 
     `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
     """
@@ -247,8 +247,8 @@ def greet(
                 case HelloAck(version) if version != __version__:
                     client.close()
                     raise RunLost(
-                        f"rank 0 runs ddpdiag {version or 'of an older version'}, rank {arrival.place.rank} on "
-                        f"{arrival.place.node} {__version__}; install one version on all hosts"
+                        f"rank 0 runs ddpdiag {version or 'of an older version'}, but rank {arrival.place.rank} on "
+                        f"{arrival.place.node} runs {__version__}; install one version on all hosts"
                     )
                 case HelloAck() | Start():
                     return client

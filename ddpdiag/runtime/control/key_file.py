@@ -48,7 +48,9 @@ def _read(path: str) -> str:
     try:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or found.st_mode & 0o077 or not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}: expected 0600 and your own")
+            raise ValueError(
+                f"mode {found.st_mode & 0o7777:04o}, owner {found.st_uid}: expected mode 0600 and your own uid"
+            )
         text = os.read(descriptor, 4 * _KEY_BYTES).decode("ascii", "replace").strip()
         if len(text) != 2 * _KEY_BYTES or set(text) - set("0123456789abcdef"):
             raise ValueError(f"expected {2 * _KEY_BYTES} hexadecimal digits")

@@ -28,6 +28,7 @@ from ddpdiag.runtime.control.messages import (
     Upward,
 )
 from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
+from ddpdiag.text import count
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Patience:
 
     beat: float = 1.0
     lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
-    grace: float = 1.5  # peers of a failed rank may fail by themselves, which says more than being stopped
+    grace: float = 1.5  # peers of a failed rank may fail by themselves, which shows more than being stopped
     wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
     shutdown: float = 1.0  # for the last words of those who leave
 
@@ -50,13 +51,13 @@ _PING = Ping()
 
 
 class Channel(Protocol):
-    """What carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
+    """Carries messages between rank 0 and the ranks: the control server, or `single_rank.OwnRank`."""
 
     def send(self, identity: bytes, message: Downward) -> None:
-        """Send to the rank that came with this identity."""
+        """Send to the rank that joined with this identity."""
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
-        """What has come, and comes within so many seconds."""
+        """Messages that have arrived, or arrive within so many seconds."""
 
     def close_job_port(self) -> None:
         """No more ranks are expected."""
@@ -108,7 +109,7 @@ class Membership:
 
     @property
     def gone(self) -> set[int]:
-        """Ranks that came and can do nothing more."""
+        """Ranks that joined and can do nothing more."""
         return self.lost | self.leaving
 
     @property
@@ -125,7 +126,7 @@ class Membership:
         return time.monotonic() - self._frozen
 
     def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
-        """Wait for all ranks, at most so long; then tell everybody their places.
+        """Wait for all ranks, at most so long; then send every rank its place.
 
         `waiting` is told again and again how many seconds are left.
         """
@@ -140,7 +141,7 @@ class Membership:
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)
-        # Not before: who had no time to come is not absent.
+        # Not before: a rank that had no time to join is not absent.
         for event in absent(self.arrivals, size, self.now()):
             self._note(event)
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
@@ -148,13 +149,13 @@ class Membership:
             self.send(rank, Start(arrival.place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
-        """Send to a rank, if it came."""
+        """Send to a rank, if it joined."""
         identity = self._identities.get(rank)
         if identity is not None:
             self._server.send(identity, message)
 
     def attend(self, seconds: float) -> list[tuple[int, Upward]]:
-        """Receive, beat, notice who is lost; RunEnded when ranks or this process were told to leave."""
+        """Receive, send heartbeats, find lost ranks; RunEnded when ranks or this process got a signal to end."""
         before = time.monotonic()
         messages = list(self._receive(seconds))
         now = time.monotonic()
@@ -169,7 +170,7 @@ class Membership:
         return messages
 
     def idle(self, seconds: float) -> None:
-        """Beat, and let what comes pass."""
+        """Send heartbeats, and ignore messages."""
         list(self._receive(seconds))
         self._beat_if_due(time.monotonic())
 
@@ -180,7 +181,7 @@ class Membership:
                 self.send(rank, _PING)
 
     def _look_if_due(self, now: float) -> None:
-        """Who has been silent for too long? Not at every message of thousands of ranks."""
+        """Ranks that have been silent for too long are lost. Not checked at every message of thousands of ranks."""
         if now - self._looked < self._patience.beat / _LOOKS_A_BEAT:
             return
         self._looked = now
@@ -188,10 +189,10 @@ class Membership:
         awake = self.clock()
         for rank in set(self._identities) - self.gone:
             if awake - self._heard.setdefault(rank, awake) > patience:
-                self._lose(rank, f"nothing was heard of it for {patience:g} s")
+                self._lose(rank, f"no message from it for {patience:g} s")
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Tell every rank the exit code, and leave last; what they were told."""
+        """Send every rank the exit code, and exit last; returns the message that they got."""
         shutdown = Shutdown(exit_code, sentence, {rank: self.arrivals[rank].nonce for rank in sorted(self.lost)})
         for rank in self._identities:
             self.send(rank, shutdown)
@@ -203,7 +204,7 @@ class Membership:
         return shutdown
 
     def _receive(self, seconds: float) -> Iterator[tuple[int, Upward]]:
-        """Messages of ranks; hellos are dealt with here."""
+        """Messages of ranks; hellos are handled here."""
         for identity, message in self._server.receive(seconds):
             if isinstance(message, Hello):
                 self._greet(identity, message.arrival)
@@ -234,15 +235,15 @@ class Membership:
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
-            # A stranger may come a hundred thousand times, under as many numbers.
+            # A stranger may send a hundred thousand hellos, under as many numbers.
             if self._objections[rank] < _MOST_OBJECTIONS and self._objections.total() < _MOST_OBJECTIONS**2:
                 self._objections[rank] += 1
                 self._note(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
             told = self.signal
-            state = "had begun without it" if told is None else "had been told to end"
-            late = f"rank {rank} came {self.now():.1f} s after the start, when the run {state}"
+            state = "had begun without it" if told is None else "was ending after a signal"
+            late = f"rank {rank} joined {self.now():.1f} s after the start, when the run {state}"
             self._server.send(identity, Refused(late, ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)))
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
@@ -260,7 +261,7 @@ class Membership:
         self._other_versions.add(rank)
         own, other = self._header.version, printable(version)[:40] or "an older version"
         self._note(Event(kind=EventKind.VERSION, rank=int(rank), seconds=self.now(), detail=other))
-        sentence = f"rank {int(rank)} runs ddpdiag {other}, rank 0 {own}; install one version on all hosts"
+        sentence = f"rank {int(rank)} runs ddpdiag {other}, but rank 0 runs {own}; install one version on all hosts"
         self._server.send(identity, Refused(sentence, ExitCode.UNKNOWN))
 
     def _lose(self, rank: int, why: str) -> None:
@@ -269,9 +270,9 @@ class Membership:
         self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
 
     def _wind_down(self) -> list[tuple[int, Upward]]:
-        """Who is to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.
+        """The ranks to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.
 
-        A rank that says leaving, or answers, lives; a silent one is the dead one. What they send is returned.
+        A rank that sends a leaving message, or answers, lives; a silent one is the dead one. Returns their messages.
         """
         heard: list[tuple[int, Upward]] = []
         silent = {rank for rank in self._identities if rank not in self.gone}
@@ -282,11 +283,13 @@ class Membership:
             heard += self._receive(0.05)
             silent -= {rank for rank, _message in heard}
         for rank in sorted(silent):
-            self._lose(rank, f"it was silent for {self._patience.wind_down:g} s while the others were told to leave")
+            self._lose(
+                rank, f"no message from it for {self._patience.wind_down:g} s while the run was ended by a signal"
+            )
         return heard
 
 
-# What rank 0 makes of the hellos -------------------------------------------------------------------------------------
+# Rank 0's view of the hellos -----------------------------------------------------------------------------------------
 
 
 def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
@@ -308,7 +311,7 @@ def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
 
 
 def mismatch(new: Arrival, world_size: int) -> Event | None:
-    """What is to be told of a newcomer that was started with another world size than rank 0."""
+    """The event for a newcomer that was started with another world size than rank 0."""
     return None if new.place.world_size == world_size else _states(new)
 
 
@@ -330,18 +333,18 @@ def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Eve
         first = f"{known.place.node} (pid {known.pid})"
         event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
         return event, (
-            f"rank {place.rank} came twice, from {first} and from {who}; each process needs its own rank, "
+            f"rank {place.rank} joined twice, from {first} and from {who}; each process needs its own rank, "
             "and each job on a host its own --master-port (or --run-id)"
         )
     if place.rank >= world_size:
         return _states(new), (
-            f"rank {place.rank} on {who} expects {place.world_size} ranks, rank 0 expects {world_size}; "
+            f"rank {place.rank} on {who} expects {count(place.world_size, 'rank')}, but rank 0 expects {world_size}; "
             "start all ranks with one world size"
         )
     return None
 
 
 def absent(arrivals: Mapping[int, Arrival], world_size: int, seconds: float) -> list[Event]:
-    """An event for every rank that never came."""
+    """An event for every rank that never joined."""
     missing = [rank for rank in range(world_size) if rank not in arrivals]
     return [Event(kind=EventKind.ABSENT, rank=rank, seconds=seconds) for rank in missing]

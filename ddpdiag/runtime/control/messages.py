@@ -35,7 +35,7 @@ class BarrierReached(Struct, frozen=True, tag="ready"):
 
 
 class Partial(Struct, frozen=True, tag="partial"):
-    """What the trial has given on my rank so far; `text` says for people how far it is."""
+    """The trial's data on the sender's rank so far; `text` describes its progress for people."""
 
     trial: int
     data: msgspec.Raw
@@ -43,33 +43,33 @@ class Partial(Struct, frozen=True, tag="partial"):
 
 
 class Leaving(Struct, frozen=True, tag="leaving"):
-    """I was told to leave by this signal, so I am not at fault."""
+    """The sender got this signal to end, so it is not at fault."""
 
     signal: int
 
 
 class Pong(Struct, frozen=True, tag="alive"):
-    """Nothing to say, but here."""
+    """An empty message: the sender lives."""
 
 
 # Rank 0 to supervisor ------------------------------------------------------------------------------------------------
 
 
 class HelloAck(Struct, frozen=True, tag="seated"):
-    """Your hello was heard; this proves the run id."""
+    """Answers a hello; this proves the run id."""
 
     version: str = __version__
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """You cannot take part; the sentence says why, and `exit_code` how to leave."""
+    """The receiver cannot take part, for the reason in the sentence; it exits with `exit_code`."""
 
     sentence: str
     exit_code: int
 
 
 class Start(Struct, frozen=True, tag="welcome"):
-    """All came, or their time is over: this is your place, with the local rank settled.
+    """All ranks joined, or their time is over: the receiver's place, with the local rank settled.
 
     `nonce` tells this run from others of its run id: records in `--shared-dir` lie in a folder with that name.
     """
@@ -119,13 +119,13 @@ class BarrierOpen(Struct, frozen=True, tag="open"):
 
 
 class Ack(Struct, frozen=True, tag="noted"):
-    """Your result of this trial is in the recording; until this comes it is sent again at every ping."""
+    """The receiver's result of this trial is in the recording; without this it sends it again at every ping."""
 
     trial: int
 
 
 class Stop(Struct, frozen=True, tag="stop"):
-    """Your part in this trial is over, because of somebody else."""
+    """The receiver's part in this trial is over, because of another rank."""
 
     trial: int
 

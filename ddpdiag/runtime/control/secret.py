@@ -36,7 +36,7 @@ _RESOLVE_SECONDS = 1.0
 
 
 class Origin(Enum):
-    """Where the secret of a run comes from."""
+    """The source of a run's secret."""
 
     TOKEN = "token"
     INHERITED = "inherited"
@@ -47,7 +47,7 @@ class Origin(Enum):
 
 
 class Secrets:
-    """How the processes of one run come by its secret.
+    """How the processes of one run get its secret.
 
     `whole` says that one process starts all ranks; `local`, that all are on this host; rank 0 is on `host`, and hands
     out a secret by munge on one of `munge_ports`. UsageError where a secret is `required`, and none can be had.
@@ -147,7 +147,7 @@ class Secrets:
         return Wire(self._run_id, self._found)
 
     def close(self) -> None:
-        """Hand it to nobody else."""
+        """Offer it no longer."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -195,7 +195,7 @@ def offer_on_host(run_id: str, secret: bytes, port: int) -> SecretServer:
     else:
         listener.close()
         raise UsageError(
-            "other processes hold every name under which rank 0 could hand out this run's secret; "
+            "other processes hold every name under which rank 0 could offer this run's secret; "
             "set DDPDIAG_TOKEN to one secret for all ranks"
         )
     listener.listen(128)
@@ -283,7 +283,7 @@ def _listening(ports: Sequence[int]) -> socket.socket:
             return socket.create_server(("", port), backlog=4096)
     held = "; ".join(f"{port} is held by {holder_of(port) or 'an unknown process'}" for port in ports)
     raise UsageError(
-        f"no port is free on which rank 0 could hand out this run's secret: {held}; "
+        f"no port is free on which rank 0 could offer this run's secret: {held}; "
         "set DDPDIAG_TOKEN to one secret on all hosts"
     )
 
@@ -297,7 +297,7 @@ def _read(where: tuple[str, int]) -> bytes:
 
 
 def _credential(payload: bytes) -> bytes:
-    """What only processes of this user can open, on each host of the cluster; empty where that cannot be made."""
+    """A credential that only processes of this user can open, on each host; empty if it cannot be made."""
     command = ("munge", "--cipher=aes128", f"--restrict-uid={os.geteuid()}")
     with contextlib.suppress(OSError):
         said = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, payload)
@@ -307,7 +307,7 @@ def _credential(payload: bytes) -> bytes:
 
 
 def _opened(credential: bytes) -> _Payload | None:
-    """What a process of this user put into it."""
+    """The content that a process of this user put into the credential."""
     command = ("unmunge", "--numeric", "--keys=STATUS,UID")
     said = run_bounded(command, time.monotonic() + _MUNGE_SECONDS, credential) if credential else None
     if said is None or said.code not in (_SUCCESS, _EXPIRED, _REPLAYED):

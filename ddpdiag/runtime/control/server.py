@@ -43,7 +43,7 @@ def munge_ports(run_id: str, master_port: int | None, asked: int | None) -> tupl
 
 
 def raise_open_files() -> None:
-    """As many open files as may be: with 100 of them 200 peers connect, 89 are heard, and nothing says so."""
+    """Raise the limit of open files: with 100 of them 200 peers connect, 89 are received, without any error."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -95,15 +95,15 @@ class ControlServer:
         raise UsageError(f"no port is free for rank 0: {held}; choose another one with --control-port")
 
     def send(self, identity: bytes, message: Downward) -> None:
-        """Send to a peer; one that is gone is noticed by its silence."""
+        """Send to a peer; one that has ended is noticed by its silence."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([identity, self._wire.encode(message)], zmq.NOBLOCK)
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
-        """What has come, after waiting at most `seconds` for the first of it, and at most 0.25 s for the others."""
+        """Messages, after waiting at most `seconds` for the first of them, and at most 0.25 s for the others."""
         if not self._socket.poll(max(0, round(seconds * 1000))):
             return
-        # Thousands of ranks never cease to speak; whoever called has a heartbeat to keep.
+        # Thousands of ranks never cease to send; the caller has a heartbeat to keep.
         end = time.monotonic() + _RECEIVE_SECONDS
         while time.monotonic() < end:
             try:
@@ -115,7 +115,7 @@ class ControlServer:
                 yield frames[0], message
 
     def close_job_port(self) -> None:
-        """Give back the job's port, if we have it; who came in through it stays."""
+        """Give back the job's port, if it is held; connections made through it stay."""
         if self._relay is not None:
             self._relay.close_job_port()
             self._relay = None
@@ -132,7 +132,7 @@ def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
     if client is not None:
         client.close()
         raise RunLost(
-            f"another process of this run is rank 0 already ({holder_of(port) or 'gone by now'}); each process needs "
+            f"another process of this run is rank 0 already ({holder_of(port) or 'it has ended'}); each process needs "
             "its own rank, and each job on a host its own --master-port (or --run-id)",
             ExitCode.USAGE,
         )
@@ -146,7 +146,7 @@ _SEND_SECONDS = 1.0
 
 
 class Relay:
-    """Passes on, in a thread of its own, what comes to `port` of this host to its port `target`, and back.
+    """Forwards, in a thread of its own, connections to `port` of this host to its port `target`, and back.
 
     OSError if the port is taken.
     """
@@ -223,7 +223,7 @@ class Relay:
 def _listen(port: int) -> socket.socket:
     """A listener for IPv4 and, where there is one, IPv6. With SO_REUSEADDR, which its connections inherit.
 
-    Without that nobody could listen on the port again as long as one of them is open.
+    Without that no process could listen on the port again as long as one of them is open.
     """
     both = socket.has_dualstack_ipv6()
     family, host = (socket.AF_INET6, "::") if both else (socket.AF_INET, "")

@@ -43,13 +43,13 @@ class Wire:
         return bool(self._secret)
 
     def lock_server(self, socket: "zmq.Socket[bytes]") -> None:
-        """Only who holds the secret is heard."""
+        """Accept only peers that hold the secret."""
         if self.locked:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._rank_0_key())
 
     def lock_client(self, socket: "zmq.Socket[bytes]") -> None:
-        """Talk only to who holds the secret."""
+        """Connect only to a server that holds the secret."""
         if self.locked:
             public, secret = zmq.curve_keypair()
             socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(self._rank_0_key()))

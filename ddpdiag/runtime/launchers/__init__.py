@@ -1,1 +1,1 @@
-"""Who this process is, from what launchers and the command line say."""
+"""The place of this process, from launchers and the command line."""

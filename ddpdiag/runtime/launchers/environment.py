@@ -1,4 +1,4 @@
-"""Who this process is: environment variables and command line in, a `Launch` out.
+"""The place of this process: environment variables and command line in, a `Launch` out.
 
 What this host is (its name, GPUs and cores) comes as parameters. In order of trust: RANK (torchrun and
 whatever else speaks env://), MPI, a step of Slurm, the command line alone, and at last this host alone.
@@ -51,7 +51,7 @@ from ddpdiag.runtime.launchers.launch import (
 
 
 def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
-    """Who this process is, or a `UsageError` that names the variable or option to change.
+    """The place of this process, or a `UsageError` that names the variable or option to change.
 
     `host` is what this host calls itself, `gpus` are those that this process may use; `fresh` is an id that no other
     run has.
@@ -79,7 +79,7 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
 
 
 def own_arrival(place: Place) -> Arrival:
-    """This process's arrival, as far as it knows itself; whoever leads the run adds when it came, and from where."""
+    """This process's arrival, as far as it knows itself; rank 0 adds when it joined, and from where."""
     return Arrival(
         place=place,
         host_id=boot_id(),
@@ -93,7 +93,7 @@ def own_arrival(place: Place) -> Arrival:
 
 
 def _set_by_slurm(env: Environ, names: Names) -> bool:
-    """Whether `srun --mpi=pmix|pmi2` set these variables: Slurm's own then say more (the step's nodes)."""
+    """Whether `srun --mpi=pmix|pmi2` set these variables: Slurm's own then contain more (the step's nodes)."""
     if names is PMIX:
         return env.get("PMIX_NAMESPACE", "").startswith("slurm.")
     # When hydra starts its proxies with srun, there is one task per host, whatever PMI_SIZE is.
@@ -101,7 +101,7 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
 
 
 def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
-    """torchrun, torch.distributed.launch, or anybody else who sets what torch's env:// reads."""
+    """torchrun, torch.distributed.launch, or any other launcher that sets what torch's env:// reads."""
     _check_whole_env(env, asked, rank)
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
     coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
@@ -124,7 +124,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
 
 
 def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
-    """A RANK alone is mostly left over in the shell: all that is missing is told at once, and how to do without it."""
+    """A RANK alone is mostly left over in the shell: one error names all that is missing, and how to do without it."""
     given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
     missing = [name for name, value in given.items() if name not in env and value is None]
     if "WORLD_SIZE" in missing:
@@ -157,7 +157,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
             line = f"mpiexec -n {world.value} ddpdiag check --master-addr $(hostname)"
         local = "an unknown number" if ours.local_world_size is None else ours.local_world_size
         raise UsageError(
-            f"{world}, {local} of them on this host, but MASTER_ADDR is not set; from the host of rank 0: {line}"
+            f"{world}, {local} of them on this host, but MASTER_ADDR is not set; run on the host of rank 0: {line}"
         )
     coordinator, own = address or "127.0.0.1", env.get("PMIX_NAMESPACE")
     usual = derived_port(int(digest(own), 16)) if own else TORCH_PORT
@@ -189,7 +189,8 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     count = _ranks_per_task(asked, here, step)
     ours = _task_place(env, asked, here, step) if count is None else None
     ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
-    world = Given(f"{count} rank(s) for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
+    each = "1 rank" if (count or 1) == 1 else f"{count} ranks"
+    world = Given(f"{each} for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
     node = step.node_rank.value if step.node_rank else None
@@ -210,7 +211,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
 
 
 def _check_step_options(asked: Asked, step: slurm.Step) -> None:
-    """What the command line says of the hosts must be true of the step."""
+    """The command line's options for hosts must be true of the step."""
     agreed(step.node_rank, option("--node-rank", asked.node_rank))
     agreed(step.nodes, option("--nnodes", asked.nnodes))
 
@@ -239,7 +240,7 @@ def _task_place(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Pla
 
 
 def _check_same_world(env: Environ, world: Given) -> None:
-    """A WORLD_SIZE that somebody exported, and that the user's script will read, must be true."""
+    """An exported WORLD_SIZE, which the user's script will read, must be true."""
     exported = number(env, "WORLD_SIZE")
     if exported is not None and exported.value != world.value:
         raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE.")
@@ -276,7 +277,9 @@ def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
     check_below(node, nodes)
     refuse_single(asked, f"{nodes}, so this process starts all ranks of its host")
     count = ranks_here(asked) or _default_count(here, alone=nodes.value == 1)
-    world = Given(f"{count} rank(s) on each host under {nodes}, world size", nodes.value * count)
+    world = Given(
+        f"{'1 rank' if count == 1 else f'{count} ranks'} on each host under {nodes}, world size", nodes.value * count
+    )
     agreed(world, option("--world-size", asked.world_size))
     check_world(world)
     coordinator, port = _endpoint(env, asked, node, others=nodes.value > 1)
@@ -292,7 +295,7 @@ def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
 
 
 def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
-    """Nobody launched us: test this host with ranks that we start."""
+    """No launcher started this process: it tests this host with ranks that it starts."""
     refuse_single(asked, "--rank is not given")
     _refuse_half_a_launch(env, asked)
     count = ranks_here(asked) or _default_count(here, alone=True)
@@ -327,7 +330,7 @@ def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:
         raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given.")
     if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
         world = option("--world-size", asked.world_size)
-        raise UsageError(f"{world}, but --rank is not given; ranks on this host alone: --nproc-per-node.")
+        raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node.")
     stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
     if stray and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         unset = " ".join(f"-u {name}" for name in stray)
@@ -338,8 +341,8 @@ def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:
 
 
 def _core_note(here: Here, count: int) -> str:
-    """What shared cores do to measurements."""
+    """A note on the effect of shared cores on measurements."""
     if count <= here.cores:
         return ""
     cores = "one core" if here.cores == 1 else f"{here.cores} cores"
-    return f"{count} ranks share {cores} on {here.host}, so speeds say little."
+    return f"{count} ranks share {cores} on {here.host}, so speeds mean little."

@@ -1,4 +1,4 @@
-"""What launchers tell a process, as a table of variable names, and what we make of it: a `Launch`.
+"""The variables that launchers set, as a table of names, and the result: a `Launch`.
 
 Each value goes with its source, so that a message can name what to change. Launchers that set a rank for each process
 are rows of `LAUNCHERS`; Slurm needs more (slurm.py).
@@ -44,7 +44,7 @@ def number(env: Environ, *names: str) -> Given | None:
 
 
 def option(name: str, value: int | None) -> Given | None:
-    """What the command line says for one option."""
+    """The command line's value for one option."""
     if value is not None and value < 0:
         raise UsageError(f"{name} {value}: expected a whole number, 0 or more.")
     return None if value is None else Given(name, value)
@@ -153,7 +153,7 @@ OPEN_MPI = Names(
     local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
     local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
 )
-# PMIx hands its job size out through its library only; without OMPI_* it must come from --world-size.
+# PMIx offers its job size through its library only; without OMPI_* it must be given by --world-size.
 PMIX = Names(launcher="pmix", rank="PMIX_RANK")
 # MPICH's and Intel's hydra, then Cray's PALS.
 PMI = Names(
@@ -167,7 +167,7 @@ PMI = Names(
 LAUNCHERS = (TORCHRUN, OPEN_MPI, PMIX, PMI)
 
 
-# What torchrun says beyond `Place`; workers see it unchanged.
+# Variables of torchrun beyond `Place`; workers see them unchanged.
 TORCHRUN_EXTRAS = (
     "GROUP_WORLD_SIZE",
     "ROLE_RANK",
@@ -180,7 +180,7 @@ TORCHRUN_EXTRAS = (
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What the command line says; `None` means not given."""
+    """The options of the command line; `None` means not given."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -241,7 +241,7 @@ def places(launch: Launch) -> tuple[Place, ...]:
 
 
 def worker_variables(launch: Launch, place: Place, master_port: int) -> dict[str, str]:
-    """torchrun's variables for a worker, whatever launched it; what nobody knows is left out, not guessed."""
+    """torchrun's variables for a worker, under every launcher; unknown values are left out, not guessed."""
     local_size, nodes = place.local_world_size, launch.nodes
     if nodes is None and local_size and place.world_size % local_size == 0:
         nodes = place.world_size // local_size
@@ -343,7 +343,7 @@ def run_id(asked: Asked, own: str | None, *shared: object) -> str:
 
     Where people start ranks by hand that is the port alone: they spell the coordinator in many ways (a name, an
     address, localhost), all of which reach it, and a wrong world size is to be told, not to be missed.
-    torchrun's run id is "none" unless somebody chose one, so that it tells nobody apart.
+    torchrun's run id is "none" unless the user chose one, so it does not tell runs apart.
     """
     if asked.run_id is not None:
         return asked.run_id

@@ -1,4 +1,4 @@
-"""What Slurm tells a process: a task of a step or the body of a batch script, and how long the job lasts.
+"""What Slurm's variables show: a task of a step or the body of a batch script, and how long the job lasts.
 
 Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but no SLURM_STEP_ID;
 the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
@@ -32,7 +32,7 @@ class Step(Struct, frozen=True, kw_only=True):
     nodes: Given | None
     one_task_per_node: bool
     first_node: str
-    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not tell
+    hosts: tuple[str, ...] = ()  # of each task, in rank 0 only; empty where the variables do not show it
 
 
 def in_step(env: Environ) -> bool:
@@ -90,7 +90,7 @@ def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distributio
 
 
 def node_name(env: Environ, host: str, *, foreign: bool = False) -> str:
-    """What Slurm calls this host, which calls itself `host`: only that name means something to --exclude and scontrol.
+    """Slurm's name of this host, which calls itself `host`: --exclude and scontrol know only that name.
 
     NodeName and NodeHostname of slurm.conf may differ by a domain, or wholly. A name without its domain counts only
     where it means one node; else SLURMD_NODENAME counts, unless a `foreign` launcher may have brought it along from
@@ -114,7 +114,7 @@ def _short(name: str) -> str:
 def first_of(nodelist: str) -> str:
     """The first host of "z[9,1-3],a1", here "z9", in Slurm's own order: rank 0 runs there.
 
-    Not with ClusterShell: a NodeSet is sorted, and would say "a1".
+    Not with ClusterShell: a NodeSet is sorted, and would give "a1".
     """
     first = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", nodelist.strip())
     name = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
@@ -124,7 +124,7 @@ def first_of(nodelist: str) -> str:
 
 
 def leaf_of(env: Environ, host: str) -> str:
-    """The switch above this host: "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty where Slurm tells of none.
+    """The switch above this host: "leaf3" of SLURM_TOPOLOGY_ADDR=root.leaf3.node7; empty where Slurm names none.
 
     The pattern (switch.switch.node) says where the host's name begins, which may have dots itself. A script that hands
     its own variables on to other hosts (mpirun -x) must not put all of them on its own leaf, so the name must be ours.
@@ -140,20 +140,20 @@ def check_master(env: Environ, address: str, step: Step) -> None:
     """Refuse a MASTER_ADDR that is a node of the job and none of the step: rank 0 of the step cannot be there.
 
     Scripts that take the first of SLURM_JOB_NODELIST export such a one, and all ranks would wait for a host on which
-    nobody listens. A name that Slurm does not know (an address, another network) is left to those who try it.
+    no process listens. A name that Slurm does not know (an address, another network) is not refused here.
     """
     job, ours = expanded(env.get("SLURM_JOB_NODELIST", "")), expanded(env.get("SLURM_STEP_NODELIST", ""))
     short = _short(address)
     if short in job and ours and short not in ours:
         raise UsageError(
             f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "
-            f"({env['SLURM_STEP_NODELIST']}), so no rank is there: expected {step.first_node}, the first node of the "
+            f"({env['SLURM_STEP_NODELIST']}), so no rank runs there: expected {step.first_node}, the first node of the "
             "step; unset MASTER_ADDR, or take it from SLURM_STEP_NODELIST within the step."
         )
 
 
 def exported_note(env: Environ, rank: Given, world: Given) -> str:
-    """A RANK=0 that the batch script exported for all tasks: there SLURM_PROCID is 0, and all come as rank 0."""
+    """A RANK=0 that the batch script exported for all tasks: SLURM_PROCID is 0 there, and all join as rank 0."""
     if "TORCHELASTIC_RUN_ID" in env or not in_step(env):
         return ""
     task, tasks = number(env, "SLURM_PROCID"), number(env, "SLURM_STEP_NUM_TASKS")
@@ -176,7 +176,8 @@ def batch_note(env: Environ, host: str) -> str:
     if hosts == 1 and "SLURMD_NODENAME" in env:
         return ""
     line = f"srun {_all_of_it(env, hosts)} ddpdiag check"
-    return f"This tests {host} alone, not the {hosts} host(s) of Slurm job {job.value}; to test all of them: {line}"
+    job_hosts = "host" if hosts == 1 else f"{hosts} hosts"
+    return f"This tests {host} alone, not the {job_hosts} of Slurm job {job.value}; to test all of them: {line}"
 
 
 def terminal_note(env: Environ, step: Step) -> str:
@@ -214,7 +215,7 @@ _SKEW_SECONDS = 60.0
 
 
 def job_left_seconds(env: Environ) -> float | None:
-    """Seconds until the time limit of the job; None outside of Slurm, or where Slurm does not say.
+    """Seconds until the time limit of the job; None outside of Slurm, or where Slurm does not report it.
 
     Slurm 23.02 and later tell the end in SLURM_JOB_END_TIME. Older ones know it only in slurmctld, so rank 0 asks
     `scontrol` once: thousands of tasks that ask at once would slow the cluster down, and a prolog would as well.
@@ -253,7 +254,7 @@ def _record(job: str, told: str) -> str:
 
 
 def _by_slurms_clock(told: str) -> float | None:
-    """From what `scontrol show job` says, with no use of this host's clock: the limit less the time that it ran."""
+    """From `scontrol show job`, with no use of this host's clock: the limit less the time that it ran."""
     fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", told))
     start, end = (_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
     ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
@@ -264,7 +265,7 @@ def _by_slurms_clock(told: str) -> float | None:
 
 
 def _asked(job: str) -> str:
-    """What `scontrol` says of the job, times in seconds since 1970; empty if it does not answer in time."""
+    """The answer of `scontrol` on the job, times in seconds since 1970; empty if it does not answer in time."""
     command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
     with contextlib.suppress(OSError):
         said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)

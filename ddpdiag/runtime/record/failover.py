@@ -37,7 +37,8 @@ class Rank0Address(NamedTuple):
 class Handover:
     """Rank 0's side: what it shares as it happens, and what it asks before it judges.
 
-    `folder` is the run's shared folder, `notes` looks there for ranks that do not find us; None without `--shared-dir`.
+    `folder` is the run's shared folder, `notes` looks there for ranks that do not find rank 0; None without
+    `--shared-dir`.
     """
 
     def __init__(self, folder: Path | None, notes: NoteReader | None, lines: Callable[[], Sequence[Line]]) -> None:
@@ -51,20 +52,20 @@ class Handover:
         RunLost when another rank has made the report by now.
         """
         if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
-            raise RunLost("rank 0 stood still for so long that another rank made the report in its place")
+            raise RunLost("rank 0 did not run for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
         explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
         self._readers = tuple(unreachable_ranks(explained))
         return explained
 
     def close(self, shutdown: Shutdown) -> None:
-        """Tell the verdict to those who can hear us no more, and remove what was shared."""
+        """Write the verdict for ranks that cannot receive messages any more, and remove the shared files."""
         if self._run_log is not None:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
 
 
 def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
-    """Lost ranks that may live: their hosts do not answer, so perhaps the way to them is cut."""
+    """Lost ranks that may live: their hosts do not answer, so perhaps the network to them is cut."""
     hosts = {line.place.rank: line.host for line in lines if isinstance(line, Arrival)}
     lost = [line for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST and not line.answers]
     return [e.rank for e in lost if e.rank is not None and hosts.get(e.rank) not in (None, hosts.get(0))]
@@ -93,11 +94,11 @@ def verdict_without_rank_0(
     if shutdown is None:
         return None
     if not made:
-        return shutdown, f"the verdict came through {shared.folder.parent}: {shutdown.sentence}"
+        return shutdown, f"the verdict was read from {shared.folder.parent}: {shutdown.sentence}"
     if not made[0].complete:
-        return shutdown, f"the records of the run stay in {shared.folder}"
+        return shutdown, f"the records of the run are kept in {shared.folder}"
     within(DEADLINES.remove_shared, shared.remove)
-    return shutdown, "the report is made here"
+    return shutdown, "this rank made the report"
 
 
 # The election --------------------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class Election:
         self._turns = turns
 
     def run(self) -> Shutdown | None:
-        """The verdict, or None if nobody made one; it takes no longer than its turns, whatever a file server does."""
+        """The verdict, or None if no rank made one; it takes no longer than its turns, whatever a file server does."""
         return within(self._turns.total, self._run)
 
     def _run(self) -> Shutdown | None:
@@ -176,7 +177,7 @@ class Election:
 
 
 def without_rank_0(lines: list[Line], header: Header, candidates: tuple[int, ...], seconds: float) -> Iterator[Line]:
-    """The run as its successor tells it: a rank that left no mark is lost. `header` is the successor's own."""
+    """The run as its successor records it: a rank that left no mark is lost. `header` is the successor's own."""
     known = assemble([*lines, header])
     recording = structs.replace(
         known,
@@ -192,7 +193,7 @@ def _lost(known: Recording, candidates: tuple[int, ...], seconds: float) -> Iter
     explained = _ranks(known, EventKind.LOST) | _ranks(known, EventKind.LEAVING)
     for rank, arrival in known.arrivals.items():
         if rank not in candidates and rank not in explained:
-            why, node = "it left no sign after rank 0 was lost", arrival.place.node
+            why, node = "no sign of it after rank 0 was lost", arrival.place.node
             yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=node, detail=why)
 
 
@@ -201,7 +202,7 @@ def _ranks(known: Recording, kind: EventKind) -> set[int | None]:
 
 
 def _unheard(known: Recording, gone: Set[int]) -> Iterator[Outcome]:
-    """Their part in the trial that was running; one that said that it was told to leave is not at fault."""
+    """Their part in the trial that was running; one that reported a signal to end is not at fault."""
     heard = {(outcome.trial, outcome.rank) for outcome in known.outcomes}
     leaving = _ranks(known, EventKind.LEAVING) - _ranks(known, EventKind.LOST)
     for trial in known.trials:
@@ -220,9 +221,9 @@ _MOST_HOSTS = 64  # where more are lost at once, these say enough
 
 
 def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: int) -> list[Line]:
-    """The lines, in which lost ranks on other hosts than that of rank `me` say whether their host answers.
+    """The lines, in which lost ranks on other hosts than that of rank `me` record whether their host answers.
 
-    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when somebody was lost.
+    Rank 0's host is looked for under the name `coordinator`. Takes a second or two when a rank was lost.
     """
     arrivals = {line.place.rank: line for line in lines if isinstance(line, Arrival)}
     lost = {line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.LOST}
@@ -239,7 +240,7 @@ def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: in
 
 
 def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
-    """None where no address of it is known: a name that cannot be resolved says nothing of the host."""
+    """None where no address of it is known: a name that cannot be resolved proves nothing about the host."""
     own = arrivals[rank]
     addresses: tuple[str, ...] = (own.address,)
     if 0 in arrivals and own.host == arrivals[0].host:  # rank 0 reached itself over loopback

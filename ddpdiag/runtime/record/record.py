@@ -36,7 +36,7 @@ def folder_name(run_id: str) -> str:
 def run_folder(run_id: str) -> Path:
     """The run's folder on this host, `$TMPDIR/ddpdiag-<run id>`, made for this user alone.
 
-    If somebody else owns one of that name, a folder with a random suffix is made.
+    If another user owns one of that name, a folder with a random suffix is made.
     """
     name = folder_name(run_id)
     try:
@@ -133,7 +133,7 @@ class Record:
             self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
 
     def set_nonce(self, nonce: str) -> None:
-        """Rank 0 said which of all runs with this run id this one is."""
+        """Rank 0 sent which of all runs with this run id this one is."""
         self._nonce = nonce
         if self.copy is not None and nonce:
             self.copy.open(nonce)
@@ -153,7 +153,7 @@ class Record:
             self.copy.mark(mark)
 
     def keep(self) -> None:
-        """Leave the record on disk, and nothing else: no scratch of ours, and none of rank 0's, which is lost."""
+        """Keep the record on disk, and nothing else: not this rank's scratch, and not that of rank 0, which is lost."""
         self._close()
         shutil.rmtree(self.scratch, ignore_errors=True)
         if self._nonce and _is_of(self.folder, 0, self._nonce):
@@ -173,7 +173,7 @@ class Record:
             self.copy.remove()
 
     def remove_killed(self) -> None:
-        """Remove what ranks of this folder left that were killed before they had an outcome: it tells nothing."""
+        """Remove the files of ranks that were killed before they had an outcome: they contain nothing useful."""
         for path in self.folder.glob("rank-*.jsonl"):
             rank = path.stem.removeprefix("rank-")
             if rank.isdecimal() and not is_held(path) and not _has(path, _OUTCOME):
@@ -225,7 +225,7 @@ def _has(path: Path, text: bytes) -> bool:
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Nobody else opens a record in this folder meanwhile."""
-    folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it as empty just now
+    folder.mkdir(mode=0o700, exist_ok=True)  # another process may have removed it as empty just now
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + DEADLINES.open_record

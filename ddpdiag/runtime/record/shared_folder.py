@@ -85,7 +85,7 @@ class SharedFolder:
         return True
 
     def heartbeat(self) -> bytes:
-        """What rank 0 wrote last as a sign of life."""
+        """Rank 0's last sign of life."""
         try:
             return (self.folder / _HEARTBEAT).read_bytes()
         except FileNotFoundError:
@@ -99,13 +99,13 @@ class SharedFolder:
             return None
 
     def write_verdict(self, shutdown: Shutdown) -> None:
-        """Tell the verdict, whole or not at all."""
+        """Write the verdict, whole or not at all."""
         new = self.folder / f"{_VERDICT}-{os.getpid()}"
         new.write_bytes(msgspec.json.encode(shutdown))
         new.replace(self.folder / _VERDICT)
 
     def wait_for_readers(self, ranks: Collection[int], me: int, seconds: float) -> None:
-        """Wait until these ranks have read the verdict; who is gone is not waited for longer than that."""
+        """Wait until these ranks have read the verdict, at most so long."""
         end = time.monotonic() + seconds
         while not set(ranks) <= {*self.ranks("read", me), me} and time.monotonic() < end:
             time.sleep(_FOLLOW_SECONDS)
@@ -137,7 +137,7 @@ class SharedRunLog:
         self._thread.start()
 
     def was_replaced(self, seconds: float) -> bool:
-        """Did another rank take our place, while this process stood still? It wrote the report, and may be gone."""
+        """Did another rank take rank 0's place while this process did not run? It wrote the report, and may be over."""
         return not self._over.is_set() and bool(within(seconds, self._is_replaced))
 
     def _is_replaced(self) -> bool:
@@ -154,7 +154,7 @@ class SharedRunLog:
         while not self._over.wait(_FOLLOW_SECONDS):
             attempt(self._catch_up, self._shared.folder)
         if within(DEADLINES.tidy, self._is_replaced):
-            return  # who took our place still reads all this, and removes it
+            return  # the rank that took over still reads all this, and removes it
         if self._readers:
             attempt(self._tell, self._shared.folder)
         self._shared.remove()
@@ -175,7 +175,7 @@ class SharedRunLog:
 
 
 def within(seconds: float, act: Callable[[], T]) -> T | None:
-    """What `act` gives, or None if the file server does not answer in time."""
+    """The result of `act`, or None if the file server does not answer in time."""
     try:
         return ThreadPoolExecutor(1).submit(act).result(seconds)
     except (TimeoutError, OSError):
@@ -192,7 +192,7 @@ def append(path: Path, data: bytes, flags: int = 0) -> None:
 
 
 def attempt(act: Callable[[Path], object], folder: Path) -> None:
-    """What cannot be written costs the copy, not the run."""
+    """A line that cannot be written costs the copy, not the run."""
     with contextlib.suppress(OSError):
         act(folder)
 
@@ -208,7 +208,7 @@ _SKEW_SECONDS = 30.0
 
 
 class Note(Struct, frozen=True):
-    """What a rank says that did not reach rank 0."""
+    """The note of a rank that did not reach rank 0."""
 
     rank: int
     world_size: int
@@ -252,7 +252,7 @@ class NoteWriter:
 
 
 class NoteReader:
-    """Reads notes for rank 0, in a thread, until it is told to stop."""
+    """Reads notes for rank 0, in a thread, until `stop`."""
 
     def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
         self._folder = _notes_folder(shared_dir, name)
@@ -292,7 +292,7 @@ def read_notes(folder: Path, since: float) -> Iterator[Note]:
 
 
 def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
-    """The lines with what absent ranks said of themselves."""
+    """The lines with the notes of absent ranks."""
     return [_with_note(line, notes) for line in lines]
 
 

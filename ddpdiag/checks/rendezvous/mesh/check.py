@@ -2,17 +2,17 @@
 
 gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
 port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
-and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. What looks
-bad is measured once more, and the better result counts. Beyond 64 hosts there are groups of at most 64, and the
-measurement `mesh.pairs` says how many pairs of hosts were looked at.
+and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. If a link
+fails or is slow, all are measured once more, and the better result counts. Beyond 64 hosts there are groups of at most
+64, and the measurement `mesh.pairs` shows how many pairs of hosts were tested.
 
-Bad ways are explained by their pattern: all ways from and to one host, or one direction of it, name the host; a single
-way names the link; bad ways everywhere name nobody, since the hosts share the cause. Two hosts can never tell which
-side it is.
+Failing links are explained by their pattern: if all links from and to one host fail, or all in one direction, the host
+is named; a single link is named itself; if links fail everywhere, no host is named, since the hosts share the cause.
+With two hosts it cannot be decided which side is at fault.
 
 Findings and their causes:
 
-Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the MTU alike;
+Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the same MTU;
 compare `ethtool` and `ip -s link` of the named host with those of another.
 
 Confirm by hand: Between two hosts `nc -l 45000` and `nc -vz HOST 45000` in both directions; `iperf3 -s` and `iperf3 -c
@@ -61,10 +61,10 @@ FINDINGS = {
     ),
     **dict.fromkeys(
         ("silent", "broken"),
-        Explained("the connection is accepted, then nothing comes, or it is cut: a proxy, a host that is overloaded."),
+        Explained("the connection is accepted, then no data arrive, or it is cut: a proxy, a host that is overloaded."),
     ),
     "black-hole": Explained.error(
-        "small messages pass, large ones vanish: hosts or switches with different MTUs, and ICMP filtered."
+        "small messages pass, large ones are lost: hosts or switches with different MTUs, and ICMP filtered."
     ),
     "slow": Explained(
         "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
@@ -83,7 +83,7 @@ FINDINGS = {
 
 # A full mesh of more would take too long: groups of at most so many hosts.
 MAX_HOSTS = 64
-# For the supervisor's deadline to be beyond ours.
+# For the supervisor's deadline to be later than the worker's own.
 _MARGIN_SECONDS = 3.0
 _NAME_SECONDS = 2.0
 
@@ -115,7 +115,7 @@ def measure(ctx: Context) -> Data:
 
 
 def _peers(ctx: Context, openings: Sequence[Opening], mine: Set[str]) -> list[Peer]:
-    """The other hosts. Who offers an address that is ours, too (docker0's), could not be told from ourselves there."""
+    """The other hosts. An offered address that this host has as well (docker0's) is left out: it leads back here."""
     peers = []
     for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
         port, token, offered = opening.offer.split(" ")
@@ -146,14 +146,14 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups of nearly the same size; neighbours, who often share a switch, come into different ones."""
+    """Groups of nearly the same size; neighbours, which often share a switch, are put into different ones."""
     count = -(-len(leaders) // MAX_HOSTS)
     groups = tuple(tuple(leaders[start::count]) for start in range(count))
     return tuple(group for group in groups if len(group) > 1)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """How many pairs of hosts were looked at, the slowest and the usual link, and the longest round trip."""
+    """How many pairs of hosts were tested, the slowest and the usual link, and the longest round trip."""
     mesh = mesh_of(seen)
     if not mesh.cells:
         return {}

@@ -16,7 +16,7 @@ from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
-TWO_HOSTS = "Two hosts cannot tell which side is at fault; add a third one to find out."
+TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 
@@ -33,7 +33,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Subject(NamedTuple):
-    """Who is named for some bad links; `where` says it in words, such as "from the other hosts to h1"."""
+    """The hosts or links to name for some bad links; `where` is the same in words: "from the other hosts to h1"."""
 
     kind: str
     where: str
@@ -64,7 +64,7 @@ class Mesh(Struct, frozen=True):
         return frozenset(link for link, cell in self.cells.items() if fits(cell))
 
     def subjects(self, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:
-        """Whom to name for the bad links; those that are neither bad nor good say nothing."""
+        """The hosts or links to name for the bad links; links that are neither bad nor good are ignored."""
         for group in self.groups:
             members = frozenset(group)
             own = {link for link in bad if link[0] in members}
@@ -95,7 +95,7 @@ class Mesh(Struct, frozen=True):
 
 
 def mesh_of(seen: Seen[Data]) -> Mesh:
-    """All cells of a check's trials; what a host says of one that gave no answer is an echo, and left out."""
+    """All cells of a check's trials, but for those towards a host that gave no answer: its failure causes them."""
     answered = {row.place.rank for row in seen.rows}
     merged: dict[Link, Cell] = {}
     for row in seen.rows:
@@ -151,7 +151,7 @@ def _or_endless(value: float | None) -> float:
 
 
 def lost_share(cell: Cell) -> float | None:
-    """Share of the segments that had to be sent again, if the kernel said."""
+    """Share of the segments that had to be sent again, if the kernel reports it."""
     return cell.retransmitted / cell.segments if cell.segments and cell.retransmitted is not None else None
 
 
@@ -177,7 +177,7 @@ def median_rate(cells: Iterable[Cell]) -> float:
 class Offers(Struct, frozen=True):
     """The address that each rank offered, None if it had none, and which of the others got there.
 
-    Who reached a rank at another address only did not get there; who did not reach it at all says nothing.
+    A rank that reached it at another address only did not get there; one that did not reach it at all does not count.
     """
 
     addresses: Mapping[int, str | None]

@@ -24,16 +24,16 @@ from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.mesh_listener import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
-from ddpdiag.text import rate_text, size_text
+from ddpdiag.text import count, rate_text, size_text
 
 _VERBS = {
     "refused": "are refused",
     "dropped": "get no answer",
-    "unreachable": "find no way",
-    "silent": "are accepted, and then nothing comes",
+    "unreachable": "find no route",
+    "silent": "are accepted, but then no data arrive",
     "broken": "are cut",
 }
-_WORKS = "gloo works all the same: there the other side connects."
+_WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
 # One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
 _ONE_CONNECTION_BYTES_PER_S = 1.25e9
@@ -87,9 +87,9 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
 
 def _example(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
     (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
-    count = f"{len(subject.cells)} of {len(mesh.cells)} ways"
+    links = f"{len(subject.cells)} of {len(mesh.cells)} links"
     port = seen.by_rank[cell.peer].port
-    return f" ({count}, such as {mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {port})"
+    return f" ({links}, such as {mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {port})"
 
 
 def _contrast(subject: Subject) -> str:
@@ -97,7 +97,7 @@ def _contrast(subject: Subject) -> str:
         case "host" | "sender" | "receiver":
             return "The other hosts reach each other, and rank 0's control port is reached by all."
         case "islands":
-            return "Inside these groups all is well, and rank 0's control port is reached by all."
+            return "Inside these groups all links work, and rank 0's control port is reached by all."
         case "everywhere":
             return "Rank 0's control port is reached by all, so a firewall lets only some ports through."
         case _:
@@ -136,14 +136,14 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
         yield seen.finding(
             "black-hole",
-            f"large packets vanish {subject.where}",
-            f"{size_text(stalled)} {subject.where} get stuck, although smaller messages pass ({len(subject.cells)} of "
-            f"{len(mesh.cells)} ways): packets of full size vanish. {subject.doubt}".strip(),
+            f"large packets are lost {subject.where}",
+            f"Messages of {size_text(stalled)} {subject.where} get stuck, but smaller ones pass ({len(subject.cells)} "
+            f"of {len(mesh.cells)} links): packets of full size are lost. {subject.doubt}".strip(),
             nodes=subject.nodes,
             links=subject.links,
             evidence={"interfaces": _mtus(seen, mesh), "stalled_bytes": stalled, "ways": _links(mesh, subject)},
-            fix="Find what lies between these hosts and carries less than their MTU, a switch or a tunnel (`ping -M "
-            "do -s 1472 HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller one; "
+            fix="Find the switch or tunnel between these hosts that carries less than their MTU (`ping -M do -s 1472 "
+            "HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller MTU; "
             "net.ipv4.tcp_mtu_probing=1 helps until then.",
         )
 
@@ -165,15 +165,15 @@ def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     if links:
         yield seen.finding(
             "transient",
-            "some ways between hosts failed once",
-            f"{names_text(links)} failed, and worked when they were tried again.",
+            "some links between hosts failed once",
+            f"{names_text(links)} failed at first, but worked in the second attempt.",
             links=links,
-            fix="Try again; if it comes back, look at the error counters of these hosts (`ip -s link`).",
+            fix="Try again; if it fails again, look at the error counters of these hosts (`ip -s link`).",
         )
 
 
 def dropped_everywhere(mesh: Mesh) -> bool:
-    """Is no connection accepted at all? Then trying again tells nothing new."""
+    """Is no connection accepted at all? Then trying again shows nothing new."""
     return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
 
 
@@ -207,7 +207,7 @@ class Rates:
             return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
         if self._usual and rate * ratio < self._usual and self._beyond_noise(rate, self._usual):
             two = len(self._mesh.names) == 2
-            source = "what the other direction reaches" if two else "what most hosts reach on their best way"
+            source = "what the other direction reaches" if two else "what most hosts reach on their best link"
             return Expected(self._usual, source, True)
         for possible, name in self._nominal(link):
             if rate * self._seen.number("very_slow_ratio") < possible:
@@ -215,7 +215,7 @@ class Rates:
         return Expected(least, "the least that a job should have", False) if rate < least else None
 
     def _nominal(self, link: Link) -> Iterator[tuple[float, str]]:
-        """What the interfaces at both ends can carry, as far as they say."""
+        """What the interfaces at both ends can carry, as far as they report it."""
         ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
         known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
         if known:
@@ -245,7 +245,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
         yield seen.finding(
             "slow",
             f"slow network {subject.where}: {rate_text(rate)}",
-            f"{rate_text(rate)} {subject.where} (median of {len(subject.cells)}), and "
+            f"TCP reaches {rate_text(rate)} {subject.where} (median of {count(len(subject.cells), 'link')}); "
             f"{rate_text(expected.bytes_per_s)} is {expected.source}{again}. {subject.doubt}".strip(),
             severity=Severity.ERROR if very else Severity.WARNING,
             nodes=subject.nodes,
