@@ -24,8 +24,8 @@ _ECHOES = (
     "sacct -j JOB -o JobID,State,ExitCode."
 )
 _HEALTHY = (
-    "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its other "
-    "ranks and hosts, and test the allocation itself with `ddpdiag check`."
+    "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its "
+    "other ranks and hosts, and test the allocation itself with `ddpdiag check`."
 )
 
 
