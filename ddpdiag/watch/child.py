@@ -207,7 +207,7 @@ def _kill(pid: int, signum: int) -> bool:
 
 def _refused(pids: Sequence[int]) -> str:
     known = [f"pid {pid} ({readable(process.name)})" for pid in pids if (process := read_process(pid)) is not None]
-    return f"{', '.join(known) or 'what was started'} may not be signalled by user {os.geteuid()}."
+    return f"user {os.geteuid()} is not permitted to signal {', '.join(known) or 'its processes'}."
 
 
 def leave_as(status: int) -> int:

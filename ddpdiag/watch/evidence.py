@@ -37,7 +37,7 @@ from ddpdiag.probes.host.programs import run_bounded
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MOST_CHARACTERS = 160
-_LATE = "py-spy did not answer in time"
+_LATE = "py-spy did not respond in time"
 _NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
 _SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
@@ -86,7 +86,7 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
     if seen.main or not (PROC / str(pid)).exists():
         return seen
     refused = seen.refused or not _readable(pid)
-    return seen._replace(trouble=f"its memory may not be read: {refusal(pid)}") if refused else seen
+    return seen._replace(trouble=f"reading its memory is not permitted: {refusal(pid)}") if refused else seen
 
 
 def _readable(pid: int) -> bool:
@@ -121,7 +121,7 @@ def _once(program: str, pid: int, end: float) -> Stacks:
     try:
         return _read(_threads.decode(said.out), pid)
     except msgspec.DecodeError as error:
-        return Stacks(trouble=f"py-spy wrote something unknown: {error}")
+        return Stacks(trouble=f"unexpected output of py-spy: {error}")
 
 
 def _failed(said: str) -> Stacks:
@@ -153,14 +153,14 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """
     own, other = read_pairs(root / "self" / "status", ":"), read_pairs(root / str(pid) / "status", ":")
     if _capabilities(own, "CapEff") & _SYS_PTRACE:
-        return f"although we have CAP_SYS_PTRACE: a security module or a container's seccomp profile forbids it; {_ASK}"
+        return f"a security module or a container's seccomp profile forbids it despite CAP_SYS_PTRACE; {_ASK}"
     users = other.get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
-        return f"it runs as user {users[0]}, we as user {os.geteuid()}: start both as one user, or {_ASK}"
+        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_ASK}"
     if _is_undumpable(pid, users, root):
         return f"it is not dumpable (prctl PR_SET_DUMPABLE, or a program with capabilities of its own): {_ASK}"
     if _capabilities(other, "CapPrm") & ~_capabilities(own, "CapPrm"):
-        return f"it has capabilities that we lack: {_ASK}"
+        return f"it has capabilities that ddpdiag lacks: {_ASK}"
     scope = read_int(root / "sys" / "kernel" / "yama" / "ptrace_scope")
     if scope:
         helps = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_ASK}"
@@ -195,8 +195,8 @@ _PIPE_STEM, _FILE_STEM = "ask-", "rank-"
 # Ranks time out within moments of each other.
 _SETTLED_SECONDS = 1.0
 _NO_PIPE = (
-    "it has no process group that can be asked: only the older class of NCCL's can; the one that torch takes from 2.15 "
-    "on, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
+    "its process group cannot be asked for its recorder: only the older class for NCCL can; the one that torch 2.15 "
+    "and newer use, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
 )
 _LARGEST_BYTES = 64 << 20
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
@@ -244,7 +244,7 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0
         return f"{stem}{rank}.pipe: {error.strerror or error}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return f"{stem}{rank}.pipe is no pipe"
+            return f"{stem}{rank}.pipe is not a pipe"
         with contextlib.suppress(BlockingIOError):  # full of questions that were not read
             os.write(descriptor, b"1\n")
     finally:
@@ -258,7 +258,7 @@ def recorder_answer(asked: Asked, end: float) -> TraceDump | str:
         if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
             return trace
         time.sleep(0.05)
-    return "it did not answer in time: stopped, or its heartbeat thread hangs, too"
+    return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
 def _seen_from(pid: int, path: str, root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""What `ddpdiag watch` sees of a training that says nothing any more, what it makes of that, and what each rank does.
+"""What `ddpdiag watch` sees of a training that writes nothing any more, its judgement, and what each rank does.
 
 What a rank does shows from its stack and its process: it waits in a collective, for its data, or is elsewhere. Of a CPU
 job a rank that waits sleeps. Of a GPU job any Python line may be one that waits: `loss.item()` waits for a kernel of
@@ -100,10 +100,10 @@ class RankGroup(Struct, frozen=True, kw_only=True):
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """What a look means: who holds the others up, and why; no ranks where the evidence cannot decide.
+    """What a look means: the ranks that hold up the others, and why; no ranks where the evidence cannot decide.
 
-    `named` may hold a rank although nobody is at fault: it is the one for which the others wait. `moving` says that
-    some rank goes on.
+    `named` may hold a rank although none is at fault: it is the one for which the others wait. `moving` is set where
+    some rank continues.
     """
 
     title: str
@@ -285,7 +285,7 @@ def doing_text(seen: RankSeen) -> str:
     """Such as "running, holding the GIL, in spin (train.py:7)"."""
     process = seen.process
     if process is None:
-        return "gone"
+        return "no longer running"
     use = ", using a core" if is_busy(seen) else ""
     gil = ", holding the GIL" if seen.holds_gil else ""
     return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")

@@ -80,7 +80,7 @@ class Observer:
         self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
-        """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
+        """A rank that has ended, while all that ran with it continue, or none does, is lost, and stays."""
         before = self._ranks
         if before.guessed or not before.ranks:
             return now
@@ -119,7 +119,7 @@ class Observer:
         stacks = {rank: pool.submit(stacks_of, program, process.pid, end) for rank, process in ranks.items()}
         dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
         traced = _result(traces, end, {})
-        cards, unseen = _result(gpus, end, ((), "NVML did not answer in time")) if gpus is not None else ((), "")
+        cards, unseen = _result(gpus, end, ((), "NVML did not respond in time")) if gpus is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
         time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
         seen = tuple(
@@ -205,7 +205,7 @@ def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
     try:
         said = run_bounded([sys.executable, "-m", "ddpdiag.probes.gpu.nvml"], end)
-        return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
+        return ((), "NVML did not respond in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 

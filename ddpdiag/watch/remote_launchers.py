@@ -85,8 +85,8 @@ def refuse_remote_launchers(command: Sequence[str], *, flight_recorder: bool) ->
     if found is not None:
         where, launcher = found
         raise UsageError(
-            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files are not: start us on "
-            f"each, as `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
+            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files do not exist; start "
+            f"`ddpdiag watch` on each host: `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
         )
 
 
