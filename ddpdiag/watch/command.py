@@ -38,7 +38,7 @@ from ddpdiag.watch.report import Reporter
 from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
 
 _POLL_SECONDS = 1.0
-# A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.
+# A turn of the loop that took so much longer than expected: this process, or the whole machine, was stopped.
 _GAP_SECONDS = 4.0
 # torchrun gives its ranks 30 s; a job that hangs will not use them.
 GRACE_SECONDS = 10.0
@@ -78,7 +78,7 @@ class Silence:
         return silent_seconds >= self._next
 
     def looked(self) -> None:
-        """A look was taken: the next one comes after twice the time."""
+        """A look was taken: the next one is due after twice the time."""
         self.number += self.looks == 0
         self.looks += 1
         self._next *= 2
@@ -126,7 +126,7 @@ class Watch:
     def _watch_safely(self) -> None:
         try:
             self._watch()
-        except Exception:  # noqa: BLE001 - an edge: a bug of ours must not end somebody's training
+        except Exception:  # noqa: BLE001 - an edge: a bug in ddpdiag must not end a training
             self.bug = traceback.format_exc()
 
     def _note_gap(self) -> None:
@@ -185,7 +185,7 @@ class Watch:
             self._since = time.monotonic() - posted
         elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
-        # What goes on while we look was seen at several moments, and nothing fits together.
+        # If the job continued during the look, the ranks were seen at different moments.
         if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
         why = self._why_not_kill(stall) if self._wanted.how.kill else ""
@@ -245,7 +245,7 @@ _UNOBSERVED = (
 
 
 def run(command: Sequence[str], how: WatchOptions) -> int:
-    """Start the command, watch it, and leave as it does."""
+    """Start the command, watch it, and exit as it does."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
     refuse_remote_launchers(command, flight_recorder=how.flight_recorder)

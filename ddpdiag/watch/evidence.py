@@ -73,7 +73,7 @@ _threads: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple
 
 
 def find_py_spy() -> str | None:
-    """The program: beside our own Python, as pip installs it, else in PATH."""
+    """The program: beside this Python, where pip installs it, else in PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -90,7 +90,7 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
 
 
 def _readable(pid: int) -> bool:
-    """May we see its mappings? Where py-spy gives another reason, this is the true one."""
+    """Are its memory mappings readable? If not, this is the true reason, whatever py-spy prints."""
     try:
         with (PROC / str(pid) / "maps").open("rb") as file:
             return bool(file.read(1))
@@ -149,7 +149,7 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """Why the memory of a process may not be read, and which setting helps, as one sentence without its full stop.
 
     What the kernel asks (ptrace(2), "Ptrace access mode checking"): CAP_SYS_PTRACE, or the same user, a process that is
-    dumpable, and none of its capabilities beyond ours; then Yama, if it is there, whether we are its ancestor.
+    dumpable, and no capabilities beyond those of this process; then Yama, if it is there, whether this is an ancestor.
     """
     own, other = read_pairs(root / "self" / "status", ":"), read_pairs(root / str(pid) / "status", ":")
     if _capabilities(own, "CapEff") & _SYS_PTRACE:
@@ -292,7 +292,7 @@ def load_trace(data: bytes) -> TraceDump | None:
         return read_dump(_PlainData(io.BytesIO(data)).load())
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return None
-    except (MemoryError, OverflowError, RecursionError):  # a length that nobody wrote
+    except (MemoryError, OverflowError, RecursionError):  # an impossible length
         return None
 
 

@@ -1,6 +1,6 @@
-"""What a look at a silent training means: who holds it up, and why.
+"""What a look at a silent training means: which rank holds it up, and why.
 
-Where all wait alike, nobody on this host is named: the one that is missing runs on another one, or a message was lost.
+If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost.
 """
 
 from collections import defaultdict

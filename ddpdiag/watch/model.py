@@ -34,9 +34,9 @@ class Helper(Struct, frozen=True, kw_only=True):
 
 
 class RankSeen(Struct, frozen=True, kw_only=True):
-    """One rank of this host, as it stood.
+    """One rank of this host, as it was seen.
 
-    `process` is None if it was gone by then; its `state` is D only if it was in the same place a moment before.
+    `process` is None if it had ended by then; its `state` is D only if it was in the same place a moment before.
     `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
     a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
     has no stack; then `threads` are its threads as "name (state)", most frequent first. `collectives` is as in
@@ -132,7 +132,7 @@ _LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py"
 _LOADER_FILE = "dataloader.py"
 # The loader's own frames stand outside of those of the queue that it waits for.
 _LOADER_DEPTH = 12
-# Who waits asleep uses nothing; a watchdog thread or two take some per cent.
+# A rank that waits asleep uses nothing; a watchdog thread or two use some per cent.
 IDLE_CORES = 0.2
 BUSY_CORES = 0.6
 # An import on a busy machine or file system still uses this much.

@@ -1,6 +1,6 @@
-"""Who the ranks of a command are, over its whole life, and one look at all of them.
+"""The processes that are ranks of a command, over its whole life, and one look at all of them.
 
-To find the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
+The processes are found by reading /proc, which is limited to a fiftieth of the time.
 """
 
 import os
@@ -62,7 +62,7 @@ class Observer:
         self.remote_launcher = ""
 
     def refresh(self) -> None:
-        """Look who is there, if it is time to."""
+        """Find the processes of the command again, if it is time to."""
         begin = time.monotonic()
         if begin < self._again:
             return
@@ -80,7 +80,7 @@ class Observer:
         self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
-        """A rank that has ended, while all that ran with it continue, or none does, is lost, and stays."""
+        """These ranks, and lost ones: a rank that ended is kept while the other ranks continue, or none is found."""
         before = self._ranks
         if before.guessed or not before.ranks:
             return now
@@ -92,9 +92,9 @@ class Observer:
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
     def living(self, spared: Sequence[int] = ()) -> list[int]:
-        """All processes of the command that are still there, also those whose parent is gone.
+        """All processes of the command that still run, also those whose parent has ended.
 
-        Of what was started by `spared` nothing; then orphans are left out, for they may be theirs.
+        Without the processes that `spared` started; orphans are then left out, because `spared` may have started them.
         """
         self._find()
         wanted = {(process.pid, process.start) for process in self._processes}
