@@ -9,11 +9,11 @@ from msgspec import Struct, convert
 
 
 class Role(Enum):
-    """What a text tells of the failure, in the order in which texts explain it.
+    """What a text means for the failure, in the order in which texts explain it.
 
-    A cause names what is wrong. A failure is the first sign of one on its own rank, and does not say why. A hint is no
-    failure, and often the reason of what follows. A wait in vain shows only that another rank is missing; an echo,
-    that another process has failed. A note is printed in jobs that go well, too.
+    A cause names what is wrong. A failure is its first sign on its own rank, without the reason. A hint is no failure,
+    but often the reason of what follows. A wait shows only that another rank is missing; an echo, that another process
+    has failed. A note is printed in healthy jobs, too.
     """
 
     CAUSE = "cause"
@@ -33,7 +33,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `elements` what it is, `group` the group in which it is counted, and of each `kind` there is a sighting of its own.
 
     `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
-    `source` says where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
+    `source` is where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
     and host in the lines before. `waiting_rank` is the rank that waits where the line names none. Beside a text of a
     card of `echo_of` this one is an echo. The card `mismatch` takes its place where ranks name different collectives of
     one number.

@@ -20,7 +20,7 @@ _PIECE_BYTES = 1 << 18
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what explains `words`; 3 where nothing is known of a text or log."""
+    """Print what explains `words`; 3 where no known failure is in a text or log."""
     text = " ".join(words)
     if text == "-":
         return _show(explain_log(_standard_input(), "standard input"))
@@ -29,19 +29,19 @@ def run(words: Sequence[str]) -> int:
         return ExitCode.FIT
     if all(os.path.isfile(word) for word in words):
         if len(words) > 1:
-            raise UsageError(f"{len(words)} files; give one log, or all of them by `cat ... | ddpdiag explain -`")
+            raise UsageError(f"{len(words)} files given, one expected; for several: `cat ... | ddpdiag explain -`")
         return _show(explain_log(_file(text), readable(text)))
     return _text(text)
 
 
 def _text(text: str) -> int:
-    # Pasted text is a log without a name: its lines are counted, and nobody asks where they stand.
+    # Pasted text is a log without a name: the numbers of its lines are of no use.
     found = explain_log([text.encode("utf-8", "surrogateescape")], "")
     if not found.sightings and not re.search(r"\s", text.strip()):
         if "/" in text or text.endswith(_SUFFIXES):
-            raise UsageError(f"there is no file {readable(text)}")
+            raise UsageError(f"{readable(text)}: no such file")
         raise UsageError(
-            f"{readable(text)!r} is no code, no check's name and no error text that I know; "
+            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
             "`ddpdiag checks` lists codes and names"
         )
     exit_code = _show(found)
@@ -65,7 +65,7 @@ def _show_page(code: str, before: str = "") -> None:
 
 def _standard_input() -> Iterator[bytes]:
     if sys.stdin is None:
-        raise UsageError("standard input is closed; give the log's name, or pipe it in")
+        raise UsageError("standard input is closed; give the log's name, or pipe the log in")
     if sys.stdin.isatty():
         complain("reading the log from the terminal; end it with Ctrl-D")
     try:

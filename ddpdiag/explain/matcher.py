@@ -18,19 +18,19 @@ from ddpdiag.stats import odd_ones_out
 
 
 class Call(NamedTuple):
-    """What ranks say that the collective of a number is; `elements` where all ranks must give as many."""
+    """The collective that ranks name under a number; `elements` where all ranks must give as many."""
 
     operation: str
     elements: int | None = None
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """A card's text in a log: how often, in which lines, and who printed it.
+    """A card's text in a log: how often, in which lines, and the ranks and hosts that printed it.
 
     `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
     `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `calls` are
     the different ones that ranks name of number `differing`, the most common one last. `line` is the first line,
-    `excerpt` what it says.
+    `excerpt` its text.
     """
 
     card: Card
@@ -49,7 +49,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What a text or a log says: the sightings, the one that explains the others first; `lines` were read."""
+    """What a text or a log contains: the sightings, the one that explains the others first; `lines` were read."""
 
     sightings: tuple[Sighting, ...]
     lines: int
@@ -57,24 +57,24 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_explained(self) -> bool:
-        """Does any of it say more than that another process failed?"""
+        """Does any of it show more than that another process failed?"""
         return any(one.card.role not in (Role.ECHO, Role.NOTE) for one in self.sightings)
 
 
 # A block is searched some hundred times: it should stay in the processor's cache.
 _BLOCK_BYTES = 1 << 18
-# Longer lines are progress bars and dumps; what is searched for stands near its anchor.
+# Longer lines are progress bars and dumps; what is searched for is near its anchor.
 _BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
 _LOOK_BACK = 400
 _EXCERPT = 300
-# Kinds of exceptions that are told apart; a log that raises more has another problem.
+# Kinds of exceptions that are distinguished; a log that raises more has another problem.
 _MOST_KINDS = 20
 _MOST_NAMES = 100_000
 # Of these every rank must give as many elements as the others. What has two sides is called differently on each.
 _EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})
 _TWO_SIDED = frozenset({"SEND", "RECV", "COALESCED"})
 _COLOUR = re.compile(rb"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
-# Before the anchor, this tells that NCCL goes on: a plug-in that is not there, a connection that is tried again.
+# Before the anchor, this shows that NCCL continues: without a missing plug-in, or with another try to connect.
 _TALK = b" NCCL INFO "
 _HARMLESS = (Role.HINT, Role.NOTE)
 _ORDER = {role: place for place, role in enumerate(Role)}
@@ -88,7 +88,7 @@ _PREFIXES = tuple(
         r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
         r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?",
         r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?",
-        # What counts is no host; but gpu01 and worker-01 are, since nobody counts so.
+        # Names with a counter (gpu1, worker1) are no hosts; gpu01 and worker-01 are, since counters have no leading 0.
         r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
         r"(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{0,60}\d[a-z0-9.-]{0,60}): ",
         r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[ \t]{1,4}",
@@ -106,7 +106,7 @@ _TABLE_HOST = re.compile(r"host {6}: (\S{1,100})")
 
 
 class Origin(NamedTuple):
-    """Who printed a line, as far as it says so."""
+    """The rank and host that printed a line, as far as the line shows them."""
 
     rank: int | None = None
     local_rank: int | None = None
@@ -166,7 +166,7 @@ class _Tally:
             last_line=self.last_line,
             excerpt=self.excerpt,
             ranks=tuple(sorted(self.ranks)),
-            # A global rank tells more than the local one, which torchrun's prefix adds.
+            # A global rank is more exact than the local one, which torchrun's prefix adds.
             local_ranks=() if self.ranks else tuple(sorted(self.local_ranks)),
             tasks=tuple(sorted(self.tasks)),
             hosts=tuple(self.hosts),
@@ -179,7 +179,7 @@ class _Tally:
 
 
 def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | None = None) -> Explanation:
-    """What the log says, read in `pieces` of any size; `source` is its name. Whatever is no UTF-8 is read as well."""
+    """What the log contains, read in `pieces` of any size; `source` is its name. It need not be UTF-8."""
     known = all_cards() if cards is None else cards
     matcher = _Matcher(known)
     for block in _blocks(pieces):
@@ -209,8 +209,8 @@ def _related(sightings: Sequence[Sighting], cards: Sequence[Card]) -> list[Sight
 def _in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     """What explains the others first: by role, then by line.
 
-    A rank that others waited for, and that waited itself, is not the one that is missing; who waited for such ranks
-    only comes after those who waited for others.
+    A rank that others waited for, and that waited itself, is not the missing one; ranks that waited only for such ranks
+    are listed after those that waited for others.
     """
     waits = [one for one in sightings if one.card.role is Role.WAIT]
     waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}
@@ -258,7 +258,7 @@ class _Matcher:
         self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
 
     def _hits(self, block: bytes) -> dict[int, tuple[int, list[tuple[Card, int]]]]:
-        """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors stand where."""
+        """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where."""
         lines: dict[int, tuple[int, list[tuple[Card, int]]]] = {}
         for card, anchor in self._cards:
             at = block.find(anchor)
@@ -312,7 +312,7 @@ def _window(line: bytes, at: int) -> str:
 
 
 def read_line(text: str) -> tuple[Origin, str]:
-    """Who printed the line, and what is left without the prefixes that launchers and loggers put before it."""
+    """The line's origin, and the line without the prefixes of launchers and loggers."""
     named: dict[str, str] = {}
     for _ in range(_MOST_PREFIXES):
         match = next((match for prefix in _PREFIXES if (match := prefix.match(text))), None)
@@ -328,6 +328,6 @@ def read_line(text: str) -> tuple[Origin, str]:
 
 
 def _table_origin(before: str, origin: Origin) -> Origin:
-    """The worker of which a line of torchrun's table of failures tells, from the lines before it."""
+    """The worker of a line of torchrun's table of failures, from the lines before it."""
     ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
     return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)

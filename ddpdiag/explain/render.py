@@ -1,4 +1,4 @@
-"""What a log or an error text says, for people: the first cause in full, then whatever follows from it."""
+"""What a log or an error text means, for people: the first cause in full, then its consequences."""
 
 import textwrap
 from collections.abc import Iterator
@@ -10,18 +10,22 @@ from ddpdiag.text import count, fold_hosts, fold_ranks
 
 _COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
 _SHOWN_NAMES = 8
-# Whoever reads further reads the log itself.
+# Beyond these, readers turn to the log itself.
 _SHOWN_FULL = 3
 
 _UNKNOWN = (
-    "Nothing here that I know. That does not mean that nothing is wrong: look for the first error of the rank that "
-    "ended first (torchrun --log-dir DIR --redirects 3 keeps each rank's output; NCCL_DEBUG=WARN and "
-    "TORCH_DISTRIBUTED_DEBUG=INFO make them say more), and let `ddpdiag check` look at the allocation itself."
+    "No known error found. The job may still have failed: look for the first error of the rank that ended first "
+    "(torchrun --log-dir DIR --redirects 3 keeps each rank's output; NCCL_DEBUG=WARN and TORCH_DISTRIBUTED_DEBUG=INFO "
+    "make it more detailed), and test the allocation itself with `ddpdiag check`."
 )
 _ECHOES = (
-    "These lines only say that somebody else failed; the first failure is not in this text, or I do not know it. Look "
-    "at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
+    "These lines only show that another process failed. The first failure is not in this text, or it is not a known "
+    "error. Look at the output of the ranks and hosts that are not named here, at the kernel's log (dmesg -T) and at "
     "sacct -j JOB -o JobID,State,ExitCode."
+)
+_HEALTHY = (
+    "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its "
+    "other ranks and hosts, and test the allocation itself with `ddpdiag check`."
 )
 
 
@@ -70,7 +74,7 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
 
 
 def _works(sighting: Sighting) -> str:
-    """Who is how far: the path of those behind through the code differs, or they hang before."""
+    """The last collective of each rank: ranks that are behind took another path in the code, or hang before it."""
     least, *others = sighting.works.items()
     told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (least, *others[-_SHOWN_FULL:])]
     return f"{'; '.join(told)}. {_ranks(least[1]).capitalize()} lag{'s' if len(least[1]) == 1 else ''} behind."
@@ -81,7 +85,7 @@ def _call(call: Call) -> str:
 
 
 def _calls(sighting: Sighting) -> str:
-    """What each side says that the collective is; a rank that differs from most is named."""
+    """The collective that each side names under the number; a rank that differs from most is named."""
     *odd, (_, most) = sighting.calls
     told = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
     rest = tuple(sorted(rank for _, ranks in odd for rank in ranks))
@@ -113,7 +117,7 @@ def _where(sighting: Sighting) -> str:
 
 
 def _who(sighting: Sighting) -> str:
-    """Who printed it: "ranks 0, 2; host n1", or nothing."""
+    """The ranks and hosts that printed it: "ranks 0, 2; host n1", or nothing."""
     parts = [_ranks(sighting.ranks)] if sighting.ranks else []
     if sighting.local_ranks:
         parts.append(f"local {_ranks(sighting.local_ranks)}")
@@ -137,6 +141,8 @@ def _plural(number: int, word: str) -> str:
 def _end(found: Explanation) -> str:
     if not found.sightings:
         return _UNKNOWN
+    if all(one.card.role is Role.NOTE for one in found.sightings):
+        return _HEALTHY.format("log" if found.source else "text")
     if not found.is_explained:
         return _ECHOES
     if not found.source:
@@ -145,6 +151,6 @@ def _end(found: Explanation) -> str:
     who = _who(first)
     start = f"Start with {first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"
     if first.card.role is Role.WAIT:
-        whom = f" {_ranks(first.missing)}" if first.missing else " whoever did not come"
-        return f"{start}: it only waited, so look at{whom}; `ddpdiag check` finds out who and why."
+        awaited = _ranks(first.missing) if first.missing else "the rank for which it waited"
+        return f"{start}: it only waited, so look at {awaited}; `ddpdiag check` finds the rank and the reason."
     return f"{start}; `ddpdiag explain {first.card.code}` is its page."

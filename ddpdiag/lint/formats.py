@@ -16,7 +16,7 @@ LINT_SCHEMA = "ddpdiag.lint/1"
 
 
 class LintFinding(Struct, frozen=True, kw_only=True):
-    """One pitfall at one place: `line` and `column` count from 1; `message` is what goes wrong, `fix` what to do."""
+    """One pitfall at one place: `line` and `column` count from 1; `message` is the problem, `fix` the remedy."""
 
     code: str
     name: str
@@ -29,7 +29,7 @@ class LintFinding(Struct, frozen=True, kw_only=True):
 
 
 class ScriptLine(Struct, frozen=True, kw_only=True):
-    """One script: how many findings its comments keep quiet, and why it was not judged (None: it was)."""
+    """One script: how many findings its comments ignore, and why it was not judged (None: it was)."""
 
     path: str
     ignored: int = 0
@@ -56,14 +56,14 @@ def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
     paragraphs = [_paragraph(each, max(width, LEAST_WIDTH), color=color) for each in shown]
     left_out = [script for script in report.scripts if script.not_judged is not None]
-    # Without `details`, only if that is all there is to say.
+    # Without `details`, only if there is nothing else to report.
     is_told = details or len(left_out) == len(report.scripts) == 1
     notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
     return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
 
 
 def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
-    """The place, the code and what goes wrong; below it what to do. The first line is not broken before its code."""
+    """The place and the code; below them the message and the fix. The first line is not broken before its code."""
     severity = finding.severity.value
     if color:
         severity = f"\x1b[1;{_COLORS[finding.severity]}m{severity}\x1b[0m"
@@ -80,17 +80,17 @@ def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
     counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
     faults = (Severity.ERROR, Severity.WARNING)
     said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
-    parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": nothing found" if judged else "")]
+    parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": no problems found" if judged else "")]
     if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
         parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
     if notes := counts[Severity.NOTE]:
-        parts.append(_count(notes, "hint") + ("" if details else " (--details)"))
+        parts.append(_count(notes, "note") + ("" if details else " (--details)"))
     if ignored := sum(script.ignored for script in report.scripts):
         parts.append(f"{ignored} ignored by comments")
     yield "; ".join(parts)
     first = next((each for each in report.findings if each.severity is not Severity.NOTE or details), None)
     if first is not None:
-        yield f"`ddpdiag explain {first.code}` says more, with sources."
+        yield f"`ddpdiag explain {first.code}` gives the reason and sources."
 
 
 def _count(number: int, word: str) -> str:

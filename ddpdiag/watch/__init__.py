@@ -1,1 +1,1 @@
-"""`ddpdiag watch`: start a training unchanged, and when it goes silent say which rank holds it up."""
+"""`ddpdiag watch`: start a training unchanged, and when it goes silent report which rank holds it up."""

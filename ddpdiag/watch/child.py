@@ -1,9 +1,9 @@
-"""The command as our child, started as if we were not there; its end becomes ours.
+"""The command as a child of `ddpdiag watch`, started as if it were not watched; its exit code is that of the watch.
 
-It stays in our process group and session, as under `env` and `nice`: what a terminal or a batch system sends to the
-group reaches it without us, SIGKILL among it. In a group of its own (tini, dumb-init) it would have to be handed the
-terminal, and would outlive `kill -9 -- -PGID`. A signal that was sent to us alone is passed on; one that the group has
-got is not, for a second SIGTERM keeps torchrun from ending its ranks. Which one it was, a process beside us shows.
+It stays in the process group and session of the watch, as under `env` and `nice`: a signal of a terminal or a batch
+system to the group reaches it directly, SIGKILL included. In a group of its own (tini, dumb-init) it would have to be
+given the terminal, and would outlive `kill -9 -- -PGID`. A signal to the watch alone is passed on, one to its group
+not, because a second SIGTERM keeps torchrun from ending its ranks. A probe process shows which one it was.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from ddpdiag.errors import Explained
 from ddpdiag.probes.host.kernel import PROC, read_pairs
 from ddpdiag.watch.processes import read_process
 
-# Passed on to the command. SIGUSR1 is a question to us.
+# Passed on to the command. SIGUSR1 requests a look.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (*ENDING, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
 AWAITED = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
 _SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
 _POLL_SECONDS = 0.1
-# As env, nohup and timeout leave (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
+# The exit codes of env, nohup and timeout (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
 _CANNOT_INVOKE, _NOT_FOUND = 126, 127
 # Python ignores these in itself; the command shall not.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -43,7 +43,7 @@ class NotStarted(Explained):
 
 
 class Signal(NamedTuple):
-    """A signal that we got, and whether the command got it, too."""
+    """A signal that this process received, and whether the command received it, too."""
 
     signum: int
     shared: bool
@@ -77,12 +77,12 @@ class Child:
         return Signal(info.si_signo, info.si_signo in PASSED and self._is_shared(info))
 
     def _is_shared(self, info: signal.struct_siginfo) -> bool:
-        """Has the command got it without us?"""
+        """Has the command received it directly?"""
         if self.is_over() or os.getpgid(self.pid) != os.getpgrp():
             return False
         seen = self._probe.received(info.si_signo)
         if seen:
-            signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) sends to us first, and then to the group, us among it
+            signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) signals this process first, then its group
         return info.si_code == _SI_KERNEL if seen is None else seen
 
     def is_over(self) -> bool:
@@ -102,14 +102,13 @@ class Child:
 
 
 class SignalProbe:
-    """A process in our group that shows whether a signal was sent to us alone, or to the whole group as well.
+    """A process of the same group that shows whether a signal was sent to this process alone, or to the whole group.
 
-    A signal says who has sent it, and not to whom: `kill -- -PGID` of a shell looks like `kill PID`; `timeout` sends to
-    us and to the group; slurmstepd to the group (proctrack/pgid), to its own children only (proctrack/cgroup) or to
-    every process of the step (SignalChildrenProcesses); systemd and `docker stop` as they are set up. So a `cat` of our
-    group waits with all signals blocked for the end of a pipe that we hold, and so ends with us however we end. What
-    was sent to the group is pending there (ShdPnd of proc(5)), and does not go away by itself, so that it is replaced
-    each time.
+    A signal carries its sender, not its target: `kill -- -PGID` of a shell looks like `kill PID`; `timeout` sends to
+    this process and to the group; slurmstepd to the group (proctrack/pgid), to its own children only (proctrack/cgroup)
+    or to every process of the step (SignalChildrenProcesses); systemd and `docker stop` as configured. So a `cat` in
+    the group waits, with all signals blocked, for the end of a pipe that this process holds, and ends whenever this
+    process ends. A signal to the group is pending there (ShdPnd of proc(5)), and stays so: the `cat` is replaced then.
     """
 
     def __init__(self) -> None:
@@ -119,7 +118,7 @@ class SignalProbe:
         self._start()
 
     def received(self, signum: int) -> bool | None:
-        """Did a signal that we have just got reach it, too? None if it is not there."""
+        """Did a signal that this process has just received reach it, too? None if it does not run."""
         bit, end = 1 << signum - 1, time.monotonic() + _PROBE_SECONDS
         while (pending := self._pending()) is not None and not pending & bit:
             if time.monotonic() > end:
@@ -128,11 +127,11 @@ class SignalProbe:
         self._replace()
         if pending is None:
             return None
-        self._simultaneous = pending & ~bit  # they came at the same time, and we are told one after the other
+        self._simultaneous = pending & ~bit  # sent at the same time, received one after the other
         return True
 
     def forget(self) -> None:
-        """No signal reached us: what is pending now was for it alone, as by `pkill cat`, and is no sign later."""
+        """This process received no signal: what is pending was for the probe alone (`pkill cat`), and means nothing."""
         if self._pending() and not signal.sigpending():
             self._replace()
 
@@ -168,7 +167,7 @@ class SignalProbe:
             os.close(held)
 
     def _pending(self) -> int | None:
-        """Signals that wait for it, as a mask; None if it is not there."""
+        """Signals that are pending there, as a mask; None if it does not run."""
         if self._pid is None:
             return None
         status = read_pairs(PROC / str(self._pid) / "status", ":")
@@ -178,8 +177,8 @@ class SignalProbe:
 
 
 def end_all(command: Child, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> str:
-    """SIGTERM to the command and to those of its peers on this host, which end their ranks; what is left after the
-    grace is killed. A sentence if some may not be."""
+    """SIGTERM to the command and to those of its peers on this host, which end their ranks; what still runs after the
+    grace is killed. A sentence if a signal is refused."""
     command.send(signal.SIGTERM)
     for pid in others:
         _kill(pid, signal.SIGTERM)
@@ -195,7 +194,7 @@ def end_all(command: Child, others: Sequence[int], living: Callable[[], Sequence
 
 
 def _kill(pid: int, signum: int) -> bool:
-    """False if it may not be signalled by us, as what sudo starts."""
+    """False if the signal is not permitted, as to a process that sudo started."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -207,15 +206,15 @@ def _kill(pid: int, signum: int) -> bool:
 
 def _refused(pids: Sequence[int]) -> str:
     known = [f"pid {pid} ({readable(process.name)})" for pid in pids if (process := read_process(pid)) is not None]
-    return f"{', '.join(known) or 'what was started'} may not be signalled by user {os.geteuid()}."
+    return f"user {os.geteuid()} is not permitted to signal {', '.join(known) or 'its processes'}."
 
 
 def leave_as(status: int) -> int:
-    """The exit code of a command that exited; one that a signal killed takes us along, by the same signal."""
+    """The exit code of a command that exited; if a signal killed it, this process ends by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its core dump is not to be overwritten by ours
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a second core dump must not overwrite the command's
     if -code != signal.SIGKILL:
         signal.signal(-code, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])

@@ -1,8 +1,8 @@
-"""`ddpdiag watch`: start the command and watch it, or judge what an earlier watch kept.
+"""`ddpdiag watch`: start the command and watch it, or judge what an earlier watch saved.
 
 Signals are passed on, and the ranks are looked at when the command has written nothing for too long: once for each
-silence, and again after twice, four times ... the patience, so that a hang is not told for ever. Time in which we were
-stopped ourselves does not count.
+silence, and again after twice, four times ... the patience, so that a hang is not reported endlessly. Time in which
+this process itself was stopped does not count.
 """
 
 import math
@@ -38,17 +38,17 @@ from ddpdiag.watch.report import Reporter
 from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
 
 _POLL_SECONDS = 1.0
-# A turn of the loop that took so much longer than it should: we, or the whole machine, stood still.
+# A turn of the loop that took so much longer than expected: this process, or the whole machine, was stopped.
 _GAP_SECONDS = 4.0
 # torchrun gives its ranks 30 s; a job that hangs will not use them.
 GRACE_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
 _DRAIN_POLL_SECONDS = 0.05
 _REMOTE_LAUNCHER = (
-    "--flight-recorder: {} below the command may start ranks on other hosts, and NCCL ends a rank that cannot make its "
-    "pipe, for which we made the directory on this host only; start us behind it, on each host."
+    "--flight-recorder: {} below the command may start ranks on other hosts. NCCL ends a rank that cannot make its "
+    "pipe, and the directory for it exists on this host only; start `ddpdiag watch` behind it, on each host."
 )
-# Who imports for longer hangs in it.
+# A rank that imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
 
 
@@ -78,7 +78,7 @@ class Silence:
         return silent_seconds >= self._next
 
     def looked(self) -> None:
-        """A look was taken: the next one comes after twice the time."""
+        """A look was taken: the next one is due after twice the time."""
         self.number += self.looks == 0
         self.looks += 1
         self._next *= 2
@@ -126,7 +126,7 @@ class Watch:
     def _watch_safely(self) -> None:
         try:
             self._watch()
-        except Exception:  # noqa: BLE001 - an edge: a bug of ours must not end somebody's training
+        except Exception:  # noqa: BLE001 - an edge: a bug in ddpdiag must not end a training
             self.bug = traceback.format_exc()
 
     def _note_gap(self) -> None:
@@ -185,7 +185,7 @@ class Watch:
             self._since = time.monotonic() - posted
         elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
-        # What goes on while we look was seen at several moments, and nothing fits together.
+        # If the job continued during the look, the ranks were seen at different moments.
         if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
         why = self._why_not_kill(stall) if self._wanted.how.kill else ""
@@ -200,8 +200,8 @@ class Watch:
         if progress_age(stall) is not None or self._output.files in self._monitor.active:
             return ""
         if not self._monitor.active:
-            files = f", nor in {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
-            return f"Not ended: nothing was ever heard of the command{files}, so that silence is no sign."
+            files = f", nor to {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
+            return f"Not ended: the command has never written to its output{files}, so silence is no sign of a hang."
         if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
         return ""
@@ -240,15 +240,14 @@ class Watch:
 
 _LEAST_STALL = 1.0
 _UNOBSERVED = (
-    "Standard output and error go where nothing shows that they are written to (/dev/null), and no --output names "
-    "another file."
+    "Standard output and error go where writes cannot be seen (/dev/null), and no --output names another file."
 )
 
 
 def run(command: Sequence[str], how: WatchOptions) -> int:
-    """Start the command, watch it, and leave as it does."""
+    """Start the command, watch it, and exit as it does."""
     if not command[0]:
-        raise UsageError("the command to watch is empty: expected it after --, such as torchrun train.py")
+        raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
     refuse_remote_launchers(command, flight_recorder=how.flight_recorder)
     if not math.isfinite(how.stall) or how.stall < _LEAST_STALL:
         raise UsageError(f"--stall {how.stall:g}: expected {_LEAST_STALL:g} s or more")
@@ -256,7 +255,7 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
     written = open_output(how.output)
     if how.kill and not written.sinks and not how.flight_recorder:
         raise UsageError(
-            f"--kill: {_UNOBSERVED} Give --output FILE, or --flight-recorder: else a healthy job would be killed"
+            f"--kill: {_UNOBSERVED} Give --output FILE, or --flight-recorder: otherwise a healthy job would be killed"
         )
     notes = () if written.sinks else (_UNOBSERVED,)
     folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if how.flight_recorder else None
@@ -273,7 +272,7 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
     if watching.bug is not None:
-        complain("a bug in ddpdiag ended the watching, not the command; please report what follows:\n" + watching.bug)
+        complain("a bug in ddpdiag ended the watching, not the command; please report this text:\n" + watching.bug)
     if watching.killed is not None:
         return watching.killed
     return 0 if child.status is None else leave_as(child.status)

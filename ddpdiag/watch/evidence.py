@@ -37,7 +37,7 @@ from ddpdiag.probes.host.programs import run_bounded
 _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MOST_CHARACTERS = 160
-_LATE = "py-spy did not answer in time"
+_LATE = "py-spy did not respond in time"
 _NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
 _SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
@@ -73,7 +73,7 @@ _threads: msgspec.json.Decoder[tuple[_Thread, ...]] = msgspec.json.Decoder(tuple
 
 
 def find_py_spy() -> str | None:
-    """The program: beside our own Python, as pip installs it, else in PATH."""
+    """The program: beside this Python, where pip installs it, else in PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -86,11 +86,11 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
     if seen.main or not (PROC / str(pid)).exists():
         return seen
     refused = seen.refused or not _readable(pid)
-    return seen._replace(trouble=f"its memory may not be read: {refusal(pid)}") if refused else seen
+    return seen._replace(trouble=f"reading its memory is not permitted: {refusal(pid)}") if refused else seen
 
 
 def _readable(pid: int) -> bool:
-    """May we see its mappings? Where py-spy gives another reason, this is the true one."""
+    """Are its memory mappings readable? If not, this is the true reason, whatever py-spy prints."""
     try:
         with (PROC / str(pid) / "maps").open("rb") as file:
             return bool(file.read(1))
@@ -121,7 +121,7 @@ def _once(program: str, pid: int, end: float) -> Stacks:
     try:
         return _read(_threads.decode(said.out), pid)
     except msgspec.DecodeError as error:
-        return Stacks(trouble=f"py-spy wrote something unknown: {error}")
+        return Stacks(trouble=f"unexpected output of py-spy: {error}")
 
 
 def _failed(said: str) -> Stacks:
@@ -149,18 +149,18 @@ def refusal(pid: int, root: Path = PROC) -> str:
     """Why the memory of a process may not be read, and which setting helps, as one sentence without its full stop.
 
     What the kernel asks (ptrace(2), "Ptrace access mode checking"): CAP_SYS_PTRACE, or the same user, a process that is
-    dumpable, and none of its capabilities beyond ours; then Yama, if it is there, whether we are its ancestor.
+    dumpable, and no capabilities beyond those of this process; then Yama, if it is there, whether this is an ancestor.
     """
     own, other = read_pairs(root / "self" / "status", ":"), read_pairs(root / str(pid) / "status", ":")
     if _capabilities(own, "CapEff") & _SYS_PTRACE:
-        return f"although we have CAP_SYS_PTRACE: a security module or a container's seccomp profile forbids it; {_ASK}"
+        return f"a security module or a container's seccomp profile forbids it despite CAP_SYS_PTRACE; {_ASK}"
     users = other.get("Uid", "").split()
     if users and set(users) != {str(os.geteuid())}:
-        return f"it runs as user {users[0]}, we as user {os.geteuid()}: start both as one user, or {_ASK}"
+        return f"it runs as user {users[0]}, ddpdiag as user {os.geteuid()}: start both as one user, or {_ASK}"
     if _is_undumpable(pid, users, root):
         return f"it is not dumpable (prctl PR_SET_DUMPABLE, or a program with capabilities of its own): {_ASK}"
     if _capabilities(other, "CapPrm") & ~_capabilities(own, "CapPrm"):
-        return f"it has capabilities that we lack: {_ASK}"
+        return f"it has capabilities that ddpdiag lacks: {_ASK}"
     scope = read_int(root / "sys" / "kernel" / "yama" / "ptrace_scope")
     if scope:
         helps = "" if scope == 3 else f" (as root: sysctl kernel.yama.ptrace_scope=0), or {_ASK}"
@@ -195,8 +195,8 @@ _PIPE_STEM, _FILE_STEM = "ask-", "rank-"
 # Ranks time out within moments of each other.
 _SETTLED_SECONDS = 1.0
 _NO_PIPE = (
-    "it has no process group that can be asked: only the older class of NCCL's can; the one that torch takes from 2.15 "
-    "on, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
+    "its process group cannot be asked for its recorder: only the older class for NCCL can; the one that torch 2.15 "
+    "and newer use, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
 )
 _LARGEST_BYTES = 64 << 20
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
@@ -244,7 +244,7 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0
         return f"{stem}{rank}.pipe: {error.strerror or error}"
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return f"{stem}{rank}.pipe is no pipe"
+            return f"{stem}{rank}.pipe is not a pipe"
         with contextlib.suppress(BlockingIOError):  # full of questions that were not read
             os.write(descriptor, b"1\n")
     finally:
@@ -258,7 +258,7 @@ def recorder_answer(asked: Asked, end: float) -> TraceDump | str:
         if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
             return trace
         time.sleep(0.05)
-    return "it did not answer in time: stopped, or its heartbeat thread hangs, too"
+    return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"
 
 
 def _seen_from(pid: int, path: str, root: Path) -> Path:
@@ -292,7 +292,7 @@ def load_trace(data: bytes) -> TraceDump | None:
         return read_dump(_PlainData(io.BytesIO(data)).load())
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError):
         return None
-    except (MemoryError, OverflowError, RecursionError):  # a length that nobody wrote
+    except (MemoryError, OverflowError, RecursionError):  # an impossible length
         return None
 
 

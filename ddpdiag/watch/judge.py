@@ -1,6 +1,6 @@
-"""What a look at a silent training means: who holds it up, and why.
+"""What a look at a silent training means: which rank holds it up, and why.
 
-Where all wait alike, nobody on this host is named: the one that is missing runs on another one, or a message was lost.
+If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost.
 """
 
 from collections import defaultdict
@@ -28,7 +28,6 @@ from ddpdiag.watch.model import (
     is_importing,
     place_of,
     ranks_at,
-    subject,
     waiting_text,
 )
 from ddpdiag.watch.rules import PATHS_FIX, RULES
@@ -40,14 +39,14 @@ _SLACK_SECONDS = 10.0
 
 
 def is_start(stall: Stall) -> bool:
-    """Are ranks still importing, and nobody waits for anything but them?"""
+    """Are ranks still importing, and all others wait for them?"""
     activities = activities_of(stall)
     at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
     return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
 
 
 def progress_age(stall: Stall) -> float | None:
-    """Seconds since any rank posted a collective, as far as flight recorders say."""
+    """Seconds since any rank posted a collective, as far as flight recorders show."""
     return min((seen.posted_seconds for seen in stall.ranks if seen.posted_seconds is not None), default=None)
 
 
@@ -61,9 +60,9 @@ def judged(stall: Stall) -> Judged:
 
 
 def _undecided(stall: Stall, activities: Activities) -> Judged:
-    """Nothing tells the ranks apart."""
+    """The ranks do not differ."""
     if not stall.ranks:
-        message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them is Python."
+        message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return Judged(title="no rank was found", message=message)
     waiting = ranks_at(activities, Activity.WAITING)
     if len(waiting) == len(stall.ranks):
@@ -73,18 +72,18 @@ def _undecided(stall: Stall, activities: Activities) -> Judged:
         return Judged(
             title=f"{who} wait for their data",
             message="Every rank waits for its data loader, and its workers are alive.",
-            fix="Look at where the data comes from: a file system, a download, memory; try num_workers=0.",
+            fix="Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
     unseen = ranks_at(activities, Activity.UNSEEN)
     if unseen:
-        nothing = f"nothing says where {subject(unseen, 'stands', 'stand')}"
-        waits = f"{waiting_text(stall, waiting)}, and " if waiting else ""
-        message = "The stacks of these ranks cannot be seen, and their states and use of cores do not tell them apart."
-        return Judged(title=waits + nothing, message=message, fix="Let the stacks be seen (a note says how).")
+        unknown = f"no stack of {ranks_text(unseen)} can be read"
+        waits = f"{waiting_text(stall, waiting)}; " if waiting else ""
+        message = "These ranks show no stack, and their states and use of cores do not distinguish them."
+        return Judged(title=waits + unknown, message=message, fix="Make the stacks readable (a note shows how).")
     return Judged(
-        title="nothing tells the ranks apart",
-        message="No rank of this host is known to wait for another one, and most do not stand in one place.",
-        fix="If the job is silent for so long when all is well, give a longer --stall.",
+        title="no rank differs from the others",
+        message="No rank of this host is known to wait for another one, and most are not at one place in the code.",
+        fix="If a healthy run of the job is silent for so long, give a longer --stall.",
     )
 
 
@@ -95,7 +94,7 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
         return Judged(
             named=found.ranks,
             title="the ranks wait in different collectives",
-            message=f"{capitalised('; '.join(parts))}: their paths through the code differ.",
+            message=f"{capitalised('; '.join(parts))}: they took different paths in the code.",
             fix=PATHS_FIX,
         )
     what = calls_text(stall, waiting)
@@ -108,8 +107,8 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
         )
     return Judged(
         title=f"all ranks wait in {what}",
-        message="Nobody is missing, and still it does not end: a message does not arrive, or was not sent.",
-        fix="Look at what the ranks share: network, firewall, interface, the ways between GPUs (`ddpdiag check`).",
+        message="No rank is missing, but the collective does not end: a message does not arrive, or was not sent.",
+        fix="Look at what the ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
     )
 
 
@@ -129,7 +128,7 @@ def _group_text(seen: RankSeen) -> str:
     """What one rank does, without what differs between ranks that do the same."""
     process = seen.process
     if process is None:
-        return "gone"
+        return "ended"
     text = state_text(process) + (f" in {place_of(process)})" if process.stack else "")
     if not process.stack and process.wchan:
         text += f" in the kernel's {process.wchan}"
@@ -234,14 +233,14 @@ def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]
     newest = {stall.host: stall for stall in sorted(stalls, key=lambda stall: (not stall.guessed, stall.unix_seconds))}
     out = [stall for host, stall in newest.items() if all(other.host != host for other in joined)]
     if nameless := [stall.host for stall in out if stall.guessed]:
-        yield f"Left out: {names_text(nameless)}, where nothing names the ranks."
+        yield f"Left out: {names_text(nameless)}, where no variable names the ranks."
     by_age: dict[str, list[str]] = {}
     for stall in out:
         if not stall.guessed:
             by_age.setdefault(f"{joined[0].unix_seconds - stall.unix_seconds:.0f}", []).append(stall.host)
     for age, hosts in by_age.items():
-        which = f"{names_text(hosts)}, which looked {age} s before"
-        yield f"Left out: {which}: at another silence, or by a clock that is off."
+        which = f"{names_text(hosts)}, with a look {age} s earlier"
+        yield f"Left out: {which}: it belongs to another silence, or a clock is wrong."
 
 
 def _places(stalls: Sequence[Stall]) -> Iterator[str]:

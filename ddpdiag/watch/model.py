@@ -1,4 +1,4 @@
-"""What `ddpdiag watch` sees of a training that says nothing any more, what it makes of that, and what each rank does.
+"""What `ddpdiag watch` sees of a training that writes nothing any more, its judgement, and what each rank does.
 
 What a rank does shows from its stack and its process: it waits in a collective, for its data, or is elsewhere. Of a CPU
 job a rank that waits sleeps. Of a GPU job any Python line may be one that waits: `loss.item()` waits for a kernel of
@@ -34,9 +34,9 @@ class Helper(Struct, frozen=True, kw_only=True):
 
 
 class RankSeen(Struct, frozen=True, kw_only=True):
-    """One rank of this host, as it stood.
+    """One rank of this host, as it was seen.
 
-    `process` is None if it was gone by then; its `state` is D only if it was in the same place a moment before.
+    `process` is None if it had ended by then; its `state` is D only if it was in the same place a moment before.
     `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
     a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
     has no stack; then `threads` are its threads as "name (state)", most frequent first. `collectives` is as in
@@ -100,10 +100,10 @@ class RankGroup(Struct, frozen=True, kw_only=True):
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """What a look means: who holds the others up, and why; no ranks where the evidence cannot decide.
+    """What a look means: the ranks that hold up the others, and why; no ranks where the evidence cannot decide.
 
-    `named` may hold a rank although nobody is at fault: it is the one for which the others wait. `moving` says that
-    some rank goes on.
+    `named` may hold a rank although none is at fault: it is the one for which the others wait. `moving` is set where
+    some rank continues.
     """
 
     title: str
@@ -132,7 +132,7 @@ _LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py"
 _LOADER_FILE = "dataloader.py"
 # The loader's own frames stand outside of those of the queue that it waits for.
 _LOADER_DEPTH = 12
-# Who waits asleep uses nothing; a watchdog thread or two take some per cent.
+# A rank that waits asleep uses nothing; a watchdog thread or two use some per cent.
 IDLE_CORES = 0.2
 BUSY_CORES = 0.6
 # An import on a busy machine or file system still uses this much.
@@ -285,7 +285,7 @@ def doing_text(seen: RankSeen) -> str:
     """Such as "running, holding the GIL, in spin (train.py:7)"."""
     process = seen.process
     if process is None:
-        return "gone"
+        return "no longer running"
     use = ", using a core" if is_busy(seen) else ""
     gil = ", holding the GIL" if seen.holds_gil else ""
     return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")

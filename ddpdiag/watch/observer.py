@@ -1,6 +1,6 @@
-"""Who the ranks of a command are, over its whole life, and one look at all of them.
+"""The processes that are ranks of a command, over its whole life, and one look at all of them.
 
-To find the processes costs reading /proc, of which as much is done as fits into a fiftieth of the time.
+The processes are found by reading /proc, which is limited to a fiftieth of the time.
 """
 
 import os
@@ -62,7 +62,7 @@ class Observer:
         self.remote_launcher = ""
 
     def refresh(self) -> None:
-        """Look who is there, if it is time to."""
+        """Find the processes of the command again, if it is time to."""
         begin = time.monotonic()
         if begin < self._again:
             return
@@ -80,7 +80,7 @@ class Observer:
         self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
-        """A rank that is no longer there, while all that were there with it go on, or nobody is, is lost, and stays."""
+        """These ranks, and lost ones: a rank that ended is kept while the other ranks continue, or none is found."""
         before = self._ranks
         if before.guessed or not before.ranks:
             return now
@@ -92,9 +92,9 @@ class Observer:
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
     def living(self, spared: Sequence[int] = ()) -> list[int]:
-        """All processes of the command that are still there, also those whose parent is gone.
+        """All processes of the command that still run, also those whose parent has ended.
 
-        Of what was started by `spared` nothing; then orphans are left out, for they may be theirs.
+        Without the processes that `spared` started; orphans are then left out, because `spared` may have started them.
         """
         self._find()
         wanted = {(process.pid, process.start) for process in self._processes}
@@ -119,7 +119,7 @@ class Observer:
         stacks = {rank: pool.submit(stacks_of, program, process.pid, end) for rank, process in ranks.items()}
         dumps = {rank: _result(stack, end, _LATE) for rank, stack in stacks.items()}
         traced = _result(traces, end, {})
-        cards, unseen = _result(gpus, end, ((), "NVML did not answer in time")) if gpus is not None else ((), "")
+        cards, unseen = _result(gpus, end, ((), "NVML did not respond in time")) if gpus is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
         time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
         seen = tuple(
@@ -205,7 +205,7 @@ def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
     try:
         said = run_bounded([sys.executable, "-m", "ddpdiag.probes.gpu.nvml"], end)
-        return ((), "NVML did not answer in time") if said is None else (_gpus.decode(said.out), "")
+        return ((), "NVML did not respond in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"
 

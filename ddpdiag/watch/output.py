@@ -1,9 +1,9 @@
-"""When did the command last write something, without coming between it and its reader?
+"""When did the command last write something, observed without changing what its reader gets?
 
-What it writes to is left as it is wherever that shows by itself when it was written to. A file grows. A terminal's
-device notes the time, in steps of 8 s (tty_update_time in drivers/tty/tty_io.c), so that the command keeps the very
-terminal: its width, its colours, its signals. A pipe shows nothing (since Linux 6.15 not even a time): the command gets
-another one, which one thread for each empties into it, byte by byte as they come. `/dev/null` shows nothing at all.
+The command's output stays as it is wherever writes can be seen from outside. A file grows. A terminal's device notes
+the time, in steps of 8 s (tty_update_time in drivers/tty/tty_io.c), so the command keeps that terminal: its width, its
+colours, its signals. A pipe shows nothing (since Linux 6.15 not even a time), so the command gets another pipe, and a
+thread copies each byte from it to the original one. `/dev/null` shows nothing at all.
 """
 
 import array
@@ -33,10 +33,10 @@ class Sink(Protocol):
     """Something that shows when it was written to."""
 
     def last_write(self) -> float | None:
-        """When it last was, on the clock of time.monotonic, if that is later than what it said before."""
+        """When it last was, on the clock of time.monotonic, if that is later than the last answer."""
 
     def forget(self) -> None:
-        """What comes now is our own: forget it."""
+        """The newest writes are those of ddpdiag itself: forget them."""
 
 
 class FileSink:
@@ -66,7 +66,7 @@ class FileSink:
 
 
 class TerminalSink:
-    """A terminal, by its device's time: what was written is at most 8 s older than what is said."""
+    """A terminal, by its device's time: the write is at most 8 s older than the time returned."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -90,7 +90,7 @@ class TerminalSink:
 
 
 class Relay:
-    """A pipe for the command in front of one that others gave us; its reader may leave, and then so does the command's.
+    """A pipe for the command in front of the original one; when its reader closes it, the command's is closed, too.
 
     `descriptor` is the command's end.
     """
@@ -114,7 +114,7 @@ class Relay:
             try:
                 self._put(memoryview(chunk))
                 self._carried = time.monotonic()
-            except OSError:  # the reader left: as without us, the command's next write tells it (SIGPIPE)
+            except OSError:  # the reader closed it: the command's next write fails, as if unwatched (SIGPIPE)
                 break
         os.close(self._inner)
 
@@ -124,7 +124,7 @@ class Relay:
             while rest:
                 try:
                     rest = rest[os.write(self._outer, rest) :]
-                except BlockingIOError:  # whoever shares the pipe with us made it non-blocking
+                except BlockingIOError:  # another process that shares the pipe made it non-blocking
                     select.select([], [self._outer], [])
         finally:
             self._since = None
@@ -134,7 +134,7 @@ class Relay:
         return last or None
 
     def forget(self) -> None:
-        """What we write goes past it."""
+        """What ddpdiag itself writes does not pass through it."""
 
     def blocked_seconds(self) -> float:
         """For how long its reader has taken nothing, though there is something."""
@@ -144,7 +144,7 @@ class Relay:
     def is_owing(self, quiet_seconds: float, ended: float = 0.0) -> bool:
         """Is there something that was written and not passed on, or was there, or the command, so short a time ago?
 
-        What has ended may have left a process of its own that holds the pipe open and says nothing.
+        A command that has ended may have a child that holds the pipe open and writes nothing.
         """
         if not self._thread.is_alive():
             return False
@@ -164,7 +164,7 @@ class CommandOutput(Struct):
 
 
 def open_output(patterns: Sequence[str]) -> CommandOutput:
-    """Look at what our own output goes to; `patterns` are names of files that the command writes beside it."""
+    """The output of this process, which the command gets; `patterns` are names of other files that it writes."""
     sinks: list[Sink] = []
     relays: dict[int, Relay] = {}
     known: dict[tuple[int, int], int] = {}
@@ -188,7 +188,7 @@ def open_output(patterns: Sequence[str]) -> CommandOutput:
 
 
 class OutputMonitor:
-    """A thread for each sink: a file system that does not answer holds up its own sink, and nobody else.
+    """A thread for each sink: a file system that does not respond holds up its own sink only.
 
     `active` are the sinks that were written to at all.
     """
@@ -229,7 +229,7 @@ class OutputMonitor:
 
     @contextlib.contextmanager
     def ignoring(self) -> Iterator[None]:
-        """While this is open we write ourselves. It never waits: each sink forgets what came at its own next turn."""
+        """While this is open, ddpdiag itself writes. Without waiting: each sink forgets them at its next turn."""
         self._reports += 1
         self._reporting = True
         try:

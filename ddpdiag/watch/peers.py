@@ -1,10 +1,10 @@
 """One report for each host, however many `ddpdiag watch` run there: `srun ddpdiag watch -- python train.py`.
 
-Those of one job meet at an abstract Unix socket, which has no file and goes with the process. The first one there
-leads: the others tell it once a second which process they started and how long that was silent, and it looks at all
-ranks of the host. Mostly rank 0 prints and the others do not: the silence that counts is the shortest. A peer that gets
-no answer from the leader (it is stopped, or another user has taken the name) leads itself, and so does one that it
-refuses: two trainings may run in one step, and then both have a peer of the same number.
+Those of one job use one abstract Unix socket, which has no file and ends with its process. The first one leads: once a
+second the others send it the process that they started and how long that was silent, and it looks at all ranks of the
+host. Mostly only rank 0 prints, so the shortest silence counts. A peer that gets no answer from the leader (it is
+stopped, or another user has taken the name) leads itself, and so does one that the leader refuses: two trainings may
+run in one step, and then both have a peer of the same number.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("MASTER_ADDR", "MASTER_PORT", "RANK"),
 )
-# What tells one of a launch from the others, and one launch from another.
+# What distinguishes the peers of one launch, and one launch from another.
 _NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 _RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 _ACCEPTED, _REFUSED = b"1", b"0"
@@ -47,7 +47,7 @@ class Identity(Struct, frozen=True):
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """What a peer tells: the process that it started, how long it was silent, and whether a look is wanted."""
+    """What a peer sends: the process that it started, how long it was silent, and whether a look is requested."""
 
     pid: int
     silent_seconds: float
@@ -80,13 +80,13 @@ def job_name(env: Mapping[str, str]) -> str | None:
 
 
 def identity(env: Mapping[str, str], *, kill: bool) -> Identity:
-    """What tells us from our peers, by the environment."""
+    """What distinguishes this process from its peers, by the environment."""
     number = "/".join(env.get(name, "") for name in _NUMBERS)
     return Identity(number, digest(*(env.get(name, "") for name in _RUNS)), kill)
 
 
 class Peers:
-    """The other `ddpdiag watch` of one launch on this host: leads them, or tells the one that does."""
+    """The other `ddpdiag watch` of one launch on this host: leads them, or reports to their leader."""
 
     def __init__(self, name: str | None, who: Identity) -> None:
         self._who = who
@@ -105,17 +105,17 @@ class Peers:
             self._socket.bind(self._address)
         except OSError:
             with contextlib.suppress(OSError):
-                self._socket.bind("")  # a name of our own, so that we can be answered
+                self._socket.bind("")  # any free name, so that the leader can answer
             return False
         return True
 
     def request_look(self) -> None:
-        """A look is wanted, now."""
+        """A look is requested, now."""
         self._asked = True
         self._told = 0.0
 
     def exchange(self, pid: int, silent_seconds: float) -> PeersSeen:
-        """Receive what there is, and tell the leader if it is time to."""
+        """Receive all messages, and send one to the leader if it is time to."""
         self._receive()
         if not self._leads:
             self._tell(Message(pid, silent_seconds, self._asked, self._who))
@@ -136,7 +136,7 @@ class Peers:
         return {pid: (at, message) for pid, (at, message) in self._messages.items() if now - at < _PATIENCE_SECONDS}
 
     def _is_peer(self, message: Message) -> bool:
-        """Is it of our launch, and nobody's double?"""
+        """Does it belong to the same launch, with a number that no other peer has?"""
         others = [self._who.number, *(own.who.number for pid, (_, own) in self._fresh().items() if pid != message.pid)]
         return message.who.run == self._who.run and message.who.number not in others
 
@@ -180,21 +180,21 @@ class Peers:
             self._leads = True
 
     def _lead(self) -> None:
-        """The leader is gone: take its place, or else find out at the next turn who has."""
+        """The leader has ended: take its place, or find the new leader at the next turn."""
         self._socket.close()
         self._socket = _open_socket()
         self._answered = time.monotonic()
         self._leads = self._bind()
 
     def close(self) -> None:
-        """Leave: whoever tells us something next will lead."""
+        """Close the socket: the next peer that sends a message here becomes the leader."""
         self._socket.close()
 
 
 def _open_socket() -> socket.socket:
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     opened.setblocking(False)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel says who has sent
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel adds the sender
     return opened
 
 

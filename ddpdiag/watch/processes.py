@@ -28,13 +28,13 @@ _SPAWNED = "from multiprocessing.spawn import spawn_main"
 # torch gives its processes names (pt_main_thread), which count where the program's file is not shown.
 _PYTHONS = ("python", "pypy", "pt_")
 
-# Variables that say who a process is, and where its flight recorder is.
+# Variables that show the rank of a process, and where its flight recorder is.
 _KEPT = (*RANK_NAMES, *WORLD_NAMES, "LOCAL_RANK", "SLURM_STEP_ID", PIPE_NAME, *FILE_NAMES)
 
 
 class Process(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
-    tells it from every other one.
+    identifies it.
 
     `env_start` is where its environment lies: elsewhere after each exec, 0 where that is not shown.
     """
@@ -62,7 +62,7 @@ def start_unix_seconds(process: Process) -> float:
 
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:
-    """One process, or None if it is gone; fields 2-4, 22 and 50 of proc(5)."""
+    """One process, or None if it has ended; fields 2-4, 22 and 50 of proc(5)."""
     name, fields = stat_of(root / str(pid))
     if len(fields) < 20:
         return None
@@ -234,7 +234,7 @@ class KnownProcesses:
                 self.variables = self.variables or {n: v for n, v in env.items() if is_recorded(n)}
 
     def environ(self, process: Process) -> Mapping[str, str]:
-        """Those of its variables that say who it is, and where its flight recorder is."""
+        """Those of its variables that show its rank, and where its flight recorder is."""
         known = self._known.get((process.pid, process.start))
         return known.environ if known is not None else {}
 

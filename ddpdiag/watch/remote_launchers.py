@@ -21,7 +21,7 @@ LAUNCHERS = frozenset(
 # These may as well do something else beside a training, as git does with ssh.
 REMOTE_SHELLS = frozenset({"ssh", "rsh", "pdsh", "clush"})
 _REMOTE = LAUNCHERS | REMOTE_SHELLS
-# What trains, or starts ranks on this host: the words behind it say nothing of launchers.
+# Programs that train, or start ranks on this host: the words behind them name no launchers.
 _TRAINS_HERE = re.compile(r"(python|pypy)[\d.]*t?|torchrun|accelerate|deepspeed|.*\.py")
 _WORD = re.compile(r"[;&|(){}`]|[^\s;&|(){}`]+")
 _SEPARATORS = ";&|(){}`"
@@ -53,7 +53,7 @@ def in_script(text: str) -> tuple[int, str] | None:
 
 
 def _started(line: str) -> Iterator[str]:
-    """The words of a line of a script that stand where a shell expects a command."""
+    """The words of a line of a script at places where a shell expects a command."""
     expected = True
     for word in _WORD.findall(line):
         if word in _SEPARATORS:
@@ -77,16 +77,16 @@ def remote_launcher(processes: Sequence[Process], programs: Mapping[int, str]) -
 
 
 def refuse_remote_launchers(command: Sequence[str], *, flight_recorder: bool) -> None:
-    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in our directory.
+    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in the directory.
 
-    A script is searched for launchers by name. What a program starts by itself shows only once it runs.
+    A script is searched for launchers by name. Launchers that a program starts show only once it runs.
     """
     found = _named_by(command) if flight_recorder else None
     if found is not None:
         where, launcher = found
         raise UsageError(
-            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files are not: start us on "
-            f"each, as `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
+            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files do not exist; start "
+            f"`ddpdiag watch` on each host: `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `ddpdiag watch` tells people, on standard error, and keeps in a bundle."""
+"""What `ddpdiag watch` reports on standard error, and keeps in a bundle."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.text import byte_count, fold_ranks, percent
+from ddpdiag.text import byte_count, count, fold_ranks, percent
 from ddpdiag.watch.model import Judged, RankSeen, Stall
 
 _MOST_LINES = 24
@@ -63,14 +63,14 @@ def read_bundle(path: str) -> list[Stall]:
             reason = f"line {number}: {error}"
             break
     if not looks:
-        raise UsageError(f"{where}: no file that --bundle of `ddpdiag watch` kept: {reason}")
+        raise UsageError(f"{where}: not a file that `ddpdiag watch --bundle` saved: {reason}")
     return looks
 
 
 class Reporter:
-    """What is told: looks, each with what is new of its notes, and sentences once.
+    """What is reported: looks, each with its new notes, and sentences once.
 
-    `show` gets a look, `say` a sentence. Both have so long only: the terminal or the file system may be what hangs.
+    `show` gets a look, `say` a sentence. Both get a short time: the terminal or the file system itself may hang.
     """
 
     def __init__(self, show: Callable[[Stall, Judged], None], say: Callable[[str], None]) -> None:
@@ -79,7 +79,7 @@ class Reporter:
         self._told: set[str] = set()
 
     def tell(self, stall: Stall, verdict: Judged, why: str = "") -> None:
-        """A look. That stacks are refused, and such, is shown once, and again to who asks; `why` every time."""
+        """A look. A note, such as on refused stacks, is shown once, and again on request; `why` every time."""
         new = tuple(note for note in verdict.notes if stall.asked or note == why or note not in self._told)
         self._told |= set(verdict.notes)
         _briefly(lambda: self._show(stall, structs.replace(verdict, notes=new)))
@@ -105,9 +105,9 @@ def show(stall: Stall, verdict: Judged, bundle: Bundle | None) -> None:
     if bundle is not None:
         try:
             bundle.keep(stall)
-            text += f"    all that was seen is in {readable(str(bundle.path))}\n"
+            text += f"    all that was seen is saved in {readable(str(bundle.path))}\n"
         except OSError as error:
-            text += f"    not kept: {readable(str(bundle.path))}: {error.strerror or error}\n"
+            text += f"    not saved: {readable(str(bundle.path))}: {error.strerror or error}\n"
     try:
         files.show(text, sys.stderr)
     except (OSError, ValueError):
@@ -115,9 +115,9 @@ def show(stall: Stall, verdict: Judged, bundle: Bundle | None) -> None:
 
 
 def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: bool = False) -> str:
-    """What each rank does, for whom the others wait, and what to do, as text of `width` columns.
+    """What each rank does, for which rank the others wait, and the fix, as text of `width` columns.
 
-    Stacks are shown at the first look at a silence, to who asks, and if `stacks` says so.
+    Stacks are shown at the first look at a silence, on request, and if `stacks` is set.
     """
     page = Page(color=color, width=width)
     page.write(_head(stall, judged), lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
@@ -129,7 +129,7 @@ def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: boo
         _stacks(page, judged)
         _threads(page, stall.ranks)
     elif judged.stacks:
-        page.write("stacks: as told at the first look, or ask for them with SIGUSR1", indent=4, style="dim")
+        page.write("stacks: shown at the first look; SIGUSR1 shows them again", indent=4, style="dim")
     _gpus(page, stall)
     for note in judged.notes:
         page.write(one_line(note), indent=4, lead="note: ")
@@ -138,7 +138,7 @@ def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: boo
 
 def _head(stall: Stall, judged: Judged) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
-    why = "asked" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
+    why = "requested" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
     why = "a collective timed out" if stall.timed_out else why
     return f"{one_line(stall.host)} {when}, {why}: {one_line(judged.title)}"
 
@@ -148,7 +148,7 @@ def _groups(page: Page, judged: Judged) -> None:
         word = "rank" if len(group.ranks) == 1 else "ranks"
         page.write(one_line(group.text), indent=4, lead=f"{word} {fold_ranks(group.ranks, limit=8)}: ")
     if len(judged.groups) > _MOST_LINES:
-        page.write(f"and {len(judged.groups) - _MOST_LINES} more ways to stand", indent=4)
+        page.write(f"and {count(len(judged.groups) - _MOST_LINES, 'more group')} of ranks", indent=4)
 
 
 def _stacks(page: Page, judged: Judged) -> None:

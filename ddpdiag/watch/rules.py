@@ -1,7 +1,7 @@
 """The rules that name ranks, from one look at a silent training; each returns None where it does not apply.
 
-In this order: who is gone, stopped or stuck in the kernel; whose data does not come; who posted another collective, or
-fewer; for whom the others wait in a collective; who is elsewhere than most.
+In this order: ranks that have ended, are stopped or stuck in the kernel; that get no data; that posted another
+collective, or fewer; for which the others wait in a collective; that are elsewhere in the code than most.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ Rule = Callable[[Stall, Activities], Judged | None]
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
 # Of a core, between two looks at a rank that does the same.
 _SAME_CORES = 0.2
-_ELSEWHERE_FIX = "Look at what it does there, the stack is below: the other ranks only wait for it."
+_ELSEWHERE_FIX = "Look at its stack, shown below: the other ranks only wait for it."
 PATHS_FIX = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
@@ -55,23 +55,24 @@ def _gone(stall: Stall, activities: Activities) -> Judged | None:
     who = ranks_text(ranks)
     return Judged(
         named=ranks,
-        title=f"{who} {agree(ranks, 'has', 'have')} ended, and the command goes on",
-        message=f"The process of {who} is gone, or dead: the launcher has not noticed, or waits for something else."
+        title=f"{who} {agree(ranks, 'has', 'have')} ended, and the command still runs",
+        message=f"The process of {who} has ended; the launcher has not noticed, or waits for something else."
         + others_waiting(stall, activities, ranks),
-        fix="Look at what it wrote last, and at the kernel log of the host (out of memory, segfault).",
+        fix="Look at its last output, and at the kernel log of the host (out of memory, segfault).",
     )
 
 
 def _last_to_end(stall: Stall, activities: Activities) -> Judged | None:
-    """Some have ended, and nobody is known to wait for them: mostly rank 0 saves what was trained."""
+    """Some have ended, and no rank is known to wait for them: mostly rank 0 saves the model."""
     ended = ranks_at(activities, Activity.GONE)
     left = tuple(sorted(rank for rank in activities if rank not in ended))
     if not ended or not left:
         return None
     return Judged(
-        title=f"{subject(ended, 'has', 'have')} ended; {subject(left, 'goes', 'go')} on{place_text(stall, left)}",
-        message=f"No rank is known to wait for another one{where_text(stall, left)}.",
-        fix="Look at what it does there, which may be its last save.",
+        title=f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{place_text(stall, left)}",
+        message="No rank is known to wait for another one; "
+        f"{subject(left, 'has', 'have')} not ended{where_text(stall, left)}.",
+        fix="Check what it does there: it may be the last save.",
         moving=True,
     )
 
@@ -84,9 +85,9 @@ def _stopped(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=ranks,
         title=f"{subject(ranks, 'is', 'are')} stopped",
-        message=f"pid {pids} {agree(ranks, 'is', 'are')} in state T: somebody sent SIGSTOP, or holds it in a debugger."
+        message=f"pid {pids} {agree(ranks, 'is', 'are')} in state T, after SIGSTOP or in a debugger."
         + others_waiting(stall, activities, ranks),
-        fix=f"Find out who stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` lets it go on.",
+        fix=f"Find out what stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` continues it.",
     )
 
 
@@ -94,10 +95,10 @@ def _blocked(stall: Stall, activities: Activities) -> Judged | None:
     if stall.blocked_seconds < stall.stall_seconds:
         return None
     return Judged(
-        title="nobody reads the output of the command",
-        message=f"What the ranks print has not been taken for {stall.blocked_seconds:.0f} s by the program behind the "
-        "pipe, so that they wait until they can print.",
-        fix="Look at what the output is piped into (a pager, a full disk), or write it to a file.",
+        title="the output of the command is not read",
+        message=f"The program behind the pipe has read no output for {stall.blocked_seconds:.0f} s, so the ranks wait "
+        "until they can print.",
+        fix="Look at the program that reads the output (a pager, a full disk), or write the output to a file.",
     )
 
 
@@ -110,14 +111,14 @@ def _stuck(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=ranks,
         title=f"{subject(ranks, 'is', 'are')} stuck in the kernel",
-        message=f"State D{where}: a file system, a disk or a driver does not answer."
+        message=f"State D{where}: a file system, a disk or a driver does not respond."
         + others_waiting(stall, activities, ranks),
         fix="Look at the kernel log of the host (NFS server not responding, NVRM: Xid), and at its mounts.",
     )
 
 
 def _starved(stall: Stall, activities: Activities) -> Judged | None:
-    """Ranks that wait for data of which the worker is stopped, stuck or dead."""
+    """Ranks that wait for data from a worker that is stopped, stuck or dead."""
     loading = ranks_at(activities, Activity.LOADING)
     helpers = {rank: [one for one in rank_seen(stall, rank).helpers if one.state in _HELPER_STATES] for rank in loading}
     ranks = tuple(rank for rank in loading if helpers[rank])
@@ -127,26 +128,26 @@ def _starved(stall: Stall, activities: Activities) -> Judged | None:
     where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
     return Judged(
         named=ranks,
-        title=f"{subject(ranks, 'waits', 'wait')} for data that does not come",
+        title=f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",
         message=f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
         f"{_HELPER_STATES[helper.state or '']}{where}." + others_waiting(stall, activities, ranks),
-        fix=f"Find out who stopped it; `kill -CONT {helper.pid}` lets it go on."
+        fix=f"Find out what stopped it; `kill -CONT {helper.pid}` continues it."
         if helper.state in ("T", "t")
-        else "Look at that process first: /dev/shm full, out of memory, a file system that does not answer.",
+        else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
     )
 
 
 def _posted(stall: Stall, activities: Activities) -> Judged | None:
-    """Who posted another collective than most, or fewer."""
+    """Ranks that posted another collective than most, or fewer."""
     traces = {seen.rank: seen.collectives for seen in stall.ranks if seen.collectives is not None}
     if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
         return Judged(
             named=found.odd,
-            title=f"{ranks_text(found.odd) if found.odd else 'ranks'} posted another collective than the others"
+            title=f"{ranks_text(found.odd) if found.odd else 'ranks'} posted a different collective than the others"
             if found.odd
             else "the ranks posted different collectives",
-            message=f"Under the same number {sides}.",
+            message=f"Under the same number, {sides}.",
             fix=PATHS_FIX,
         )
     behind = lag(traces)
@@ -162,14 +163,14 @@ def _posted(stall: Stall, activities: Activities) -> Judged | None:
 
 
 def _in_time(stall: Stall, activities: Activities) -> Judged | None:
-    """Who wrote no recorder where a collective of others timed out: it posted nothing that is overdue."""
+    """Ranks that wrote no recorder where a collective of others timed out: they posted nothing that is overdue."""
     overdue = [seen.rank for seen in stall.ranks if seen.collectives]
     ranks = tuple(seen.rank for seen in stall.ranks if seen.collectives is None and seen.process is not None)
     if not stall.timed_out or not overdue or not ranks:
         return None
     return Judged(
         named=ranks,
-        title=f"{subject(overdue, 'has', 'have')} waited for {ranks_text(ranks)} until the time-out",
+        title=f"{ranks_text(overdue)} waited for {ranks_text(ranks)} until the time-out",
         message=f"{capitalised(waiting_text(stall, overdue))}; no collective of {ranks_text(ranks)} is overdue"
         f"{where_text(stall, ranks)}.",
         fix=_ELSEWHERE_FIX,
@@ -185,7 +186,7 @@ def _awaited(stall: Stall, activities: Activities) -> Judged | None:
         named=away,
         title=f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{place_text(stall, away)}",
         message=f"{capitalised(waiting_text(stall, waiting))}; "
-        f"{subject(away, 'is', 'are')} not there{where_text(stall, away)}.",
+        f"{subject(away, 'is', 'are')} not in it{where_text(stall, away)}.",
         fix=_ELSEWHERE_FIX,
     )
 
@@ -204,9 +205,9 @@ def _unseen(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=busy,
         title=f"only {subject(busy, 'runs', 'run')}, {subject(others, doing, 'sleep')}",
-        message=f"{capitalised(subject(busy, 'uses', 'use'))} a core, and {ranks_text(others)} none, as "
-        "ranks do that wait for another one over gloo. Where it is cannot be seen.",
-        fix="Let its stack be seen (a note says how), and look again with SIGUSR1.",
+        message=f"{capitalised(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
+        f"ranks that wait for another one over gloo. No stack of {ranks_text(busy)} can be read.",
+        fix="Make its stack readable (a note shows how), and request a new look with SIGUSR1.",
     )
 
 
@@ -226,9 +227,9 @@ def _idle_gpus(stall: Stall, activities: Activities) -> Judged | None:
         return None
     return Judged(
         named=idle,
-        title=f"the GPU of {ranks_text(idle)} idles, while the others are busy",
-        message=f"The GPUs of {ranks_text(busy)} are in use, as they are in a kernel of NCCL that waits for another "
-        f"rank; {ranks_text(idle)} launched none{where_text(stall, idle)}.",
+        title=f"the GPU of {ranks_text(idle)} is idle, while the others are busy",
+        message=f"The GPUs of {ranks_text(busy)} are busy, as in an NCCL kernel that waits for another rank; "
+        f"{ranks_text(idle)} launched no kernel{where_text(stall, idle)}.",
         fix=_ELSEWHERE_FIX,
     )
 
@@ -245,7 +246,7 @@ def _odd(stall: Stall, activities: Activities) -> Judged | None:
     rest = tuple(rank for rank in places if rank not in found.ranks)
     return Judged(
         named=found.ranks,
-        title=f"{subject(found.ranks, 'stands', 'stand')} elsewhere than the others",
+        title=f"{subject(found.ranks, 'is', 'are')} elsewhere in the code than the others",
         message=f"{capitalised(subject(rest, 'is', 'are'))} in {found.usual}), "
         f"{subject(found.ranks, 'is', 'are')} not{where_text(stall, found.ranks)}.",
         fix=_ELSEWHERE_FIX,
@@ -260,25 +261,25 @@ def _alone(stall: Stall, activities: Activities) -> Judged | None:
     if stall.guessed and launcher:
         return Judged(
             title="no rank was found on this host",
-            message=f"{launcher} started the ranks elsewhere, or not as its own children.",
-            fix=f"Start us on each host: `{launcher} ddpdiag watch -- COMMAND`.",
+            message=f"{launcher} started the ranks on other hosts, or not as its own children.",
+            fix=f"Start `ddpdiag watch` on each host: `{launcher} ddpdiag watch -- COMMAND`.",
         )
     if is_launching(seen):
         return Judged(
             title="the launcher waits for other hosts",
-            message="torchrun has started no rank here: it waits until as many hosts as --nnodes says have come.",
-            fix="Look whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
+            message="torchrun has started no rank here: it waits until as many hosts as given by --nnodes have joined.",
+            fix="Check whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
         )
     return Judged(
         named=(seen.rank,),
-        title=f"the only process of the training is {state_text(seen.process)}" if seen.process else "it is gone",
+        title=f"the only process of the training {f'is {state_text(seen.process)}' if seen.process else 'has ended'}",
         message=f"It is {doing_text(seen)}.",
-        fix="Look at what it does there; the stack is below." if seen.process and seen.process.stack else "",
+        fix="Look at its stack, shown below." if seen.process and seen.process.stack else "",
     )
 
 
 def is_without_rank_0(stall: Stall) -> bool:
-    """Do other hosts have ranks, rank 0 among them, and no flight recorder tells of collectives?
+    """Do other hosts have ranks, rank 0 among them, and no flight recorder shows collectives?
 
     A healthy training shows here as a hang does: some ranks wait in a collective, others are on their way to it. Only
     what is in the same place at two looks is believed.
@@ -305,13 +306,13 @@ def _same_place(before: RankSeen, now: RankSeen) -> bool:
 
 
 def _apart(stall: Stall, activities: Activities) -> Judged | None:
-    """Nobody is named where the training may go on, with rank 0, on another host."""
+    """No rank is named where the training may continue, with rank 0, on another host."""
     if not is_without_rank_0(stall) or stall.unmoved:
         return None
     return Judged(
-        title="silent here, and nothing shows whether the training goes on",
-        message="Rank 0, which mostly prints alone, runs on another host. What the ranks do here is what they may do "
-        "in a healthy training as well; the next look tells whether they still stand there.",
+        title="no output on this host, and nothing shows whether the training continues",
+        message="Rank 0, mostly the only rank that prints, runs on another host. The ranks here may do the same in a "
+        "healthy training; the next look shows whether they are still at the same place.",
         fix="Look at the output and the report of rank 0's host. --output FILE or --flight-recorder shows "
         "progress here.",
     )

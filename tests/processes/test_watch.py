@@ -234,7 +234,7 @@ def test_watches_of_one_host_make_one_report_and_sigusr1_asks_for_it(watch, tmp_
         own.stdout.readline()
     told = asked(both, logs, "ranks 0-1: sleeping")
     assert sorted(bool(text) for text in told) == [False, True], "one of them tells, and of both"
-    assert "asked: " in "".join(told)
+    assert "requested: " in "".join(told)
     for own in both:
         own.terminate()
     assert [own.wait(SECONDS) for own in both] == [-signal.SIGTERM] * 2

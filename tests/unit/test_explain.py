@@ -347,6 +347,24 @@ def test_time_grows_with_length_only() -> None:
     assert min(seconds(1 << 23) for _ in range(2)) < 8 * short * 3
 
 
+def test_a_number_of_parameters_that_did_not_arrive_is_no_fault_of_the_model() -> None:
+    line = (
+        b"RuntimeError: DDP expects same model across all ranks, but Rank 3 has 7 params, while rank 0 has %s params."
+    )
+    (missing,) = explained(line % b"inconsistent 0").sightings
+    assert (missing.card.name, missing.card.role, missing.ranks) == ("model-parameters-missing", Role.FAILURE, (3,))
+    assert names(explained(line % b"inconsistent 10")) == ["model-parameters"]
+
+
+@pytest.mark.parametrize("source", ["job.log", ""])
+def test_notes_of_a_healthy_job_are_no_failure(source: str) -> None:
+    note = b"W torch/distributed/run.py:876] Setting OMP_NUM_THREADS environment variable for each process to be 1\n"
+    found = explain_log([note], source)
+    assert not found.is_explained
+    last = render(found, width=80, color=False).splitlines()[-4:]
+    assert any(line.startswith(f"No failure found in this {'log' if source else 'text'}.") for line in last)
+
+
 @pytest.mark.parametrize(
     "lines", [[PEER, RAISED], [PEER], [b"hello\n"]], ids=["a-cause-and-an-echo", "an-echo-alone", "nothing-known"]
 )

@@ -1,4 +1,4 @@
-"""Rules on how the data is shared out among the ranks."""
+"""Rules on how the data is distributed among the ranks."""
 
 import ast
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from ddpdiag.model import Severity
 
 # LNT008 shuffle-beside-sampler ---------------------------------------------------------------------------------------
 
-_SHUFFLE_BESIDE_SAMPLER = """shuffle=True stands beside a sampler.
+_SHUFFLE_BESIDE_SAMPLER = """A DataLoader gets both shuffle=True and a sampler.
 
 What: a DataLoader gets a DistributedSampler and shuffle=True.
 
-Why: DataLoader refuses: "sampler option is mutually exclusive with shuffle".
+Why: DataLoader refuses both together: "sampler option is mutually exclusive with shuffle".
 
     DataLoader(data, sampler=sampler, shuffle=True)                # ValueError
     DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right
 
-Fix: leave shuffle out; DistributedSampler(shuffle=True), its default, shuffles.
+Fix: remove shuffle; DistributedSampler(shuffle=True), its default, shuffles.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader.
 """
@@ -32,8 +32,8 @@ def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
         if shuffled and read.maybe(keyword(loader, "sampler", 3), Kind.SAMPLER):
             yield Hit(
                 loader,
-                "DataLoader refuses shuffle=True beside a sampler",
-                "Leave shuffle out: the DistributedSampler shuffles.",
+                "DataLoader refuses shuffle=True together with a sampler",
+                "Remove shuffle: the DistributedSampler shuffles.",
             )
 
 
@@ -44,8 +44,8 @@ _NO_SAMPLER = """Every rank trains on all of the data.
 What: a DataLoader with shuffle=True and without any sampler feeds the training of a DistributedDataParallel; nothing
 else in the script gives each rank a part of its own.
 
-Why: each rank goes through the whole dataset in an order of its own, so that an epoch does the work of one rank, as
-many times as there are ranks. Nothing fails; it is only not faster.
+Why: each rank goes through the whole dataset in its own order. An epoch does the work of one rank as many times as
+there are ranks. Nothing fails, but training is not faster.
 
 Fix: DataLoader(data, sampler=DistributedSampler(data)), and sampler.set_epoch(epoch) in every epoch.
 
@@ -55,7 +55,7 @@ or otherwise shard the input").
 
 
 def no_sampler(read: Reading) -> Iterator[Hit]:
-    """Loaders of a training loop, where no word is said of samplers."""
+    """Loaders of a training loop, in scripts that mention no sampler."""
     if not read.wrappings or not read.groups or _speaks_of_samplers(read):
         return
     for loader in read.loaders:
@@ -63,7 +63,7 @@ def no_sampler(read: Reading) -> Iterator[Hit]:
         if shuffled and _is_plain(read, keyword(loader, "dataset", 0)) and _feeds_training(read, loader):
             yield Hit(
                 loader,
-                "every rank goes through all of the data: DistributedDataParallel does not share it out",
+                "every rank goes through all of the data: DistributedDataParallel does not split it among the ranks",
                 "Give the DataLoader sampler=DistributedSampler(dataset), without shuffle.",
             )
 
@@ -101,11 +101,11 @@ def _feeds_training(read: Reading, loader: ast.Call) -> bool:
 
 _NO_SET_EPOCH = """set_epoch is not called in the loop over epochs.
 
-What: a DataLoader with a shuffling DistributedSampler is gone through in every epoch, and nothing in the script calls
+What: every epoch iterates over a DataLoader with a shuffling DistributedSampler, and nothing in the script calls
 set_epoch.
 
-Why: the sampler shuffles by its seed and its epoch. Without set_epoch the epoch stays 0: every epoch has the same
-order, the same batches, and each rank sees the same part of the data. Nothing fails; the model is worse.
+Why: the sampler shuffles by its seed and its epoch. Without set_epoch the epoch stays 0: every epoch has the same order
+and the same batches, and each rank sees the same part of the data. Nothing fails, but the model is worse.
 
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
@@ -126,7 +126,7 @@ def no_set_epoch(read: Reading) -> Iterator[Hit]:
         return
     yield Hit(
         shuffling[0],
-        "nothing calls set_epoch: the sampler gives the same order in every epoch",
+        "set_epoch is never called: the sampler gives the same order in every epoch",
         "Call sampler.set_epoch(epoch) at the start of every epoch.",
     )
 
@@ -163,24 +163,24 @@ def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
 
 # LNT011 sampler-of-wrong-rank ----------------------------------------------------------------------------------------
 
-_SAMPLER_OF_WRONG_RANK = """A DistributedSampler is told the wrong rank, number of ranks, or seed.
+_SAMPLER_OF_WRONG_RANK = """A DistributedSampler gets the wrong rank, number of ranks, or seed.
 
 What: `rank=` is a local rank, `num_replicas=` is the number of this host's GPUs, or `seed=` differs between ranks.
 
-Why: the sampler shares the data out among num_replicas ranks by the rank in the whole job. With a local rank, hosts
-train on the same parts and others are never seen. With a seed of its own, each rank draws its part from another order:
-parts overlap. Nothing fails.
+Why: the sampler splits the data among num_replicas ranks by the rank in the whole job. With local ranks, all hosts
+train on the same parts, and no rank sees the other parts. If the seeds differ, each rank draws its part from another
+order: parts overlap. Nothing fails.
 
     DistributedSampler(data, num_replicas=dist.get_world_size(), rank=dist.get_rank())
     DistributedSampler(data)                # the same
 
-Fix: leave rank, num_replicas and seed out. Of one host only, a local rank is right: a warning, and an error where the
-script speaks of several hosts. A number from mp.spawn is left alone.
+Fix: remove rank, num_replicas and seed. On a single host a local rank is correct, so this is a warning; it is an error
+where the script mentions several hosts. A number from mp.spawn is accepted.
 
 Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
 num_replicas; seed: "should be identical across all processes").
 """
-_FIX = "Leave it out: the sampler asks the process group."
+_FIX = "Remove this argument: the sampler asks the process group."
 
 
 def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
@@ -191,7 +191,7 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
         replicas, rank = keyword(sampler, "num_replicas", 1), keyword(sampler, "rank", 2)
         per_host = replicas is not None and read.surely(replicas, Kind.LOCAL_WORLD_SIZE)
         if rank is not None and read.surely(rank, Kind.LOCAL_RANK) and not per_host:
-            message = f"{path_or_text(rank)} is a local rank: hosts train on the same parts of the data"
+            message = f"{path_or_text(rank)} is a local rank: all hosts train on the same parts of the data"
             yield Hit(rank, message, _FIX, read.wrong_on_several_hosts)
         if replicas is not None and per_host and (rank is None or read.surely(rank, Kind.RANK)):
             message = f"{path_or_text(replicas)} counts the GPUs of one host, not the ranks of the job"
@@ -208,9 +208,9 @@ _SPLIT_DIFFERS = """Each rank splits the data differently.
 What: random_split without a generator (or scikit-learn's train_test_split without random_state) on every rank, while
 nothing seeds the random numbers, or every seed contains the rank.
 
-Why: an unseeded process draws random numbers of its own. Each rank then holds out other images, so that what one
-validates on, another trains on, and the parts of a DistributedSampler overlap and leave gaps. Nothing fails; the
-validation is too good.
+Why: unseeded processes draw different random numbers. Each rank then holds out other images: one rank trains on images
+that another validates on, and the parts of a DistributedSampler overlap and leave gaps. Nothing fails, but the
+validation result is too good.
 
     random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))
 
@@ -238,7 +238,7 @@ def split_differs(read: Reading) -> Iterator[Hit]:
         if drawn and not has_unpacking(call) and read.surely_on_all_ranks(call):
             yield Hit(
                 call,
-                "each rank splits by random numbers of its own: what one validates on, another trains on",
+                "each rank splits by different random numbers: one rank trains on data that another validates on",
                 "Fix the split: " + ("random_state=0." if position is None else _GENERATOR),
             )
 
@@ -247,14 +247,15 @@ def split_differs(read: Reading) -> Iterator[Hit]:
 
 _UNEVEN_INPUTS = """Ranks may train for different numbers of steps.
 
-What: the training loop goes over every n-th element, `items[rank::world_size]` or `range(rank, n, world_size)`, and
-nothing evens the shares out: no join, no drop_last.
+What: the training loop iterates over every n-th element, `items[rank::world_size]` or `range(rank, n, world_size)`, and
+nothing makes the shares equal: no join, no drop_last.
 
-Why: unless the number of elements divides, some ranks have one more. Their last backward pass waits for an all-reduce
-that the others never join: NCCL hangs until its watchdog fires, gloo ends with "Connection closed by peer".
+Why: if the number of elements is not a multiple of the world size, some ranks have one more. Their last backward pass
+waits for an all-reduce that the others never join: NCCL hangs until its watchdog fires, gloo ends with "Connection
+closed by peer".
 
-Fix: DistributedSampler pads (or drops) so that all shares are equal; else cut the list to a multiple of the world size,
-or train within `with model.join():`.
+Fix: DistributedSampler pads (or drops) so that all shares are equal. Otherwise cut the list to a multiple of the world
+size, or train within `with model.join():`.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join;
 https://github.com/pytorch/pytorch/issues/38174.
@@ -271,9 +272,9 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
         if read.surely_within(loop.iter, Kind.SHARD):
             yield Hit(
                 loop,
-                "this loop trains on every n-th element: where the number does not divide, some ranks have a step more "
-                "than others, and wait for them for ever",
-                "Use a DistributedSampler, which evens the shares out, or `with model.join():`.",
+                "this loop trains on every n-th element: if their number is not a multiple of the world size, some "
+                "ranks have one step more than others, and hang in it",
+                "Use a DistributedSampler, which makes the shares equal, or `with model.join():`.",
             )
 
 

@@ -1,4 +1,4 @@
-"""Rules on ranks and devices: which rank takes which GPU, and where it learns its numbers."""
+"""Rules on ranks and devices: which rank uses which GPU, and where its numbers come from."""
 
 import ast
 import re
@@ -13,10 +13,11 @@ from ddpdiag.model import Severity
 
 _RANK_AS_TEXT = """RANK, LOCAL_RANK or WORLD_SIZE is used as text.
 
-What: variables of the environment are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
+What: environment variables are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
 
-Why: a comparison such as `os.environ["RANK"] == 0` is never true, so nobody saves and nobody logs, without an error.
-As a device ("Invalid device string: '0'"), as a rank of a sampler or of init_process_group, it fails at once.
+Why: a comparison such as `os.environ["RANK"] == 0` is never true, so no rank saves and no rank logs, without an error.
+Used as a device ("Invalid device string: '0'") or as a rank of a sampler or of init_process_group, the text fails at
+once.
 
     if os.environ["RANK"] == 0:          # never
     if int(os.environ["RANK"]) == 0:     # on rank 0
@@ -50,8 +51,8 @@ def rank_as_text(read: Reading) -> Iterator[Hit]:
 
 def _hit(place: ast.expr, used: ast.expr, *, is_compared: bool) -> Hit:
     what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
-    outcome = "the comparison is never true" if is_compared else "the call fails, which expects a number"
-    return Hit(place, f"a variable of the environment is text: with {what}, {outcome}", "Write int(...) around it.")
+    outcome = "the comparison is never true" if is_compared else "the call fails, because it expects a number"
+    return Hit(place, f"an environment variable is text: with {what}, {outcome}", "Write int(...) around it.")
 
 
 def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
@@ -74,15 +75,15 @@ _DEVICE_OF_GLOBAL_RANK = """A GPU is chosen by the global rank.
 
 What: `torch.cuda.set_device(rank)`, `f"cuda:{rank}"` or `device_ids=[rank]` with the rank in the whole job.
 
-Why: GPUs are numbered from 0 on every host, ranks are not. On the second host of two with eight GPUs, rank 8 asks for
-GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number that mp.spawn gives is one of this host, and
-is right; so is `rank % torch.cuda.device_count()`.
+Why: GPUs are numbered from 0 on every host, ranks are not. On the second of two hosts with eight GPUs each, rank 8 asks
+for GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number from mp.spawn counts the processes of
+this host and is correct; so is `rank % torch.cuda.device_count()`.
 
     torch.cuda.set_device(dist.get_rank())                  # one host
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
 
-Fix: take the local rank. An error where the script speaks of several hosts (an option --nnodes, a variable NODE_RANK),
-else a warning.
+Fix: use the local rank. This is an error where the script mentions several hosts (an option --nnodes, a variable
+NODE_RANK), else a warning.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
 https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group.
@@ -130,10 +131,10 @@ def _argument(read: Reading, call: ast.Call) -> Iterator[ast.expr]:
 
 # LNT003 one-gpu-for-all ----------------------------------------------------------------------------------------------
 
-_ONE_GPU_FOR_ALL = """All ranks of a host take GPU 0.
+_ONE_GPU_FOR_ALL = """All ranks of a host use GPU 0.
 
-What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing says which GPU a rank
-has: no torch.cuda.set_device, no device_ids, no device_id, no "cuda:N", no CUDA_VISIBLE_DEVICES.
+What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing chooses a GPU for a
+rank: no torch.cuda.set_device, no device_ids, no device_id, no "cuda:N", no CUDA_VISIBLE_DEVICES.
 
 Why: "cuda" is the current device, which is GPU 0 on every rank. NCCL then refuses ("Duplicate GPU detected"), or GPU 0
 runs out of memory while the others idle.
@@ -154,7 +155,7 @@ def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
         if any(word == "nccl" or word.endswith(":nccl") for word in words_in(call)):
             yield Hit(
                 call,
-                "nothing says which GPU a rank has, so that all ranks of a host take GPU 0",
+                "nothing chooses a GPU for each rank, so all ranks of a host use GPU 0",
                 'Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.',
             )
 
@@ -205,13 +206,13 @@ def _takes_current(read: Reading) -> bool:
 
 # LNT004 local-rank-option --------------------------------------------------------------------------------------------
 
-_LOCAL_RANK_OPTION = """The local rank is expected as an option that no launcher gives.
+_LOCAL_RANK_OPTION = """The local rank is expected as an option that no launcher passes.
 
 What: argparse knows `--local_rank`, the script reads args.local_rank, and nothing reads the variable LOCAL_RANK.
 
-Why: torchrun gives no such option; the value stays at its default, and all ranks take one GPU. Since torch 2.0,
-torch.distributed.launch writes `--local-rank`, and argparse answers "unrecognized arguments: --local-rank=0". With both
-spellings it is a hint only (`--details`): torch.distributed.launch works, torchrun and srun do not.
+Why: torchrun passes no such option; the value stays at its default, and all ranks use one GPU. Since torch 2.0,
+torch.distributed.launch passes `--local-rank`, and argparse stops with "unrecognized arguments: --local-rank=0". With
+both spellings this is a note only (`--details`): torch.distributed.launch works, torchrun and srun do not.
 
     parser.add_argument("--local_rank", type=int)       # torch before 2.0
     local_rank = int(os.environ["LOCAL_RANK"])          # any launcher
@@ -226,7 +227,7 @@ _SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
 
 
 def local_rank_option(read: Reading) -> Iterator[Hit]:
-    """The option, if it is all that the script knows its local rank from."""
+    """The option, if it is the script's only source of its local rank."""
     option = read.options.get("local_rank")
     if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.texts or not _is_needed(read):
         return
@@ -234,14 +235,14 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
     if "--local-rank" not in spellings:
         yield Hit(
             option,
-            "torchrun gives no --local_rank, and torch.distributed.launch writes --local-rank since torch 2.0: "
-            "the script stops, or all ranks take one GPU",
+            "torchrun passes no --local_rank, and torch.distributed.launch passes --local-rank since torch 2.0: "
+            "the script stops, or all ranks use one GPU",
             'Read int(os.environ["LOCAL_RANK"]) instead.',
         )
     elif "--local_rank" in spellings or len(spellings) == 1:
         yield Hit(
             option,
-            "torchrun and srun give no --local-rank; only torch.distributed.launch, which is deprecated, does",
+            "torchrun and srun pass no --local-rank; only torch.distributed.launch does, and it is deprecated",
             'Read int(os.environ["LOCAL_RANK"]) instead.',
             Severity.NOTE,
         )

@@ -25,9 +25,9 @@ _WRAPPED_BEFORE_MOVE = """The model is wrapped before it is moved to its GPU.
 What: `DistributedDataParallel(model).to(device)`, or a wrapped model that is moved afterwards, or device_ids with a
 model that nothing has moved.
 
-Why: DistributedDataParallel takes the parameters as they are when it wraps them: it sends them to all ranks, builds its
-buckets and hooks on them. With device_ids it refuses CPU parameters; over NCCL it fails ("No backend type associated
-with device type cpu").
+Why: DistributedDataParallel uses the parameters that the model has when it is wrapped: it sends them to all ranks and
+builds its buckets and hooks on them. With device_ids it refuses CPU parameters; over NCCL it fails ("No backend type
+associated with device type cpu").
 
     model = Net().to(device)
     model = DistributedDataParallel(model, device_ids=[local_rank])
@@ -53,7 +53,7 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
         if (move := _move_after(read, wrapping)) is not None:
             yield Hit(move, "the model is moved after DistributedDataParallel has wrapped it", _FIX)
         elif isinstance(device_ids, ast.List) and device_ids.elts:
-            yield Hit(wrapping, "device_ids is given, and the model is still on the CPU: this call fails", _FIX)
+            yield Hit(wrapping, "device_ids is set, but the model is still on the CPU: this call fails", _FIX)
 
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
@@ -118,18 +118,19 @@ def _goes_to_device(read: Reading, call: ast.Call) -> bool:
 
 # LNT017 bypassed-ddp -------------------------------------------------------------------------------------------------
 
-_BYPASSED_DDP = """Training goes around DistributedDataParallel.
+_BYPASSED_DDP = """Training bypasses DistributedDataParallel.
 
-What: the training loop calls the bare model, `ddp.module(x)` or the variable from before wrapping, and the wrapped one
-is never called.
+What: the training loop calls the bare model, `ddp.module(x)` or the variable from before wrapping, and never calls the
+wrapped model.
 
 Why: DistributedDataParallel prepares its all-reduce in its own forward pass. Without it the backward pass averages
-nothing: every rank trains a model of its own, without an error, and the one that is saved has seen a part of the data.
+nothing: every rank trains its own separate model, without an error, and the saved model has seen a part of the data
+only.
 
     output = ddp.module(batch)      # no all-reduce
     output = ddp(batch)
 
-Fix: call the wrapped model. To evaluate with the bare one is right.
+Fix: call the wrapped model. Evaluation with the bare model is correct.
 
 Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
 https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
@@ -151,7 +152,7 @@ def bypassed_ddp(read: Reading) -> Iterator[Hit]:
             yield Hit(
                 call,
                 f"{path_or_text(call.func)} is the model inside of DistributedDataParallel: its backward pass averages "
-                "nothing, and every rank trains a model of its own",
+                "nothing, and every rank trains its own separate model",
                 "Call the model that DistributedDataParallel returned.",
             )
 
@@ -237,23 +238,23 @@ _UNUSED_PARAMETERS = """A layer of the wrapped model is never used.
 What: a class of this script makes a layer with parameters in `__init__`, no line of the script reads that attribute,
 and the model goes into DistributedDataParallel without find_unused_parameters=True.
 
-Why: DistributedDataParallel waits for the gradient of every parameter. One that gets none stops the second step:
-"Expected to have finished reduction in the prior iteration before starting a new one".
+Why: DistributedDataParallel waits for the gradient of every parameter. A parameter without a gradient stops the second
+step: "Expected to have finished reduction in the prior iteration before starting a new one".
 
-Fix: remove the layer. find_unused_parameters=True is for layers that are used in some steps only: it costs a walk over
-the graph in every step. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the parameters.
+Fix: remove the layer. find_unused_parameters=True is for layers that are used in some steps only; it walks over the
+graph in every step, which takes time. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the parameters.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
 (find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
 """
 _LAYERS = re.compile("Linear|Bilinear|Conv[123]d|Embedding|LSTM|GRU|RNN|LayerNorm|MultiheadAttention")
 _DEPTH = 5
-# Who walks over its own layers may use any of them.
+# A model that walks over its own layers may use any of them.
 _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
 
 
 def unused_parameters(read: Reading) -> Iterator[Hit]:
-    """Layers that nobody reads, in models that are wrapped."""
+    """Layers that no line reads, in models that are wrapped."""
     for wrapping in read.wrappings:
         if has_unpacking(wrapping) or _tolerates(wrapping):
             continue

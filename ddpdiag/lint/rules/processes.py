@@ -19,13 +19,13 @@ from ddpdiag.model import Severity
 
 # LNT005 coordinator-at-home ------------------------------------------------------------------------------------------
 
-_COORDINATOR_AT_HOME = """MASTER_ADDR is this host, though several hosts are meant.
+_COORDINATOR_AT_HOME = """MASTER_ADDR is this host, in a script for several hosts.
 
-What: the script sets MASTER_ADDR to localhost or 127.0.0.1, whatever the launcher says, or opens the process group at
-tcp://127.0.0.1, and it speaks of several hosts (an option --nnodes or --node-rank, a variable NODE_RANK).
+What: the script sets MASTER_ADDR to localhost or 127.0.0.1 and overrides the launcher's value, or opens the process
+group at tcp://127.0.0.1; and it mentions several hosts (an option --nnodes or --node-rank, a variable NODE_RANK).
 
-Why: every host then looks for rank 0 on itself. The first waits for ranks that never come, the others for a store that
-is not there, until the time-out: "The client socket has timed out".
+Why: every host then looks for rank 0 on itself. The first host waits for ranks that never join, the others for a store
+that does not exist there, until the time-out: "The client socket has timed out".
 
 Fix: leave MASTER_ADDR to the launcher, or os.environ.setdefault("MASTER_ADDR", "localhost").
 
@@ -65,8 +65,8 @@ _SPAWN_AT_IMPORT = """Processes are spawned when the script is imported.
 What: mp.spawn is called at the top of the script, outside of `if __name__ == "__main__":`, or gets a lambda or a
 function that is defined within another function.
 
-Why: a spawned process imports the script anew to find its function, and would spawn again: "An attempt has been made to
-start a new process before the current process has finished its bootstrapping phase". A lambda or an inner function
+Why: a spawned process imports the script again to find its function, and would spawn again: "An attempt has been made
+to start a new process before the current process has finished its bootstrapping phase". A lambda or an inner function
 cannot be found by name: "Can't pickle <function <lambda>>".
 
 Fix: move the call into `if __name__ == "__main__":`, and the function to the top of the file.
@@ -84,13 +84,13 @@ def spawn_at_import(read: Reading) -> Iterator[Hit]:
         if read.function_of(call) is None and not any(read.conditions(call)):
             yield Hit(
                 call,
-                "every spawned process imports this script, and so would spawn again",
+                "every spawned process imports this script, and would spawn again",
                 'Move the call into `if __name__ == "__main__":`.',
             )
         elif target is not None and _cannot_be_found(read, target):
             yield Hit(
                 target,
-                "a spawned process cannot find this function by its name: Can't pickle",
+                'a spawned process cannot find this function by its name, and fails with "Can\'t pickle"',
                 "Define the function at the top of the file.",
             )
 
@@ -108,11 +108,11 @@ def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
 
 _FORK_AFTER_CUDA = """CUDA is used in a forked process.
 
-What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the start method "fork" is
-asked for and a GPU is used before the processes are started.
+What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the script requests the
+start method "fork" and uses a GPU before the processes are started.
 
-Why: a process that was forked from one that uses CUDA cannot use it: "Cannot re-initialize CUDA in forked subprocess".
-DataLoader's workers are forked on Linux.
+Why: a process that was forked from one that uses CUDA cannot use CUDA itself: "Cannot re-initialize CUDA in forked
+subprocess". DataLoader's workers are forked on Linux.
 
 Fix: return CPU tensors from the Dataset and move the batch in the loop (pin_memory=True, non_blocking=True); start
 processes with "spawn".
@@ -164,8 +164,8 @@ def _forks(read: Reading) -> Iterator[Hit]:
         ):
             yield Hit(
                 call,
-                "CUDA is in use before these processes are forked, and cannot be used in a forked process",
-                'Take the start method "spawn", or use no GPU before.',
+                "CUDA is used before these processes are forked, and cannot be used in a forked process",
+                'Use the start method "spawn", or use no GPU before the fork.',
             )
 
 
@@ -176,8 +176,8 @@ _DOWNLOAD_RACE = """All ranks download the dataset at once.
 What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no barrier
 around it.
 
-Why: the ranks write the same files. One finds another's half-written archive ("File not found or corrupted"), or
-unpacks it while it is replaced. It happens on the first run only, on a fresh machine.
+Why: the ranks write the same files. One rank reads another's half-written archive ("File not found or corrupted"), or
+unpacks the archive while another rank replaces it. This happens on the first run only, on a machine without the data.
 
     if local_rank == 0:
         MNIST(root, download=True)
@@ -198,7 +198,7 @@ def download_race(read: Reading) -> Iterator[Hit]:
             yield Hit(
                 call,
                 "all ranks download into one directory at once, and read each other's half-written files",
-                "Download on local rank 0 only, and let the others wait at a barrier; or before the job.",
+                "Download on local rank 0 only while the others wait at a barrier; or download before the job.",
             )
 
 
@@ -222,8 +222,8 @@ _SAVE_ON_ALL_RANKS = """All ranks save to one file.
 
 What: torch.save writes to one path on every rank.
 
-Why: the ranks write into each other's file; where they differ in speed, or the file system is shared between hosts, the
-checkpoint is broken ("PytorchStreamReader failed reading zip archive"), which shows when it is loaded.
+Why: the ranks overwrite each other's data; if they differ in speed, or the file system is shared between hosts, the
+checkpoint is broken. The error appears when it is loaded: "PytorchStreamReader failed reading zip archive".
 
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), path)
@@ -236,19 +236,19 @@ Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-a
 
 
 def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
-    """Saves that every rank comes by."""
+    """Saves that every rank reaches."""
     if not read.wrappings:
         return
     for call in read.calls_of("torch.save"):
         path = keyword(call, "f", 1)
         if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
             continue
-        message = "all ranks write to one file at once, and break it"
+        message = "all ranks write to one file at once, and corrupt it"
         yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
 
 
 def _is_own(read: Reading, path: ast.expr) -> bool:
-    """May each rank have a path of its own? Of a buffer, or a path that some function makes, nobody can tell."""
+    """May each rank have a path of its own? This is unknown for a buffer, or a path that some function makes."""
     return isinstance(path, ast.Call) or read.may_be_own(path)
 
 
@@ -256,15 +256,15 @@ def _is_own(read: Reading, path: ast.expr) -> bool:
 
 _UNMAPPED_LOAD = """A checkpoint is loaded without map_location.
 
-What: on every rank, torch.load without map_location gives what load_state_dict takes.
+What: on every rank, torch.load is called without map_location, and load_state_dict gets its result.
 
-Why: tensors come back on the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
-model (and of the optimizer's state) there. "CUDA out of memory" on GPU 0, while the others have room.
+Why: tensors are loaded to the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
+model (and of the optimizer's state) there. GPU 0 fails with "CUDA out of memory", while the others have free memory.
 
     state = torch.load(path, map_location="cpu")
     state = torch.load(path, map_location=f"cuda:{local_rank}")
 
-Weights that are called pretrained are left alone: published files are saved from the CPU, as a rule.
+Weights with "pretrain" in their name are accepted: published files are usually saved from the CPU.
 
 Fix: map_location="cpu"; load_state_dict copies to where the model is.
 
@@ -310,7 +310,7 @@ def _becomes_state(read: Reading, call: ast.Call) -> bool:
 
 _NO_DESTROY = """The process group is never destroyed.
 
-What: the script opens a process group and does not call destroy_process_group. A hint (`--details`).
+What: the script opens a process group and does not call destroy_process_group. This is a note (`--details`).
 
 Why: with NCCL, a process that ends while others still communicate may leave them hanging, and torch warns at exit:
 "destroy_process_group() was not called before program exit, which can leak resources".
@@ -327,7 +327,7 @@ def no_destroy(read: Reading) -> Iterator[Hit]:
     if read.groups and not closing & set(names_in(read.tree)) and not closing & set(read.imports):
         yield Hit(
             read.groups[0],
-            "nothing destroys the process group: torch warns, and ranks that end early may leave others hanging",
+            "the process group is never destroyed: torch warns, and ranks that end early may leave others hanging",
             "Call dist.destroy_process_group() at the end.",
         )
 

@@ -1,4 +1,4 @@
-"""Rules on the training: collectives and the model on some ranks only, and what many ranks change about it."""
+"""Rules on the training: collectives and the model on some ranks only, and effects of the number of ranks."""
 
 import ast
 import re
@@ -13,11 +13,12 @@ from ddpdiag.model import Severity
 
 _SAME_AUGMENTATION = """All ranks draw the same random augmentations.
 
-What: every seed in the script is the same on all ranks, and the data are augmented at random. A hint (`--details`).
+What: every seed in the script is the same on all ranks, and the data are augmented at random. This is a note
+(`--details`).
 
-Why: rank 0's n-th image is cropped and flipped as rank 1's n-th image is. The images differ, so the harm is small, but
-there is less variety than the number of ranks suggests. Equal seeds are right for what all ranks must agree on: a
-split, a sampler, weights that DistributedDataParallel does not send.
+Why: rank 0's n-th image is cropped and flipped like rank 1's n-th image. The images differ, so the harm is small, but
+there is less variety than the number of ranks suggests. Equal seeds are correct where all ranks must agree: for a
+split, a sampler, or weights that DistributedDataParallel does not send.
 
 Fix: after the model is made, seed with seed + rank.
 
@@ -42,7 +43,7 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
     if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
         yield Hit(
             seeds[0],
-            "all ranks draw the same random numbers, so that their augmentations are alike",
+            "all ranks draw the same random numbers, so their augmentations are the same",
             "After the model is made, seed with seed + rank.",
         )
 
@@ -57,14 +58,14 @@ def _augments(read: Reading) -> bool:
 
 _COLLECTIVE_ON_SOME_RANKS = """A collective runs on some ranks only.
 
-What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the making of a
-DistributedDataParallel, stands under `if rank == 0:` or after `if rank != 0: return`, and the other ranks have no call
-that goes with it.
+What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the construction of a
+DistributedDataParallel, is under `if rank == 0:` or after `if rank != 0: return`, and the other ranks have no matching
+call.
 
-Why: a collective is a meeting of all ranks. Those that come wait for those that never do, until the time-out; or they
-meet another call of theirs, and get wrong values.
+Why: all ranks must call a collective. The ranks that call it wait for the ranks that never do, until the time-out; or
+their call is matched with another call of those ranks, and they get wrong values.
 
-Fix: move it out of the `if`, so that every rank comes by. For a part of the ranks make a group, and pass `group=`.
+Fix: move it out of the `if`, so that every rank calls it. For some of the ranks, create a group and pass `group=`.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
 """
@@ -84,8 +85,8 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
         name = read.last_name(call)
         yield Hit(
             call,
-            f"{name} is a meeting of all ranks, and only some of them come by here: they wait for the others for ever",
-            f"Let every rank call {name}, or pass a group of those that do.",
+            f"only some ranks reach this {name}, and all ranks must call it: they will hang",
+            f"Let every rank call {name}, or pass a group of the ranks that call it.",
         )
 
 
@@ -95,7 +96,7 @@ def _has_group(call: ast.Call) -> bool:
 
 
 def _has_partner(read: Reading, call: ast.Call) -> bool:
-    """`if rank != 0: barrier() ... if rank == 0: barrier()`, or the same collective in both branches: they meet."""
+    """`if rank != 0: barrier() ... if rank == 0: barrier()`, or the same collective in both branches: they match."""
     here = read.scope_of(call)
     name = read.callee(call)
     return any(
@@ -111,11 +112,11 @@ def _has_partner(read: Reading, call: ast.Call) -> bool:
 
 _MODEL_ON_SOME_RANKS = """A DistributedDataParallel is called on some ranks only.
 
-What: under `if rank == 0:`, the wrapped model is trained, or is called for evaluation while it holds BatchNorm.
+What: under `if rank == 0:`, the wrapped model is trained, or it contains BatchNorm and is called for evaluation.
 
 Why: a backward pass is an all-reduce of all ranks, and a forward pass first sends rank 0's buffers (BatchNorm's
-statistics) to all, in eval mode and under no_grad, too. The one rank waits for the others, or meets their next
-collective: a hang at the next barrier.
+statistics) to all ranks, in eval mode and under no_grad, too. The calling rank waits for the others, or its call is
+matched with their next collective, and the job hangs at the next barrier.
 
     if rank == 0:
         evaluate(model)             # hangs with BatchNorm
@@ -144,14 +145,13 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
         if buffers or _goes_backward(read, call):
             yield Hit(
                 call,
-                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it: "
-                "they wait for the others for ever",
-                "Call the bare model (.module) to evaluate on one rank, or let every rank come by.",
+                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it: they will hang",
+                "Call the bare model (.module) to evaluate on one rank, or let every rank call it.",
             )
 
 
 def has_batchnorm(read: Reading) -> bool:
-    """Does the script make a model with BatchNorm, for all to see?"""
+    """Does the script itself make a model with BatchNorm?"""
     for call in read.calls:
         last = read.last_name(call)
         is_family = last.lower().startswith(_WITH_BATCHNORM) or last.endswith("_bn")
@@ -182,12 +182,12 @@ def _is_under_no_grad(read: Reading, call: ast.Call) -> bool:
 
 _BATCHNORM_LOCAL = """BatchNorm sees the batch of its own rank only.
 
-What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. A hint (`--details`).
+What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. This is a note (`--details`).
 
-Why: mean and variance come from the images of one rank; with a small batch per GPU they are noisy, and training goes
-otherwise than on one GPU with the whole batch. With a large batch per GPU it does no harm and is faster.
+Why: mean and variance are computed from the images of one rank. With a small batch per GPU they are noisy, and training
+behaves differently than on one GPU with the whole batch. With a large batch per GPU this does no harm and is faster.
 
-Fix: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, where the batch of a GPU is below some 16.
+Fix: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, if the batch of a GPU is below about 16.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
 """
@@ -195,32 +195,32 @@ _SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
 
 
 def batchnorm_local(read: Reading) -> Iterator[Hit]:
-    """The first wrapping, if no word is said of SyncBatchNorm."""
+    """The first wrapping, in a script that does not mention SyncBatchNorm."""
     if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.tree)):
         for wrapping in read.wrappings[:1]:
             yield Hit(
                 wrapping,
-                "BatchNorm takes its statistics from one rank's batch",
+                "BatchNorm computes its statistics from one rank's batch only",
                 "With few images per GPU, convert the model: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).",
             )
 
 
 # LNT025 learning-rate ------------------------------------------------------------------------------------------------
 
-_LEARNING_RATE = """The learning rate does not know how many ranks there are.
+_LEARNING_RATE = """The learning rate does not depend on the number of ranks.
 
-What: each rank has a batch of a fixed size, and neither the learning rate nor the batch is worked out from the number
-of ranks. A hint (`--details`).
+What: each rank has a batch of a fixed size, and neither the learning rate nor the batch is computed from the number of
+ranks. This is a note (`--details`).
 
-Why: DistributedDataParallel averages the gradients, so that N ranks with B images each take steps as one process with
-N x B images would: N times fewer of them in an epoch, each as large as before. With more ranks an epoch is faster and
-teaches less, and a job that was tuned on 8 GPUs stalls on 64.
+Why: DistributedDataParallel averages the gradients. N ranks with B images each therefore take the steps of one process
+with N x B images: N times fewer steps in an epoch, each as large as before. With more ranks an epoch is faster and the
+model learns less in it, and a job that was tuned on 8 GPUs stalls on 64.
 
     lr = args.lr * dist.get_world_size()                              # SGD, with a warm-up of some epochs
-    lr = args.lr * math.sqrt(dist.get_world_size())                   # Adam and its kin
+    lr = args.lr * math.sqrt(dist.get_world_size())                   # Adam and its variants
     batch_size = args.global_batch_size // dist.get_world_size()      # or: the same steps on any number of ranks
 
-Fix: one of the three, and a warm-up where the learning rate grows.
+Fix: use one of the three, and a warm-up if the learning rate grows.
 
 Source: https://arxiv.org/abs/1706.02677 (SGD: linear, with a warm-up); https://arxiv.org/abs/2205.10287 (Adam: square
 root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (gradients are
@@ -233,16 +233,16 @@ _SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 
 def learning_rate(read: Reading) -> Iterator[Hit]:
-    """The first optimizer, if no statement speaks of ranks and of the learning rate or the batch at once."""
+    """The first optimizer, if no statement names both ranks and the learning rate or the batch."""
     optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
-    # The simple statements, each by itself: a whole function speaks of everything.
+    # The simple statements, one at a time: a whole function names everything.
     simple = (node for node in read.nodes if isinstance(node, _SIMPLE))
     if read.wrappings and optimizers and not any(map(_relates, simple)):
         yield Hit(
             optimizers[0],
-            "the learning rate is the same for any number of ranks, though all ranks together make one batch",
+            "the learning rate is the same for any number of ranks, although the batches of all ranks add up",
             "Scale the learning rate with the world size (SGD: linearly, Adam: by its square root), with a warm-up, "
-            "or share one global batch out among the ranks.",
+            "or split one global batch among the ranks.",
         )
 
 
