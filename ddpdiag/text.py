@@ -347,5 +347,4 @@ def fold_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
             runs[-1] = (runs[-1][0], rank)
         else:
             runs.append((rank, rank))
-    pieces = [_Piece("", str(a) if a == b else f"{a}-{b}", "", b - a + 1) for a, b in runs]
-    return _join(pieces, limit)
+    return _join([_Piece("", str(a) if a == b else f"{a}-{b}", "", b - a + 1) for a, b in runs], limit)

@@ -4,8 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 
-from ddpdiag.checks.blame import Blame, in_words, is_echo, last
+from ddpdiag.checks.blame import Blame, is_echo
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Outcome, ProcessState, Scalar, Status
 from ddpdiag.text import begun, count
 

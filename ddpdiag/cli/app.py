@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import getdoc
 from typing import Annotated, TypeVar
 
@@ -12,18 +11,24 @@ from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
 from ddpdiag.cli.options import (
-    FILES,
-    OUT,
     CheckOptions,
     HostOptions,
     LaunchOptions,
     command,
     examples,
     normalized,
-    option,
     typed,
 )
-from ddpdiag.cli.outputs import Outputs, is_terminal, recording, show, terminal, written
+from ddpdiag.cli.outputs import (
+    CompareOutputs,
+    JudgeOutputs,
+    LintOptions,
+    ManualOutputs,
+    Outputs,
+    is_terminal,
+    show,
+    terminal,
+)
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
@@ -212,13 +217,6 @@ def watch(
     leave(guarded((lambda: watch.read(command)) if how.read else lambda: watch.run(command, how)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Changes(Outputs):
-    json: str | None = option(
-        None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
-    )
-
-
 @_command(
     "ddpdiag compare before.jsonl after.jsonl",
     "ddpdiag compare report-monday.json run.jsonl --markdown changes.md",
@@ -226,7 +224,7 @@ class _Changes(Outputs):
 def compare(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same of a later run.")],
-    outputs: Annotated[_Changes, "json", "markdown", "output", "quiet", "color"],
+    outputs: Annotated[CompareOutputs, "json", "markdown", "output", "quiet", "color"],
 ) -> None:
     """Show what changed between two runs: regressions first, beyond the noise that their repeats show.
 
@@ -238,16 +236,11 @@ def compare(
     raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown, color=outputs.color))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Judged(Outputs):
-    record: str | None = written(recording, "Write the parts as one recording.")
-
-
 @_command("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -")
 def judge(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks wrote.")],
     outputs: Annotated[
-        _Judged,
+        JudgeOutputs,
         *_FILES,
         *_HOSTS,
         "write_workaround",
@@ -284,16 +277,6 @@ def simulate(
     raise typer.Exit(command.run(what, outputs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LintOptions(Outputs):
-    select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE")
-    ignore: tuple[str, ...] = option((), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE")
-    output_format: str | None = option(
-        None, "Format on standard output (default: text).", metavar="text|json|github|sarif"
-    )
-    details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
-
-
 @_command(
     "ddpdiag lint train.py",
     "ddpdiag lint src/ --details",
@@ -303,7 +286,7 @@ def lint(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
     ],
-    how: Annotated[_LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
+    how: Annotated[LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
@@ -314,16 +297,7 @@ def lint(
     """
     from ddpdiag.lint import command
 
-    code = command.run(
-        files,
-        how.json,
-        details=how.details,
-        select=how.select,
-        ignore=how.ignore,
-        output_format=how.output_format,
-        color=how.color,
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(command.run(files, how))
 
 
 @_command(
@@ -352,15 +326,8 @@ def explain(
     raise typer.Exit(command.run(what))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pages:
-    markdown: str = option(
-        "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False
-    )
-
-
 @_command("ddpdiag manual --markdown manual.md")
-def manual(pages: _Pages) -> None:
+def manual(pages: ManualOutputs) -> None:
     """Write all manual pages into one document: checks, then the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import write_manual
 

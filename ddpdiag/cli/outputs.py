@@ -185,6 +185,41 @@ class Outputs:
         return "-" in self._files.values()
 
 
+# Options of single commands ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOutputs(Outputs):
+    json: str | None = option(
+        None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOutputs(Outputs):
+    record: str | None = written(recording, "Write the parts as one recording.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LintOptions(Outputs):
+    select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE")
+    ignore: tuple[str, ...] = option((), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE")
+    output_format: str | None = option(
+        None, "Format on standard output (default: text).", metavar="text|json|github|sarif"
+    )
+    details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManualOutputs:
+    markdown: str = option(
+        "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False
+    )
+
+
+# Reports -------------------------------------------------------------------------------------------------------------
+
+
 def features_of(report: "Report") -> tuple["Sections", ...]:
     """The features that have a part in this report; of others nothing is imported."""
     features: list[Sections] = []

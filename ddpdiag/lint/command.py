@@ -20,8 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.options import Color
-from ddpdiag.cli.outputs import is_one_file, show, terminal
+from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
@@ -58,33 +57,25 @@ class _Project(Struct, frozen=True):
     tool: _Tools = _Tools()
 
 
-def run(
-    paths: Sequence[str],
-    json: str | None,
-    *,
-    details: bool,
-    select: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    output_format: str | None = None,
-    color: Color = Color.AUTO,
-) -> int:
+def run(paths: Sequence[str], how: LintOptions) -> int:
     """The exit code: 0 clean, 1 something was found (notes do not count), 2 a file could not be read."""
+    json = how.json
     if json is not None:
         if any(is_one_file(json, path) for path in paths):
             raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
         files.check_writable(json)
     configured = configuration(Path.cwd())
-    rules = chosen(select or configured.select, ignore or configured.ignore)
-    wanted = output_format or configured.output_format
+    rules = chosen(how.select or configured.select, how.ignore or configured.ignore)
+    wanted = how.output_format or configured.output_format
     if wanted not in FORMATS:
         raise UsageError(f"--output-format {wanted}: expected one of {', '.join(FORMATS)}")
     report = judged(paths, rules)
     stream = sys.stderr if json == "-" else sys.stdout
-    width, has_color = terminal(stream, color)
+    width, has_color = terminal(stream, how.color)
     if json is not None:
         files.write(json, FORMATS["json"](report, rules))
     text = (
-        page(report, details=details, width=width, color=has_color)
+        page(report, details=how.details, width=width, color=has_color)
         if wanted == "text"
         else FORMATS[wanted](report, rules)
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
-from ddpdiag.checks.blame import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.watch.model import (

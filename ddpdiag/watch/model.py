@@ -13,9 +13,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from ddpdiag.checks.blame import in_words, last
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 

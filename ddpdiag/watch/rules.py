@@ -6,9 +6,9 @@ collective, or fewer; for which the others wait in a collective; that are elsewh
 
 from collections.abc import Callable
 
-from ddpdiag.checks.blame import in_words, lag, split
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.watch.model import (
     Activities,

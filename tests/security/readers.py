@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddpdiag.cli import judge
 from ddpdiag.cli.check import read_topology
-from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.outputs import LintOptions, Outputs
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.comparison.benchmarks import dumps, read_baseline
@@ -98,7 +98,7 @@ READERS = {
     "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
     "watch": Reader(lambda path: command.read([str(path)]), _looks),
     "lint": Reader(
-        lambda path: lint.run([str(path)], None, details=True),
+        lambda path: lint.run([str(path)], LintOptions(details=True)),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],
     ),
     "explain": Reader(

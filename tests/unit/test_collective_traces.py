@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.blame import in_words, lag, last, split
+from ddpdiag.checks.posted import in_words, lag, last, split
 from ddpdiag.model import Collective
 
 

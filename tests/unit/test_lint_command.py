@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
 from ddpdiag.cli.manual import manual_page, rows
+from ddpdiag.cli.outputs import LintOptions
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint import all_rules, rule_of
 from ddpdiag.lint.command import chosen, judged, read_findings, run
@@ -32,12 +33,12 @@ def text(report: LintReport, **options) -> str:
 
 
 def test_nothing_found_is_zero(capsys, golden):
-    assert run([str(CLEAN)], None, details=False) == ExitCode.FIT
+    assert run([str(CLEAN)], LintOptions(details=False)) == ExitCode.FIT
     golden(capsys.readouterr().out)
 
 
 def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys, golden):
-    assert run([str(faulty)], None, details=False) == ExitCode.UNFIT
+    assert run([str(faulty)], LintOptions(details=False)) == ExitCode.UNFIT
     out = capsys.readouterr().out
     assert out.startswith(f"{faulty}:81:15: warning LNT010 no-set-epoch\n")
     golden(out.replace(str(faulty), "train.py"))
@@ -46,9 +47,9 @@ def test_a_remark_has_its_place_its_code_and_a_way_out(faulty, capsys, golden):
 def test_hints_do_not_count(tmp_path, capsys, golden):
     path = tmp_path / "train.py"
     path.write_text(CLEAN.read_text().replace("    dist.destroy_process_group()\n", ""))
-    assert run([str(path)], None, details=False) == ExitCode.FIT
+    assert run([str(path)], LintOptions(details=False)) == ExitCode.FIT
     golden(capsys.readouterr().out)
-    assert run([str(path)], None, details=True) == ExitCode.FIT
+    assert run([str(path)], LintOptions(details=True)) == ExitCode.FIT
     golden(capsys.readouterr().out.replace(str(path), "train.py"))
 
 
@@ -103,7 +104,7 @@ def test_what_is_no_python_is_named_and_the_rest_is_judged(golden, tmp_path, fau
     bad = tmp_path / "bad" / "train.py"
     bad.parent.mkdir()
     bad.write_bytes(content)
-    assert run([str(bad), str(faulty)], None, details=False) == ExitCode.USAGE
+    assert run([str(bad), str(faulty)], LintOptions(details=False)) == ExitCode.USAGE
     streams = capsys.readouterr()
     assert streams.err.startswith(f"ddpdiag: {bad}{place}")
     assert "LNT010" in streams.out
@@ -120,7 +121,7 @@ def test_what_is_not_there_is_named(golden, tmp_path, path):
 
 
 def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, capsys):
-    assert run([str(faulty)], "-", details=False) == ExitCode.UNFIT
+    assert run([str(faulty)], LintOptions(json="-", details=False)) == ExitCode.UNFIT
     streams = capsys.readouterr()
     report = json.loads(streams.out)
     assert (report["schema"], report["exit_code"]) == ("ddpdiag.lint/1", 1)
@@ -131,7 +132,7 @@ def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, cap
 def test_a_script_is_not_overwritten(faulty, golden):
     script = faulty.read_text()
     with pytest.raises(UsageError) as caught:
-        run([str(faulty)], str(faulty), details=False)
+        run([str(faulty)], LintOptions(json=str(faulty), details=False))
     assert faulty.read_text() == script
     golden(str(caught.value).replace(str(faulty), "train.py"))
 
@@ -201,28 +202,28 @@ def test_rules_are_chosen_by_code_or_prefix(faulty, select, ignore, found):
 @pytest.mark.parametrize("option", ["select", "ignore"])
 def test_an_unknown_code_is_refused_with_the_nearest(faulty, option):
     with pytest.raises(UsageError, match=f"--{option} LNT01O: no rule"):
-        run([str(faulty)], None, details=False, **{option: ("LNT01O",)})
+        run([str(faulty)], LintOptions(details=False, **{option: ("LNT01O",)}))
 
 
 def test_the_project_chooses_and_the_command_line_wins(faulty, tmp_path, monkeypatch, capsys):
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path / "src")
     (tmp_path / "pyproject.toml").write_text('[tool.ddpdiag.lint]\nignore = ["LNT010"]\noutput-format = "github"\n')
-    assert run([str(faulty)], None, details=False) == ExitCode.FIT
-    assert run([str(faulty)], None, details=False, ignore=("LNT001",)) == ExitCode.UNFIT
+    assert run([str(faulty)], LintOptions(details=False)) == ExitCode.FIT
+    assert run([str(faulty)], LintOptions(details=False, ignore=("LNT001",))) == ExitCode.UNFIT
     assert capsys.readouterr().out.startswith("::warning file=")
     (tmp_path / "pyproject.toml").write_text('[tool.ddpdiag.lint]\nselct = ["LNT010"]\n')
     with pytest.raises(UsageError, match="selct"):
-        run([str(faulty)], None, details=False)
+        run([str(faulty)], LintOptions(details=False))
 
 
 def test_an_annotation_is_a_command_of_one_line(faulty, capsys, golden):
-    run([str(faulty)], None, details=False, output_format="github")
+    run([str(faulty)], LintOptions(details=False, output_format="github"))
     golden(capsys.readouterr().out.replace(str(faulty), "train.py"))
 
 
 def test_sarif_names_rule_level_and_place(faulty, capsys):
-    run([str(faulty)], None, details=False, output_format="sarif")
+    run([str(faulty)], LintOptions(details=False, output_format="sarif"))
     (sarif,) = json.loads(capsys.readouterr().out)["runs"]
     (result,) = sarif["results"]
     place = result["locations"][0]["physicalLocation"]
@@ -232,7 +233,7 @@ def test_sarif_names_rule_level_and_place(faulty, capsys):
 
 
 def test_json_on_standard_output_is_the_file_of_json(faulty, tmp_path, capsys):
-    run([str(faulty)], str(tmp_path / "a.json"), details=False, output_format="json")
+    run([str(faulty)], LintOptions(json=str(tmp_path / "a.json"), details=False, output_format="json"))
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "a.json").read_text())
 
 

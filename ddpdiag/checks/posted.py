@@ -1,0 +1,89 @@
+"""Collectives that ranks posted, compared: who posted another one than most, and who fewer."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.model import Collective
+from ddpdiag.stats import odd_ones_out
+
+Traces = Mapping[int, Sequence[Collective]]
+
+# Every rank must give as many elements as the others; in a gather, a scatter or an all-to-all they may differ.
+_EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
+
+
+class Split(NamedTuple):
+    """The first number under which ranks posted different collectives: an example of each, with the ranks that did.
+
+    The most common one comes last. `odd` holds the ranks that differ from a strict majority, if there is one.
+    """
+
+    odd: tuple[int, ...]
+    sides: tuple[tuple[Collective, tuple[int, ...]], ...]
+
+
+class Lag(NamedTuple):
+    """Ranks that posted fewer collectives than most, and the first one that they lack; no ranks if all are alike."""
+
+    ranks: tuple[int, ...] = ()
+    lacking: Collective | None = None
+
+
+def in_words(collective: Collective) -> str:
+    """Such as "all_reduce #7 (1 Float element)"."""
+    unit = " ".join(filter(None, (collective.dtype, "element" if collective.elements == 1 else "elements")))
+    size = f" ({collective.elements:,} {unit})" if collective.elements or collective.dtype else ""
+    return f"{_operation(collective)} #{collective.seq}{size}"
+
+
+def split(traces: Traces) -> Split | None:
+    """Where ranks first differ in what they posted under the same number of the same group, if they do."""
+    posted: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
+    for rank, trace in traces.items():
+        for collective in trace:
+            if not collective.p2p:
+                posted[collective.group, collective.seq][rank] = collective
+    for _, by_rank in sorted(posted.items(), key=lambda item: (item[0][1], item[0][0])):
+        odd = odd_ones_out({rank: _call(collective) for rank, collective in by_rank.items()})
+        if odd is not None:
+            groups = sorted(odd.groups.values(), key=lambda ranks: (len(ranks), ranks))
+            return Split(odd.ranks, tuple((by_rank[ranks[0]], ranks) for ranks in groups))
+    return None
+
+
+def last(trace: Sequence[Collective] | None) -> Collective | None:
+    """The collective that a rank posted last."""
+    return next((collective for collective in reversed(trace or ()) if not collective.p2p), None)
+
+
+def lag(traces: Traces) -> Lag:
+    """The ranks that posted fewer collectives than most, in the group in which most ranks posted last."""
+    ends = {rank: collective for rank, trace in traces.items() if (collective := last(trace)) is not None}
+    if not ends:
+        return Lag()
+    counts = Counter(collective.group for collective in ends.values())
+    group = max(counts, key=lambda name: (counts[name], name))
+    known = {rank: trace for rank, trace in traces.items() if not trace or any(c.group == group for c in trace)}
+    numbers = {rank: max((c.seq for c in trace if _is_of(c, group)), default=0) for rank, trace in known.items()}
+    times = Counter(numbers.values())
+    front = max(times, key=lambda number: (times[number], number))
+    behind = tuple(sorted(rank for rank, number in numbers.items() if number < front))
+    if not behind:
+        return Lag()
+    least = min(numbers[rank] for rank in behind)
+    later = [c for trace in known.values() for c in trace if _is_of(c, group) and c.seq > least]
+    return Lag(behind, min(later, key=lambda c: (c.seq, c.name, c.elements)))
+
+
+def _is_of(collective: Collective, group: str) -> bool:
+    return collective.group == group and not collective.p2p
+
+
+def _operation(collective: Collective) -> str:
+    return collective.name.rpartition(":")[2]
+
+
+def _call(collective: Collective) -> tuple[str, int, str]:
+    name = _operation(collective)
+    return (name, collective.elements, collective.dtype) if name in _EQUAL_SIZES else (name, 0, "")
