@@ -106,7 +106,7 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
                 # An argument goes by the name under which users know it: "FILE".
                 metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
                 subject = metavar or spelled(name)
-                raise UsageError(f"{subject}: it is empty; is a variable not set?")
+                raise UsageError(f"{subject}: the value is empty; is a variable not set?")
         values |= {name: group.made(values, context.obj or {}) for name, group in groups.items()}
         if "context" in arguments:
             values["context"] = context

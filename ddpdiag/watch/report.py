@@ -63,7 +63,7 @@ def read_bundle(path: str) -> list[Stall]:
             reason = f"line {number}: {error}"
             break
     if not looks:
-        raise UsageError(f"{where}: not a file that `ddpdiag watch --bundle DIR` saved: {reason}")
+        raise UsageError(f"{where}: not a file that ddpdiag watch saved with --bundle: {reason}")
     return looks
 
 
