@@ -232,12 +232,12 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         yield seen.finding(
             "wrong",
             f"wrong values from {backend}",
-            f"{row.collective} over {backend} gave {count(total, 'wrong element')}, first at "
-            f"{size_text(row.size_bytes)}, on {ranks_text(got)}; 0 expected. A sum does not show which rank sent a "
-            "wrong value.",
+            f"{row.collective} over {backend} gave {count(total, 'wrong element')} (there must be none), first with "
+            f"{size_text(row.size_bytes)}, on {ranks_text(got)}. A rank with a wrong sum is not always the one that "
+            "sent a wrong value.",
             evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
-            fix="Do not train here. `ddpdiag check --select COL001` finds the rank that sends wrong values; on GPUs "
-            "run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU.",
+            fix="Do not train here. `ddpdiag check --select COL001` finds the rank that sends wrong values."
+            + ("" if backend == "gloo" else " Run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."),
         )
 
 
@@ -256,7 +256,8 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "copy_bytes_per_s": line.copy_bytes_per_s,
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
-            fix=f"Compare {line.node} with another host: other processes, clocks, throttling, the network card.",
+            fix=f"Look on {line.node} for other processes, low or throttled clocks and a slow network card; compare it "
+            "with another host.",
         )
 
 
@@ -313,7 +314,8 @@ def _incomparable(seen: Seen[Data], new: BaselineSeries, why: str) -> Finding:
         "incomparable",
         f"{new.collective} over {new.backend} cannot be compared with the baseline",
         f"Nothing was compared: {why}.",
-        fix="Measure the same sizes in the same world, or make a baseline of these with --save-baseline.",
+        fix="Run again with the ranks, hosts and sizes of the baseline, or save a new baseline of this run with "
+        "--save-baseline.",
     )
 
 

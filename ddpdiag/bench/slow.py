@@ -61,7 +61,7 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
     for rank in sorted(evidence):
         reasons = []
         if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
-            reasons.append(f"copies {times_text(ratio)} slower than the median of its peers")
+            reasons.append(f"copies its own memory {times_text(ratio)} slower than the median of its peers")
         if (ratio := pairs.get(rank, 0.0)) >= least_pair:
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
         late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0

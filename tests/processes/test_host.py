@@ -167,7 +167,7 @@ def test_whatever_becomes_of_the_process_itself_there_is_an_answer(start: Start,
     job.wait_until(lambda: inner(job))
     os.kill(inner(job), signal.SIGKILL)
     assert job.wait() == 3, job.told()
-    assert re.fullmatch(r"DDPDIAG UNKNOWN - pid \d+ .*'ask the host'.*SIGKILL.*\n", job.stdout)
+    assert re.fullmatch(r"DDPDIAG UNKNOWN - pid \d+ .*'test the host'.*SIGKILL.*\n", job.stdout)
     job.check_left_nothing()
 
 

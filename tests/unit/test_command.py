@@ -70,7 +70,7 @@ def test_an_empty_text_is_refused(words, subject):
 
     error = run(body, *words).exception
     assert isinstance(error, UsageError)
-    assert str(error).startswith(f"{subject}: it is empty")
+    assert str(error).startswith(f"{subject}: the value is empty")
 
 
 def test_the_body_may_ask_what_was_typed():

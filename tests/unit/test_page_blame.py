@@ -158,7 +158,7 @@ def test_a_remedy_leads_to_the_finding_that_it_names(golden):
     (target,) = [own["href"][1:] for own in reader.of("a") if own["href"].startswith("#box-")]
     (box,) = [own for own in reader.of("article") if own["id"] == target]
     assert box["class"] == "finding error"
-    golden(*re.findall(r"Remedy See [^.]*\.[^.]*\.", reader.text))
+    golden(*re.findall(r"Fix See [^.]*\.[^.]*\.", reader.text))
     # The remedy of the first, and its variables, and those at the top.
     assert len([own for own in reader.of("button") if own.get("class") == "copy"]) == 3
 

@@ -173,10 +173,10 @@ def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: se
             "uuid",
             "torch and NVML show different GPUs",
             f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
-            "the same GPUs are expected from both.",
+            "both must list the same GPUs.",
             ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
             gpus=tuple(sorted(strange)),
-            fix="Give the container all device files of its GPUs (/dev/nvidia*).",
+            fix="If the job runs in a container, give it all device files of its GPUs (/dev/nvidia*).",
         )
 
 
@@ -193,7 +193,7 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
                 "shared",
                 "ranks share a GPU",
                 f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all use GPU {uuid}; one rank per GPU "
-                "is expected, because NCCL refuses a duplicate.",
+                "is expected: NCCL refuses two ranks on one GPU.",
                 # gloo accepts it.
                 severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,

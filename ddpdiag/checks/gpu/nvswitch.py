@@ -147,7 +147,10 @@ def _recovery(card: Card) -> Iterator[Fault]:
     wanted, broken = card.health.recovery_action, card.health.broken
     if wanted:
         name, action = recovery_of(wanted)
-        title, said = "the driver requests a recovery of a GPU", f"it needs a recovery: {name}; none expected"
+        title, said = (
+            "the driver requests a recovery of a GPU",
+            f"the driver asks for this recovery action: {name}; a healthy GPU needs none",
+        )
         advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
         severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
         yield Fault("recovery", title, said, action, advice, {"recovery_action": wanted}, severity)

@@ -82,11 +82,11 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
     if not rooms:
         yield seen.finding(
             "unreadable",
-            "the memory of a host cannot be read",
-            f"{host.name}: /proc/meminfo does not show how much memory is available, and no control group sets a "
-            f"limit: it is UNKNOWN whether there is enough for {ranks}.",
+            "the available memory of a host is not known",
+            f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit: it is "
+            f"UNKNOWN whether there is enough for {ranks}.",
             ranks=host.ranks,
-            fix="Mount /proc into the container.",
+            fix=f"Run `grep MemAvailable /proc/meminfo` on {host.name}; if this is a container, mount /proc into it.",
         )
         return
     room, why = min(rooms)

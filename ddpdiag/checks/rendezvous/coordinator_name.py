@@ -132,8 +132,8 @@ def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
         f"The look-up of {data.name} {took} on {node}; at most {limit:g} s expected.",
         severity=Severity.ERROR if data.addresses is None else Severity.WARNING,
         nodes=[node],
-        fix=f"Check the name servers in /etc/resolv.conf of {node}; glibc waits 5 s for each that is silent, less "
-        "with `options timeout:1 attempts:1`.",
+        fix=f"Check that each name server in /etc/resolv.conf of {node} answers (glibc waits 5 s for one that does "
+        "not); the line `options timeout:1 attempts:1` there shortens the wait.",
     )
 
 
@@ -145,12 +145,12 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     yield seen.finding(
         "reverse",
         f"slow reverse look-up on {node}",
-        f"The look-up of the name of {data.addresses[0]} ({data.name}), which c10d makes at each connection, {took} on "
-        f"{node}; at most {limit:g} s expected.",
+        f"The look-up of the name of {data.addresses[0]} ({data.name}) {took} on {node}; at most {limit:g} s expected. "
+        "c10d makes this look-up at each connection.",
         nodes=[node],
         evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
-        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone, or repair the name servers in "
-        "/etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
+        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone of the DNS, or repair the name "
+        "servers in /etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
     )
 
 

@@ -78,7 +78,9 @@ _MISSING = _WriteError("missing", "does not exist", "Mount it there, or give ano
 _DENIED = _WriteError("denied", "is not writable for this user", "Give this user write permission (mode, ACL, squash).")
 _FULL = _WriteError("full", "is full", "Make room there, or raise the quota.")
 _READ_ONLY = _WriteError(
-    "read-only", "is mounted read-only", "Mount it read-write, or find out why the kernel made it read-only."
+    "read-only",
+    "is mounted read-only",
+    "Mount it read-write; where it was, see `dmesg` there for why the kernel made it read-only.",
 )
 _BROKEN = _WriteError("broken", "is not writable", "Look at the mount and at the kernel log there.")
 _WRITE_ERRORS = {

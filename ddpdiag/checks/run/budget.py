@@ -51,10 +51,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         if event.kind is EventKind.BUDGET:
             yield seen.finding(
                 "budget",
-                "the budget was spent",
-                f"Too little of the budget of {seen.options.budget_seconds:g} s was left after {event.seconds:.1f} s, "
-                f"{event.detail}.",
-                fix="Give more time with --budget, or ask for less with --stage or --select.",
+                "the time limit was reached before all checks ran",
+                f"{event.seconds:.1f} s of the run's {seen.options.budget_seconds:g} s (--budget) were used "
+                f"{event.detail}; what did not run is not part of the result.",
+                fix="Allow more time with --budget, or run fewer checks with --stage or --select.",
                 of_the_run=True,
             )
     yield from _unfinished(seen)

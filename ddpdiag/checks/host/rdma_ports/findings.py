@@ -105,7 +105,7 @@ def slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]],
         ("slow", "has a lower rate", [pair for pair in pairs if pair not in narrow]),
     ):
         if some:
-            named = [f"{own.label(port)} has {_rate(port)}, {_rate(like)} expected" for port, like in some]
+            named = [f"{own.label(port)} runs at {_rate(port)}, {_rate(like)} expected" for port, like in some]
             subject = f"RDMA port {some[0][0].name}" if len(some) == 1 else f"each of {len(some)} RDMA ports"
             yield seen.finding(
                 word,

@@ -218,10 +218,10 @@ def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterato
     yield Subject(copies, "links", gpus, tuple(sorted(bad)), where).finding(
         seen,
         "p2p-slower",
-        f"peer-to-peer copies on {copies.host.name} are slower than copies through its memory",
-        f"{copies.host.name}: direct copies {where} reach {rate_text(direct)}, and copies through the host's memory "
+        f"direct copies between GPUs of {copies.host.name} are slower than copies through the host's memory",
+        f"{copies.host.name}: direct copies reach {rate_text(direct)}, copies through the host's memory "
         f"{rate_text(around)} (medians of {count(len(bad), 'pair')}); direct copies are expected to be faster "
-        "(nccl-tests issue 74 is such a case).",
+        f"(nccl-tests issue 74 is such a case). Direct copies {where}.",
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
         f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
     )

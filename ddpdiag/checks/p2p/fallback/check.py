@@ -23,7 +23,8 @@ Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manage
 without SYS_NICE (CUMEM), a network that is present but does not carry RDMA (IB). A workaround costs bandwidth: fix the
 cause.
 
-Fix: `ddpdiag check --env-file nccl.env` writes the exports; source that file in the job until the cause is fixed.
+Fix: `ddpdiag check --write-workaround nccl.env` writes the exports; source that file in the job until the cause is
+fixed.
 
 Confirm by hand: Run the job, or nccl-tests' `all_reduce_perf`, once as it is and once with the variables that are
 shown; NCCL_DEBUG=INFO shows the path that was used.
@@ -61,7 +62,7 @@ D = TypeVar("D")
 FINDINGS = {
     "fallback": Explained(
         "the backend fails here, and works with the variables that are shown: an error, since the job fails as it is. "
-        "With `--env-file FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
+        "With `--write-workaround FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
     ),
     "slow": Explained.warning("it works, but is at least `rescue` times as fast with them."),
     "held-back": Explained.warning(

@@ -110,8 +110,8 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix=f"Until the cause is fixed, add the lines below to the job (`ddpdiag check --env-file FILE` writes them). "
-        f"{own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}",
+        fix="Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
+        f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}",
         env=env,
     )
 

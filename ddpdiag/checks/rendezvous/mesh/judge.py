@@ -95,13 +95,13 @@ def _example(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
 def _contrast(subject: Subject) -> str:
     match subject.kind:
         case "host" | "sender" | "receiver":
-            return "The other hosts reach each other, and rank 0's control port is reached by all."
+            return "The other hosts reach each other, and all hosts reach rank 0's control port."
         case "islands":
-            return "Inside these groups all links work, and rank 0's control port is reached by all."
+            return "Inside these groups all links work, and all hosts reach rank 0's control port."
         case "everywhere":
-            return "Rank 0's control port is reached by all, so a firewall lets only some ports through."
+            return "All hosts reach rank 0's control port, so a firewall lets only some ports through."
         case _:
-            return "Rank 0's control port is reached by all."
+            return "All hosts reach rank 0's control port."
 
 
 def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
@@ -165,10 +165,10 @@ def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     if links:
         yield seen.finding(
             "transient",
-            "some links between hosts failed once",
-            f"{names_text(links)} failed at first, but worked in the second attempt.",
+            f"{count(len(links), 'TCP connection')} between hosts failed once",
+            f"{names_text(links)} failed at the first attempt and worked at the second.",
             links=links,
-            fix="Try again; if it fails again, look at the error counters of these hosts (`ip -s link`).",
+            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
         )
 
 
