@@ -142,7 +142,7 @@ def test_an_xid_before_the_run_names_its_gpu(checked, tmp_path):
     [
         ((*ONE, "--select", "GPU003,GPU004"), [], "fit"),
         ((*ONE, "--select", "GPU011"), ["GPU011.unreadable"], "unknown"),
-        ((*STAGE, "--ignore", "GPU002"), ["GPU011.unread"], "fit"),
+        ((*STAGE, "--ignore", "GPU002,GPU012"), ["GPU011.unread"], "fit"),
     ],
     ids=["others", "the log", "the stage"],
 )
