@@ -76,7 +76,7 @@ def _words(option: str, value: object) -> list[str]:
 
 
 def _ended(command: Sequence[str]) -> tuple[int, str]:
-    """The exit code of the command, and what it printed on standard error; Ctrl-C reaches it first."""
+    """The exit code of the command, and what it printed on standard error; Ctrl-C is passed on to it."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:

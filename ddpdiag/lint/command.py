@@ -67,8 +67,8 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
     configured = configuration(Path.cwd())
     rules = chosen(how.select or configured.select, how.ignore or configured.ignore)
     wanted = how.output_format or configured.output_format
-    if wanted not in FORMATS:
-        raise UsageError(f"--output-format {wanted}: expected one of {', '.join(FORMATS)}")
+    if wanted != "text" and wanted not in FORMATS:
+        raise UsageError(f"--output-format {wanted}: expected one of text, {', '.join(FORMATS)}")
     report = judged(paths, rules)
     stream = sys.stderr if json == "-" else sys.stdout
     width, has_color = terminal(stream, how.color)

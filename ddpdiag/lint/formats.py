@@ -149,7 +149,6 @@ def _result(finding: LintFinding) -> dict[str, object]:
 
 
 FORMATS: Mapping[str, Callable[[LintReport, Sequence[Rule]], str]] = {
-    "text": lambda report, _rules: page(report, details=False, width=80, color=False),
     "json": as_json,
     "github": as_github,
     "sarif": as_sarif,

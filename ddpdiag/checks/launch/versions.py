@@ -46,7 +46,7 @@ FINDINGS = {
     "python": Explained("another minor version is an error, another patch level a warning."),
     "driver": Explained("NVIDIA driver versions differ; most of them work together, so this is a warning."),
     "not-forked": Explained.note(
-        "an import of this environment starts CUDA, so each worker imports torch by itself, and the run takes longer."
+        "an import of this environment starts CUDA, so each worker imports torch separately, and the run takes longer."
     ),
     "slow-import": Explained.warning("`import torch` took longer than `slow_import_seconds` on some ranks."),
 }
@@ -110,7 +110,7 @@ def _not_forked(seen: Seen[Data]) -> Iterator[Finding]:
             "not-forked",
             "importing torch starts CUDA",
             f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}: {seen.by_rank[ranks[0]].not_forked}; a "
-            "forked process cannot use CUDA then, so each worker imported torch by itself.",
+            "forked process cannot use CUDA then, so each worker imported torch separately.",
             fix="Find the module that starts CUDA when it is imported (sitecustomize, *.pth files): data loaders that "
             "fork fail, too.",
         )

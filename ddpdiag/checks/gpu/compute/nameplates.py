@@ -32,19 +32,17 @@ _NAMEPLATES = {
     "GH200 480GB": _plate(989, 67, 4000),
     "GH200 120GB": _plate(989, 67, 4000),
     "GH200 144G HBM3e": _plate(989, 67, 4900),
-    # NVIDIA H100 data sheet (SXM 1,979, PCIe 1,513, NVL 1,671 TFLOPS with sparsity).
+    # NVIDIA H100 data sheet (SXM 1,979, PCIe 1,513 TFLOPS with sparsity).
     "H100 80GB HBM3": _plate(989, 67, 3350),
     "H100 PCIe": _plate(756, 51, 2000),
-    "H100 NVL": _plate(835, 60, 3900),
     # NVIDIA A100 data sheet.
     "A100-SXM4-40GB": _plate(312, 19.5, 1555),
     "A100-PCIE-40GB": _plate(312, 19.5, 1555),
     "A100-SXM4-80GB": _plate(312, 19.5, 2039),
     "A100 80GB PCIe": _plate(312, 19.5, 1935),
-    # NVIDIA A30, A40 and A10 data sheets.
+    # NVIDIA A30 and A40 data sheets.
     "A30": _plate(165, 10.3, 933),
     "A40": _plate(149.7, 37.4, 696),
-    "A10": _plate(125, 31.2, 600),
     # NVIDIA L4 data sheet (242 TFLOPS with sparsity) and L40S data sheet.
     "L4": _plate(121, 30.3, 300),
     "L40S": _plate(362, 91.6, 864),
