@@ -7,7 +7,7 @@ from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.checks.gpu.free import used_meanwhile
-from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, doubts_of, doubts_text, limited_by, path_of
+from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
 from ddpdiag.checks.p2p.transport.check import LOG_ENV
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
@@ -103,13 +103,12 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
     causes = [*_causes(one, path, rows)]
     rate = one.peak_busbw_bytes_per_s
     second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
-    why = f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
     return seen.finding(
         "far-below",
         f"{name} is far below what this hardware should reach: {rate_text(rate)}",
         f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
         f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
-        f"{share_text(far_ratio)} expected. {why}{doubts_text(doubts)}",
+        f"{share_text(far_ratio)} expected. {causes_text(causes)}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
         evidence={

@@ -11,7 +11,7 @@ from ddpdiag.checks.gpu.free import not_free, used_meanwhile
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.copies.data import copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, doubts_of, doubts_text, limited_by, path_of
+from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
 from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.bench import Bottleneck
@@ -97,13 +97,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     shown = again or first
     rate, backend = shown.busbw_bytes_per_s, seen.world.backend
     both = f", and {rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)} before" if again else ""
-    why = f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
     yield seen.finding(
         "far-below",
         f"the all-reduce over {backend} is far below what its path can do: {rate_text(rate)}",
         f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}, "
         f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {path.text}. "
-        f"{why}{doubts_text(doubts)}",
+        f"{causes_text(causes)}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
         evidence={

@@ -11,6 +11,7 @@ from ddpdiag.checks.p2p.transport.judge import SOCKET, Data
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
+from ddpdiag.text import count
 
 # AzNHC fails a host below 76 to 87 % of its rates, and 80 % is called good (stas00, ml-engineering). A tenth is far
 # from both; it is what a wrong network costs (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
@@ -88,9 +89,14 @@ def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str
         yield "the second measurement does not agree with the first"
 
 
+def causes_text(causes: Sequence[Cause]) -> str:
+    """The causes that this run shows, as a sentence."""
+    return f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
+
+
 def doubts_text(doubts: Sequence[str]) -> str:
     """A sentence, with a space before it; nothing without doubts."""
-    more = f" (and {len(doubts) - _DOUBTS_SHOWN} more reasons)" if len(doubts) > _DOUBTS_SHOWN else ""
+    more = f" (and {count(len(doubts) - _DOUBTS_SHOWN, 'more reason')})" if len(doubts) > _DOUBTS_SHOWN else ""
     return f" This is a warning only, because {'; '.join(doubts[:_DOUBTS_SHOWN])}{more}." if doubts else ""
 
 
