@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
-from ddpdiag.strategies.workloads.trainer import Task, Trainer, agreed_lack
-from ddpdiag.workloads.devices import describe
+from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer
 from ddpdiag.workloads.group import process_group
-from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.mnist import SIDE, Digits
 
 # More make the bubble smaller, and each piece less worth its messages.
 MOST_PIECES = 8
@@ -28,12 +27,13 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
     """Train this rank's blocks; there must be as many blocks as ranks, or more."""
     with process_group(ctx, backend) as device:
         stage, stages = dist.get_rank(), dist.get_world_size()
-        ctx.step("look for NumPy")
-        if lack := agreed_lack(ctx, lack_of_objects()):
-            return Data(device=describe(device).name, not_possible=lack)
         ctx.step("build the stage")
         blocks = list(task.network())
-        model = nn.Sequential(*blocks[len(blocks) * stage // stages : len(blocks) * (stage + 1) // stages]).to(device)
+        first, end = len(blocks) * stage // stages, len(blocks) * (stage + 1) // stages
+        images = torch.zeros(task.batch // pieces(task.batch), 1, SIDE, SIDE, dtype=DTYPES[task.dtype])
+        entering = nn.Sequential(*blocks[:first])(images)
+        leaving = nn.Sequential(*blocks[first:end])(entering)
+        model = nn.Sequential(*blocks[first:end]).to(device)
         optimizer = task.optimizer(model.parameters())
 
         def share_of_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -43,7 +43,10 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
         told = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
-        schedule = gpipe(PipelineStage(model, stage, stages, device), pieces(task.batch), share_of_loss)
+        # Without examples of both PipelineStage sends shapes as Python objects, which needs NumPy, and ends torch 2.9 over
+        # gloo (SIGABRT: "Received data size doesn't match expected size").
+        examples = {"input_args": entering.to(device), "output_args": leaving.to(device)}
+        schedule = gpipe(PipelineStage(model, stage, stages, device, **examples), pieces(task.batch), share_of_loss)
         trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
         for images, labels in trainer:
             losses: list[Tensor] = []
@@ -59,17 +62,3 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 def pieces(batch: int) -> int:
     """The largest number of equal pieces, up to MOST_PIECES."""
     return max(number for number in range(1, MOST_PIECES + 1) if batch % number == 0)
-
-
-def lack_of_objects() -> str:
-    """Why stages cannot send each other the shapes of what they compute, as PipelineStage does, or nothing.
-
-    recv_object_list reads the bytes of a tensor by NumPy (torch/distributed/distributed_c10d.py, _tensor_to_object).
-    """
-    try:
-        torch.zeros(1).numpy()
-    except RuntimeError as error:
-        if str(error) != "Numpy is not available":  # torch/csrc/utils/tensor_numpy.cpp
-            raise
-        return "it sends Python objects between ranks by NumPy, which is not installed (pip install numpy)"
-    return ""
