@@ -23,7 +23,8 @@ class CudaFault:
 
     `expect`: any of these codes, with at least `severity`; nothing: no error and no warning at all names a rank. Errors
     (warnings, where that is the severity) must name exactly `ranks`, or none; of copies, `pairs` as well. `fix` must be
-    advised, in words or as a variable, and nothing of `never` may be the code or the fix of any finding.
+    advised, in words or as a variable, and nothing of `never` may be the code or the fix of any finding. The evidence
+    of one that is expected must hold each of `evidence`.
     `of_rank` are variables of single ranks, which are then started by hand; `{other}` is the other group's value.
     """
 
@@ -33,6 +34,7 @@ class CudaFault:
     pairs: Set[str] = frozenset()
     fix: str = ""
     never: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     severity: str = "error"
     exit_code: int = 1
     gpus: int = 2
@@ -113,11 +115,12 @@ FAULTS = {
         environment=call("sleep 1 1"),
     ),
     "rank_stops_later": CudaFault(
-        about="A rank enters twenty collectives, and not the next one.",
+        about="A rank enters twenty collectives, and not the next one; NCCL's RAS service is asked, too.",
         expect=("RUN003.hung",),
         ranks={1},
         never=NO_VARIABLE,
-        environment=call("sleep 1 21"),
+        evidence=("nccl_ras",),
+        environment=call("sleep 1 21") | {"FAKENCCL_RAS": "1"},
     ),
     "rank_raises": CudaFault(
         about="One rank raises an exception, the others wait for it in NCCL (D4).",

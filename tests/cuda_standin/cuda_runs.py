@@ -88,6 +88,9 @@ class CudaResult:
             and self.pairs != set(fault.pairs),
             f"{fault.fix} is not the fix": not self.is_fixed,
             f"{', '.join(wrong)} is said": bool(wrong),
+            f"no {', '.join(fault.evidence)} in the evidence": not all(
+                any(word in finding["evidence"] for finding in self.expected) for word in fault.evidence
+            ),
             f"exit code {code} in place of {fault.exit_code}": code != fault.exit_code,
             f"{self.seconds:.0f} s, {fault.budget:g} s allowed": self.seconds > fault.budget + AROUND_SECONDS,
             f"left behind: {', '.join(self.left)}": bool(self.left),

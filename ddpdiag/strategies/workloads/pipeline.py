@@ -43,8 +43,8 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
         told = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
-        # Without examples of both PipelineStage sends shapes as Python objects, which needs NumPy, and ends torch 2.9 over
-        # gloo (SIGABRT: "Received data size doesn't match expected size").
+        # Without these PipelineStage sends shapes as Python objects, which needs NumPy, and ends torch 2.9 over gloo
+        # (SIGABRT: "Received data size doesn't match expected size").
         examples = {"input_args": entering.to(device), "output_args": leaving.to(device)}
         schedule = gpipe(PipelineStage(model, stage, stages, device, **examples), pieces(task.batch), share_of_loss)
         trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
