@@ -6,8 +6,8 @@ long) and after a check which processes use the GPUs; a run whose all-reduce is 
 messages are bound by latency, so the time of a call of 4 bytes is left out of both.
 
 It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
-cores; else a warning, which states what is missing. For TCP sockets and for gloo no rate is expected: their speed
-depends on the hosts' cores.
+cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
+For TCP sockets and for gloo no rate is expected: their speed depends on the hosts' cores.
 
 Findings:
 
@@ -41,7 +41,8 @@ from ddpdiag.text import rate_text, reached_text, size_text
 
 FINDINGS = {
     "far-below": Explained(
-        "less than `far_ratio` of what the path can do, twice; an error, unless the message states why it is a warning."
+        "less than `far_ratio` of what the path can do, twice; an error, unless the message states why it is a warning, and "
+        "a note if the second measurement is fast enough."
     )
 }
 
