@@ -124,13 +124,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
     """A note: the larger message shows that the path is fast enough."""
     rates = [one.busbw_bytes_per_s for one in (first, again)]
-    before, after = (reached_text(rate, path.busbw_bytes_per_s) for rate in rates)
+    before, after = (f"{rate_text(rate)}, {reached_text(rate, path.busbw_bytes_per_s)}" for rate in rates)
     return seen.finding(
         "far-below",
         f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
-        f"The all-reduce over {seen.world.backend} reached {rate_text(rates[0])} busbw at {size_text(first.size_bytes)}, "
-        f"{before}, and {rate_text(rates[1])} at {size_text(again.size_bytes)} when measured again, {after}. The "
-        f"path is fast enough: {path.text}.",
+        f"The busbw of the all-reduce over {seen.world.backend} was {before}, at {size_text(first.size_bytes)}, and "
+        f"{after}, at {size_text(again.size_bytes)} when measured again. The path is fast enough: {path.text}.",
         severity=Severity.NOTE,
         evidence={
             "busbw_bytes_per_s": rates[1],
