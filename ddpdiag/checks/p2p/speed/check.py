@@ -41,7 +41,7 @@ from ddpdiag.text import rate_text, reached_text, size_text
 
 FINDINGS = {
     "far-below": Explained(
-        "less than `far_ratio` of what the path can do, twice; an error, unless the message states why it is a warning, "
+        "less than `far_ratio` of what the path can do, twice; an error unless the message states why it is a warning, "
         "and a note if the second measurement is fast enough."
     )
 }
