@@ -7,8 +7,8 @@ over several devices of a rank, under DDP). All begin with the same weights and 
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
 rounding (`tolerance`; float32 is computed as float32, without TF32). Each runs in fresh processes with a deadline of
 its own: one that hangs is reported, and the next one still runs. What the installed torch cannot do is reported as not
-possible, and is no error: fsdp first shards one layer with known gradients. The code of each is one file in
-ddpdiag/strategies/workloads, made to be copied.
+possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of what its
+stages send each other. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
 Communication is the share of a step in which a collective, a send or a receive is under way, waiting included, from

@@ -165,15 +165,13 @@ def test_gradients_that_are_added_and_not_averaged_are_what_torch_lacks(monkeypa
     assert lack == ("over gloo fully_shard adds the ranks' gradients and does not average them" if lacks else "")
 
 
-def test_objects_that_need_numpy_are_no_fault_of_a_rank(monkeypatch):
-    def without(tensor):
-        raise RuntimeError("Numpy is not available")
-
-    monkeypatch.setattr(torch.Tensor, "numpy", without)
-    params = Asked.trial.params | {"strategy": "pipeline"}
-    monkeypatch.setattr(Asked, "trial", structs.replace(Asked.trial, params=params))
-    data = strategies.measure(Asked())
-    assert "NumPy, which is not installed" in data.not_possible
+@pytest.mark.parametrize(("sent", "backend", "lacks"), [(8, "gloo", True), (4, "gloo", False), (8, "nccl", False)])
+def test_stages_that_connect_by_messages_of_two_sizes_abort_over_gloo(monkeypatch, sent, backend, lacks):
+    # As in torch 2.9: an int64 is sent, and a float32 is received.
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
+    sizes = [SimpleNamespace(tensor=SimpleNamespace(element_size=lambda size=size: size)) for size in (4, sent)]
+    lack = pipeline.lack_of(SimpleNamespace(_get_init_p2p_neighbors_ops=lambda: sizes))
+    assert lack == ("PipelineStage sends 8 bytes where 4 are received, at which gloo aborts" if lacks else "")
 
 
 def test_what_it_has_is_measured():

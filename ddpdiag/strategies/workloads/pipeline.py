@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.runs import Data
-from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer
+from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack
+from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import SIDE, Digits
 
@@ -43,10 +44,12 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
         told = "scale_grads" in signature(ScheduleGPipe).parameters
         gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
-        # Without these PipelineStage sends shapes as Python objects, which needs NumPy, and ends torch 2.9 over gloo
-        # (SIGABRT: "Received data size doesn't match expected size").
+        # Without these PipelineStage sends shapes as Python objects, which needs NumPy.
         examples = {"input_args": entering.to(device), "output_args": leaving.to(device)}
-        schedule = gpipe(PipelineStage(model, stage, stages, device, **examples), pieces(task.batch), share_of_loss)
+        part = PipelineStage(model, stage, stages, device, **examples)
+        if lack := agreed_lack(ctx, lack_of(part)):
+            return Data(device=describe(device).name, not_possible=lack)
+        schedule = gpipe(part, pieces(task.batch), share_of_loss)
         trainer = Trainer(ctx, task, digits, [device], part=0, parts=1)
         for images, labels in trainer:
             losses: list[Tensor] = []
@@ -62,3 +65,16 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 def pieces(batch: int) -> int:
     """The largest number of equal pieces, up to MOST_PIECES."""
     return max(number for number in range(1, MOST_PIECES + 1) if batch % number == 0)
+
+
+def lack_of(stage: PipelineStage) -> str:
+    """What this torch cannot do for a stage over gloo, or nothing: neighbours connect by small messages of one size.
+
+    torch 2.9 sends an int64 where a float32 is received (stage.py, _get_init_p2p_neighbors_ops), and gloo ends the
+    process with SIGABRT: "Received data size doesn't match expected size".
+    """
+    messages: list[dist.P2POp] = getattr(stage, "_get_init_p2p_neighbors_ops", list)()
+    sizes = sorted({message.tensor.element_size() for message in messages}, reverse=True)
+    if dist.get_backend() == "gloo" and len(sizes) > 1:
+        return f"PipelineStage sends {sizes[0]} bytes where {sizes[1]} are received, at which gloo aborts"
+    return ""
