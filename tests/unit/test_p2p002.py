@@ -150,6 +150,13 @@ def test_slow_ways_are_a_warning_that_names_the_gpus(golden, rates, count, word,
     golden(finding)
 
 
+@pytest.mark.parametrize(("words", "codes"), [(1 << 24, ["P2P002.slow"]), (1 << 18, [])])
+def test_a_copy_too_short_for_a_rate_is_not_slow(words, codes):
+    # 64 MiB in 1.2 ms, or 1 MiB in 19 us, where many pairs share little time.
+    rates = dict.fromkeys(permutations(range(4), 2), 364 * GB) | {(0, 1): 56 * GB}
+    assert [finding.code for finding in judged(host_of(rates=rates, pairs={(0, 1): {"words": words}}))] == codes
+
+
 def test_a_way_somewhat_slower_than_the_way_back_is_silent():
     assert judged(host_of(2, rates={(1, 0): 28.1 * GB}), count=2) == []
 
