@@ -26,11 +26,11 @@ NV18 = {link: {"nvlinks": 18} for link in permutations(range(4), 2)}
 EVERY = set(permutations(range(4), 2))
 
 
-def run(rates, *, again=None, changes=None, sick=None, log=True, count=4, every=None, **surroundings):
+def run(rates, *, pairs=None, again=None, changes=None, sick=None, log=True, count=4, **surroundings):
     """One host with `count` GPUs that NVLinks connect; `again` are rates of the second measurement."""
     shape = {"size": count, "ranks_per_node": count, "gpus": count}
     own = {index: NVLINKS | (sick or {}).get(index, {}) for index in range(count)}
-    seen = world(count, {0: host_of(count, rates=rates)})
+    seen = world(count, {0: host_of(count, rates=rates, pairs=pairs)})
     seen = together(seen, seen_of(memory_errors.CHECK, {0: cards_of(own, count=count)}, **shape))
     ways = paths_of(changes if changes is not None else NV18, count=count, surroundings=around(count, **surroundings))
     seen = together(seen, seen_of(paths.CHECK, {0: ways}, **shape))
@@ -83,6 +83,12 @@ def test_a_gpu_whose_copies_are_all_far_below_is_named_once():
 
 def test_a_fifth_of_nvlink_is_no_error():
     assert judged(slow(100 * GB)) == []
+
+
+def test_copies_too_short_for_a_rate_are_not_measured_again():
+    short = {(2, 3): {"words": 1 << 18}}
+    assert CHECK.plan(run(FAST | {(2, 3): 30 * GB})) != ()
+    assert CHECK.plan(run(FAST | {(2, 3): 30 * GB}, pairs=short)) == ()
 
 
 def test_pairs_that_are_far_below_are_measured_again_and_no_others():

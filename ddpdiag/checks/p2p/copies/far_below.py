@@ -14,6 +14,7 @@ from ddpdiag.checks.p2p.copies.judge import (
     siblings_rate,
     slot_rate,
     subjects,
+    too_short,
     usual_rate,
 )
 from ddpdiag.checks.p2p.paths import check as paths
@@ -74,7 +75,8 @@ def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject,
 def _far(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
     """The pairs that are far below, with what they should reach."""
     ratio = seen.number("far_ratio")
-    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s}
+    short = too_short(copies)
+    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s and link not in short}
     expected = _expected(seen, copies)
     return {
         link: expected[link] for link in rates if link in expected and rates[link] < ratio * expected[link].bytes_per_s

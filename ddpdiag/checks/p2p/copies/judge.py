@@ -24,8 +24,8 @@ _SHOWN_LINKS = 4
 # what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
 # 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
-# A copy that takes less is as much its start (10 to 20 us) as its bytes: the rate is too low then. Copies are this short
-# where many pairs share little time.
+# A copy that takes less is as much its start (10 to 20 us) as its bytes, so that its rate is too low. Copies are this
+# short where many pairs share little time.
 _LEAST_SECONDS = 50e-6
 _FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
 # P2P003 finds out whether NCCL works without such copies.
@@ -138,7 +138,7 @@ def short(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[S
         if usual is None:
             continue
         least = seen.number("slow_ratio") * usual
-        bad = {link for link, rate in rates.items() if rate < least} - told - _too_short(copies)
+        bad = {link for link, rate in rates.items() if rate < least} - told - too_short(copies)
         found = (own for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
         yield from (own._replace(usual_bytes_per_s=usual) for own in found)
 
@@ -171,7 +171,7 @@ def rates_by_access(copies: RankCopies, *, access: bool) -> dict[Link, float]:
     return {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s}
 
 
-def _too_short(copies: RankCopies) -> set[Link]:
+def too_short(copies: RankCopies) -> set[Link]:
     """Pairs whose copies were too short for a rate."""
     timed = {link: pair for link, pair in copies.pairs.items() if pair.words and pair.bytes_per_s}
     return {link for link, pair in timed.items() if pair.words * 4 < _LEAST_SECONDS * (pair.bytes_per_s or 0)}
@@ -194,7 +194,7 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Itera
     rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
     back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
     least = seen.number("asymmetric_ratio")
-    bad = {link for link, other in back.items() if rates[link] < least * other} - told - _too_short(copies)
+    bad = {link for link, other in back.items() if rates[link] < least * other} - told - too_short(copies)
     for subject in subjects(copies, bad, rates.keys()):
         rate, other = (median(of[link] for link in subject.links) for of in (rates, back))
         yield subject.finding(
@@ -217,7 +217,7 @@ def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterato
     reachable = {link: pair for link, pair in direct_pairs.items() if frozenset(copies.uuids(link)) not in spared}
     known = {link: ratio for link, pair in reachable.items() if (ratio := _gain(pair)) is not None}
     least = seen.number("indirect_ratio")
-    bad = {link for link, ratio in known.items() if ratio < least} - told - _too_short(copies)
+    bad = {link for link, ratio in known.items() if ratio < least} - told - too_short(copies)
     if not bad:
         return
     where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_links(copies, sorted(bad))}"
