@@ -56,7 +56,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 # In the order in which their cards are tried: the first one that fits a line is taken.
-_FILES = ("slurm", "cuda", "nccl", "torch_nccl", "c10d", "training", "torchrun")
+_FILES = ("slurm", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "training", "torchrun")
 
 
 @cache
