@@ -71,8 +71,8 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
 """,
     "cuda-memory-others": """
 W0501 The node 'n1_4711_0' has failed to send a keep-alive heartbeat to the rendezvous '123' due to an error of type X
-[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a capacity of 23.68 GiB of which \
-11.75 MiB is free. Process 2153 has 11.50 GiB memory in use. Including non-PyTorch memory, this process has 12 GiB
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a capacity of 23.68 GiB \
+of which 11 MiB is free. Process 2153 has 11.50 GiB memory in use. Including non-PyTorch memory, this process has 12 GiB
 torch.distributed.elastic.rendezvous.api.RendezvousClosedError
 """,
     "mpi-signal": """
