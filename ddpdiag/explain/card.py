@@ -58,7 +58,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # In the order in which their cards are tried: the first one that fits a line is taken.
 _FILES = (
     "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
-    "memory", "cuda", "nccl", "torch_nccl", "c10d", "python", "files", "training", "torchrun",
+    "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun",
 )  # fmt: skip
 
 
