@@ -56,7 +56,10 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 # In the order in which their cards are tried: the first one that fits a line is taken.
-_FILES = ("slurm", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "training", "torchrun")
+_FILES = (
+    "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
+    "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun",
+)  # fmt: skip
 
 
 @cache
