@@ -44,7 +44,8 @@ FINDINGS = {
     ),
     "slow-rank": Explained.warning(
         "one rank copies or communicates 1.5 times slower than the others, or starts last in most calls: a core that "
-        "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
+        "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it.",
+        slows=True,
     ),
     "far-below": Explained(
         "the bus bandwidth over nccl is less than `far_ratio` of what the path that NCCL's log shows can do. It is "

@@ -15,7 +15,7 @@ from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Seve
 _ARROW = " -> "
 # What is no name of a host would mean another one, or many, to the reader of the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
-# By which share of what is usual: the evidence of FAB001's findings.
+# In the evidence of findings about what is slow.
 _SHARE = "slower_share"
 
 
@@ -50,10 +50,16 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
     """Hosts that warnings call slower than most, each with the share by which it is; the slowest first."""
     shares: dict[str, float] = {}
     for finding in findings:
-        share = finding.evidence.get(_SHARE)
-        if finding.severity is Severity.WARNING and isinstance(share, float):
+        share = slower_share(finding)
+        if finding.severity is Severity.WARNING and share is not None:
             shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.nodes}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def slower_share(finding: Finding) -> float | None:
+    """By which share of what is usual the host or rank of a finding is slower; None if it states none."""
+    share = finding.evidence.get(_SHARE)
+    return share if isinstance(share, float) else None
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:
@@ -84,6 +90,8 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
     """Why no host can be listed as healthy, or nothing."""
     if recording.end is None:
         return "no host is listed as healthy, because the recording has no end"
+    if any(event.kind is EventKind.BUDGET for event in recording.events):
+        return "no host is listed as healthy, because the time limit was reached before all checks ran"
     open_ones = [f for f in errors if not (f.ranks or f.nodes or f.links)]
     if open_ones:
         return f"no host is listed as healthy, because {open_ones[0].code} blames no rank or host: {open_ones[0].title}"

@@ -27,7 +27,7 @@ def render(report: Report, features: Sequence[Sections] = ()) -> str:
 
 
 def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
-    head = f"**{report.verdict.value.upper()}**: {said(report.sentence, _SENTENCE)}"
+    head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     yield from _serious(report.findings)
     yield Piece("the variables that the job needs", _workarounds(report))
@@ -87,7 +87,7 @@ def _checks(report: Report) -> list[str]:
             name(check.code, cell=True),
             said(check.name, _NOTE),
             said(check.stage, _NOTE),
-            said(", ".join(f"{number} {status}" for status, number in check.statuses.items()), _NOTE) or "-",
+            said(", ".join(f"{number} {status}" for status, number in check.endings.items()), _NOTE) or "-",
             said(check.skipped_because or "", _NOTE) or "-",
         )
         for check in report.checks[:_CHECKS]

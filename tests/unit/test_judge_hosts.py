@@ -57,6 +57,13 @@ def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so(golden) -> N
     golden(*notes)
 
 
+def test_no_host_is_good_where_time_ran_out() -> None:
+    spent = run_of(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before FAB001 could run"))
+    hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=spent)
+    assert hosts == HostsLine(bad=("n1",))
+    assert "time limit" in notes[0]
+
+
 def test_what_was_not_looked_at_is_not_good(golden) -> None:
     for hosts, notes in (sorted_hosts(verdict=Verdict.UNKNOWN), sorted_hosts(run=run_of(ended=False))):
         assert hosts == HostsLine()

@@ -57,8 +57,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
 
 def write_head(page: Page, report: Report) -> None:
     """The verdict and the world, and below it which run this was."""
-    verdict = report.verdict
-    page.write(_world(report), lead=f"ddpdiag: {verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
     page.write(_run(report), style="dim")
 
 
@@ -119,10 +118,13 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
         page.blank()
 
 
-def write_verdict(page: Page, report: Report, *, after: str = ": ") -> None:
-    """The last paragraph: the verdict and its sentence; what stands `after` the verdict leads on to it."""
-    verdict = report.verdict
-    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}{after}", lead_style=_VERDICT_STYLES[verdict])
+def write_verdict(page: Page, report: Report) -> None:
+    """The last paragraph: the verdict and its sentence."""
+    page.write(one_line(report.sentence), lead=f"{report.verdict_text}: ", lead_style=_style(report))
+
+
+def _style(report: Report) -> str:
+    return _VERDICT_STYLES[Verdict.UNKNOWN if report.degraded else report.verdict]
 
 
 def _write_first_fix(page: Page, report: Report) -> None:
@@ -215,7 +217,7 @@ def outcomes_text(check: CheckLine) -> str:
     """How a check's trials ended: "3 done, 1 hung"."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
-    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items())
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 

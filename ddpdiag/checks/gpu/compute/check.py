@@ -54,7 +54,8 @@ FINDINGS = {
     "differ": Explained.warning("GPUs that must compute the same bits do not, and no majority says whose are right."),
     "slow": Explained(
         "less than `peer_ratio` of the median of the other GPUs of that model in this run. A warning; an error below "
-        "`broken_ratio`; good to know where another process uses the GPU."
+        "`broken_ratio`; good to know where another process uses the GPU.",
+        slows=True,
     ),
     "nameplate": Explained(
         "less than `nameplate_ratio` of the products, or `memory_ratio` of the copies, that the data sheet promises. "
