@@ -145,7 +145,7 @@ def waited_by_code(concerns: Sequence[Concern]) -> Counter[str]:
     """How many outcomes of each check are those of ranks that only waited for others."""
     waited: Counter[str] = Counter()
     for concern in concerns:
-        waited[concern.where] += concern.waited
+        waited[str(concern.where)] += concern.waited
     return waited
 
 

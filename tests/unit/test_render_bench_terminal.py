@@ -38,12 +38,12 @@ def test_in_a_terminal_a_slow_rank_is_told_by_its_mark_and_its_finding(golden):
     golden(text[text.index("ranks of ") :])
 
 
-def test_fit_with_a_slow_rank_is_no_contradiction_in_a_terminal(golden):
-    sentence = "rank 3 on n1 holds the others back: it copies at 0.9 GB/s."
+def test_fit_with_a_slow_rank_is_degraded(golden):
+    sentence = "rank 3 on n1 slows the others down: it copies at 0.9 GB/s."
     series = structs.replace(series_of("gloo"), bottleneck=Bottleneck.SLOW_RANK, sentence=sentence)
-    report = structs.replace(healthy(bench(series=(series,))), sentence=f"{sentence} More.")
-    others = structs.replace(report, sentence=f"All well. {sentence}"), structs.replace(report, verdict=Verdict.UNFIT)
-    golden(*(drawn(own, 120)[-1] for own in (report, *others)), plain(report, 120).splitlines()[-1])
+    report = structs.replace(healthy(bench(series=(series,))), sentence=f"{sentence} More.", degraded=True)
+    unfit = structs.replace(report, verdict=Verdict.UNFIT, degraded=False)
+    golden(*(drawn(own, 120)[-1] for own in (report, unfit)), plain(report, 120).splitlines()[-1])
 
 
 def test_of_many_alike_ranks_a_terminal_shows_the_ranges(golden):

@@ -18,7 +18,7 @@ from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
-from ddpdiag.render.terminal.ranks import Ranks, blamed
+from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings, rank_rows
 from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
@@ -88,12 +88,18 @@ def _begin(created: str) -> str:
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    marks = blamed(report.findings, report.ranks)
+    rows = rank_rows(report)
+    marks = blamed(report.findings, rows)
     serious = any(finding.severity is not Severity.NOTE for finding in report.findings)
     healthy = report.verdict is Verdict.FIT and not serious
-    ranks = Ranks(report.ranks, marks, details, brief=True, healthy=healthy)
+    ranks = Ranks(rows, marks, details, brief=True, healthy=healthy)
     if ranks.names or details:
         write_hosts_rule(page, ranks.hosts.rule)
+    shown = ranks.fitting(color=page.color, width=page.width) if ranks.lines else ()
+    left_out = [one_line(label(name)) for name in ranks.names if ranks.lines and name not in shown]
+    wider = f"not shown for lack of room (--details): {', '.join(left_out)}" if left_out else ""
+    if caption := "; ".join(filter(None, (meanings(report, shown), wider))):
+        page.write(caption, style="dim")
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)
         page.blank()
