@@ -147,6 +147,12 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
     return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
 
 
+def written(name: str, values: Sequence[Scalar], absent: str) -> tuple[str, list[str]]:
+    """A column of numbers: its unit, and its cells."""
+    own = column_format(name, values)
+    return own.unit.symbol, [absent if value is None else own.cell(value) for value in values]
+
+
 # Tables -------------------------------------------------------------------------------------------------------------
 
 

@@ -109,7 +109,7 @@ def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
 
 
 def test_a_lost_rank_is_unfit_and_told_once() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert judged.exit_code == 1
     assert [finding.code for finding in judged.findings] == ["RUN002.lost"]

@@ -67,7 +67,7 @@ def test_what_is_told_of_the_first_trial_holds_for_later_ones_that_fail_alike() 
 
 
 def test_a_stage_in_which_a_rank_was_lost_has_failed() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert stage(judged, "collective").severity is Severity.ERROR
 
