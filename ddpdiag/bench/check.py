@@ -60,7 +60,8 @@ FINDINGS = {
         "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
     ),
     "unmeasured": Explained.not_seen(
-        "there was no time or no memory for some sizes, which are listed, or for all of them."
+        "there was no time or no memory for some rows, whose sizes, types, operations or roots are listed, or for all "
+        "of them."
     ),
     "unsupported": Explained.error(
         "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
