@@ -64,13 +64,13 @@ class Row(NamedTuple, Generic[D]):
 class Concern(NamedTuple):
     """A finding that belongs to a stage, or to that of another check (its code), and a note for the stage's line.
 
-    `waited` counts the ranks of that check that did not end only because they waited for the blamed ones.
+    `affected` counts by status the outcomes of ranks that failed only because of the blamed ones.
     """
 
     where: Stage | str
     finding: Finding
     note: str = ""
-    waited: int = 0
+    affected: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, eq=False)

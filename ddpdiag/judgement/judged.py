@@ -141,12 +141,12 @@ def concerns_of(world: World, recording: Recording, judged: Sequence[Judged]) ->
             yield from own.check.concerns(Seen(world, own.check, recording), own.findings)
 
 
-def waited_by_code(concerns: Sequence[Concern]) -> Counter[str]:
-    """How many outcomes of each check are those of ranks that only waited for others."""
-    waited: Counter[str] = Counter()
+def affected_by_code(concerns: Sequence[Concern]) -> Mapping[str, Mapping[str, int]]:
+    """How many outcomes of each check, by status, are those of ranks that failed only because of others."""
+    affected: dict[str, Counter[str]] = {}
     for concern in concerns:
-        waited[str(concern.where)] += concern.waited
-    return waited
+        affected.setdefault(str(concern.where), Counter()).update(concern.affected)
+    return affected
 
 
 def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, _Beside]:

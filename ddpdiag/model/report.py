@@ -100,8 +100,8 @@ class StageLine(Struct, frozen=True, kw_only=True):
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
-    """One check in the report; `statuses` counts its outcomes by status, and `waited` those of ranks that hung only
-    because they waited for a rank that an error blames.
+    """One check in the report; `statuses` counts its outcomes by status, and `affected` those among them of ranks
+    that hung or failed only because of a rank that a finding blames.
 
     `measures` is False for a check that runs nothing itself, and judges what others saw. It may be left out where those
     that it `follows` went well.
@@ -114,14 +114,13 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     skipped_because: str | None = None
     measures: bool = True
     follows: tuple[str, ...] = ()
-    waited: int = 0
+    affected: dict[str, int] = field(default_factory=dict)
 
     @property
     def endings(self) -> dict[str, int]:
-        """How its outcomes ended, for people: ranks that only waited are apart from those that hung."""
-        hung = self.statuses.get("hung", 0)
-        waited = min(self.waited, hung)
-        own = {**self.statuses, "hung": hung - waited, "waited": waited}
+        """How its outcomes ended, for people: affected ranks are apart from those that failed by themselves."""
+        own = {status: number - self.affected.get(status, 0) for status, number in self.statuses.items()}
+        own["affected"] = sum(self.affected.values())
         return {status: number for status, number in own.items() if number}
 
 

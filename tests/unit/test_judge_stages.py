@@ -40,9 +40,9 @@ def test_a_stage_whose_trial_an_error_is_about_has_failed() -> None:
 def test_a_rank_that_waited_for_the_one_at_fault_did_not_hang() -> None:
     judged = report(recording(size=3, statuses={0: Status.HUNG, 1: Status.DIED}))
     line = next(check for check in judged.checks if check.code == "COL001")
-    assert (line.statuses, line.waited) == ({"hung": 1, "died": 1, "done": 1}, 1)
-    assert line.endings == {"died": 1, "done": 1, "waited": 1}
-    assert " 1 waited" in render(judged, color=False, width=80)
+    assert (line.statuses, line.affected) == ({"hung": 1, "died": 1, "done": 1}, {"hung": 1})
+    assert line.endings == {"died": 1, "done": 1, "affected": 1}
+    assert " 1 affected" in render(judged, color=False, width=80)
 
 
 def test_a_failure_that_another_error_explains_is_a_note_and_its_stage_has_failed() -> None:

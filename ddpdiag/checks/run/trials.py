@@ -30,7 +30,7 @@ transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communi
 states.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeVar
 
@@ -125,15 +125,18 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
     for failure in _ended(seen, _unsupported(seen)) if findings else ():
         number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
-            yield Concern(failure.trial.code, of_trials[number], waited=_waited(failure))
+            yield Concern(failure.trial.code, of_trials[number], affected=_affected(failure))
             # The finding is a note then, and what explains it is the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
 
 
-def _waited(failure: Failure) -> int:
-    """How many ranks hung only because they waited for the blamed ones."""
-    hung = [o for o in failure.outcomes if o.status is Status.HUNG and o.rank not in failure.blame.ranks]
-    return len(hung) if failure.blame.ranks and not failure.bypassed else 0
+def _affected(failure: Failure) -> Mapping[str, int]:
+    """How many ranks waited for the blamed ones until the deadline, or reported that another rank failed, by status."""
+    if failure.bypassed or not failure.blame.ranks:
+        return {}
+    failed = (o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    others = (o for o in failed if o.rank not in failure.blame.ranks)
+    return Counter(o.status.value for o in others if o.status is Status.HUNG or is_echo(o))
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:

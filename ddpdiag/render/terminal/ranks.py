@@ -35,7 +35,7 @@ _MOST = (
 )
 _LEAST = ("forward_seconds", "backward_seconds", "data_seconds", "optimizer_seconds", "nic", "transport", "gpu_name")
 _MEANINGS = (
-    ("arrival_seconds", "arrival: when the rank joined, after rank 0 began to wait"),
+    ("arrival_seconds", "arrival: time until the rank joined, from when rank 0 began to wait"),
     ("work_seconds", "work: the rank's own time in a step"),
     ("wait_seconds", "wait: its time in the step's all-reduce, least on the slowest rank"),
 )
