@@ -182,9 +182,10 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
 
 def _taken(seen: Seen[Data], first: Data) -> Finding:
     node, holder = seen.world.node_of(0), first.holder or "a process that /proc does not show"
+    pid = holder.partition(" (")[0]  # its command line may be long
     return seen.finding(
         "taken",
-        f"MASTER_PORT {first.port} on {node} is taken by {holder}",
+        f"MASTER_PORT {first.port} on {node} is taken by {pid}",
         f"Port {first.port} of {node}, rank 0's host, is held by {holder}; MASTER_PORT must be free.",
         evidence={"port": first.port, "holder": first.holder, "host": node},
         fix="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "

@@ -298,7 +298,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
     """A warning where the job uses another backend, and that backend works."""
-    if not seen.is_excused(trial):
+    if finding.severity is not Severity.ERROR or not seen.is_excused(trial):
         return finding
     own = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
     return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
