@@ -42,7 +42,9 @@ def sort_hosts(
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
     notes = tuple(filter(None, (lacking, _untested(recording) if good else "")))
     told = notes if world.options.need_nodes is not None else ()
-    line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), notes=notes)
+    # On a single host a slow rank is compared with its neighbours, and no other host is left.
+    slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
+    line = HostsLine(bad=bad, good=good, slow=slow, notes=notes)
     return line, (*_nowhere(world, recording, errors), *told)
 
 
