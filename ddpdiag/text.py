@@ -127,7 +127,7 @@ def reached_text(bytes_per_s: float, expected_bytes_per_s: float) -> str:
 
 def is_exceeded(bytes_per_s: float, expected_bytes_per_s: float) -> bool:
     """Is a rate so much above what was expected that the expectation was wrong?"""
-    return bytes_per_s > _WRONG_FROM * expected_bytes_per_s
+    return bytes_per_s >= _WRONG_FROM * expected_bytes_per_s
 
 
 def times_text(ratio: float) -> str:

@@ -29,5 +29,5 @@ printf '%s\n' "$report" | logger -t ddpdiag -p daemon.err 2>/dev/null
 # could not look, or something did not end in time), 4 (its own bug), 124 and 137 (the outer limit), 126 and 127 (it
 # cannot be started). And not a 1 without our verdict (FIT, where --strict minds a warning): Python leaves with 1 itself
 # where an installation is broken, which would drain every node.
-[ "$code" = 1 ] && grep -Eq '^(UN)?FIT: ' <<<"$report" && exit 1
+[ "$code" = 1 ] && grep -Eq '^(UN)?FIT(, degraded)?: ' <<<"$report" && exit 1
 exit 0

@@ -20,7 +20,7 @@ report=$(timeout --kill-after=2 20 env -u PYTHONPATH -u PYTHONHOME "$DDPDIAG" ho
 code=$?
 # What has no verdict (FIT, where --strict minds a warning) is not ours: Python leaves with 1 itself where an installation
 # is broken.
-grep -Eq '^(UN)?FIT: ' <<<"$report" || code=none
+grep -Eq '^(UN)?FIT(, degraded)?: ' <<<"$report" || code=none
 case $code in
     0) verdict=fit ;;
     1) verdict=unfit ;;

@@ -44,7 +44,8 @@ FINDINGS = {
     ),
     "slow-rank": Explained.warning(
         "one rank copies or communicates 1.5 times slower than the others, or starts last in most calls: a core that "
-        "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it."
+        "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it.",
+        slows=True,
     ),
     "far-below": Explained(
         "the bus bandwidth over nccl is less than `far_ratio` of what the path that NCCL's log shows can do. It is "
@@ -59,7 +60,8 @@ FINDINGS = {
         "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
     ),
     "unmeasured": Explained.not_seen(
-        "there was no time or no memory for some sizes, which are listed, or for all of them."
+        "there was no time or no memory for some rows, whose sizes, types, operations or roots are listed, or for all "
+        "of them."
     ),
     "unsupported": Explained.error(
         "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE

@@ -210,6 +210,26 @@ def missing_sizes(asked: Bench, sweep: Sweep, own: Sequence[BenchRow]) -> list[i
     return sorted(missing)
 
 
+def missing_kinds(asked: Bench, own: Sequence[BenchRow]) -> list[str]:
+    """Types, operations, roots and cycles that were asked for and have no row; of "all" it is not known which."""
+    wanted = (
+        (asked.dtypes, {row.dtype for row in own}),
+        (asked.ops, {row.op for row in own}),
+        ([f"root {root}" for root in asked.roots], {f"root {row.root}" for row in own}),
+        ([f"cycle {cycle}" for cycle in range(asked.cycles)], {f"cycle {row.cycle}" for row in own}),
+    )
+    # A collective without an operation or a root has "none" and -1 in their place.
+    missing = [
+        name
+        for names, there in wanted
+        if {"all", "none", "root -1"}.isdisjoint({*names, *there})
+        for name in names
+        if name not in there
+    ]
+    every = "all" in (*asked.dtypes, *asked.ops) or -1 in asked.roots
+    return missing or (["some types, operations or roots"] if every else [])
+
+
 def _measured(sweep: Sweep, line: Line, cells: Mapping[int, Cell], average: Average) -> Measured | None:
     """One mode over all ranks; None where no rank has it, or not the one whose time is asked for."""
     seconds = _averaged({rank: cell.seconds.mean for rank, cell in cells.items()}, average)

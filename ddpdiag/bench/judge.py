@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ddpdiag.bench.data import Data, Sweep, missing_sizes, rows, sweeps
+from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
 from ddpdiag.bench.far_below import far_below
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
@@ -202,17 +202,18 @@ def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         own = [row for row in report.rows if (row.backend, row.collective) == (sweep.backend, sweep.collective)]
         if not own or _is_whole(seen, sweep) or not seen.went_well(sweep.trial):
             continue
-        sizes = missing_sizes(report.asked, sweep, own)
-        if sizes and (sweep.backend, sweep.collective) not in open_gates:
-            shown = f"{', '.join(map(size_text, sizes[:_SHOWN]))}{', ...' if len(sizes) > _SHOWN else ''}"
+        sizes, kinds = missing_sizes(report.asked, sweep, own), missing_kinds(report.asked, own)
+        lacking = [*map(size_text, sizes), *kinds]
+        if lacking and (sweep.backend, sweep.collective) not in open_gates:
+            shown = f"{', '.join(lacking[:_SHOWN])}{', ...' if len(lacking) > _SHOWN else ''}"
+            what = count(len(sizes), "size") if sizes else "a part"
             notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
             yield seen.finding(
                 "unmeasured",
-                f"{count(len(sizes), 'size')} of {sweep.collective} over {sweep.backend} "
-                f"{'was' if len(sizes) == 1 else 'were'} not measured",
-                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table has the sizes that were measured.",
-                evidence={"sizes_bytes": [*sizes[:_SHOWN]]},
-                fix="Ask for these sizes alone (-b, -e), for fewer calls (-n), or for more time (-T).",
+                f"{what} of {sweep.collective} over {sweep.backend} {'were' if len(sizes) > 1 else 'was'} not measured",
+                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table has the rows that were measured.",
+                evidence={"sizes_bytes": [*sizes[:_SHOWN]], "kinds": [*kinds[:_SHOWN]]},
+                fix="Ask for these rows alone (-b, -e, -d, -o), for fewer calls (-n), or for more time (-T).",
                 of_the_run=True,
             )
 

@@ -10,9 +10,9 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpdiag.bench.rows import traits
-from ddpdiag.model.bench import BenchReport, BenchRow, Measured, Series
+from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
 from ddpdiag.render.plots import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
-from ddpdiag.text import byte_count, bytes_per_s, count, seconds
+from ddpdiag.text import byte_count, bytes_per_s, count, is_exceeded, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,9 +173,16 @@ def _name(key: _Key, *, whole: bool) -> str:
     return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
 
 
+def expectation_of(series: Series) -> Expectation | None:
+    """What a series should reach; None where nothing says so, or where it reached so much more that it was wrong."""
+    expected = series.expectation
+    wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
+    return None if wrong else expected
+
+
 def _curve(name: str, sizes: dict[int, list[Measured]], series: Sequence[Series]) -> Curve:
     rows = sorted(sizes.items())
-    levels = [s.expectation for s in series if s.expectation is not None]
+    levels = [expectation for s in series if (expectation := expectation_of(s)) is not None]
     return Curve(
         label=name,
         sizes=tuple(size for size, _ in rows),

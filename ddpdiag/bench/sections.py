@@ -1,8 +1,8 @@
 """A benchmark in the formats of the report: HTML, with curves over size and bars of its ranks; Markdown; Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels
+from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels, expectation_of
 from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
@@ -11,6 +11,7 @@ from ddpdiag.render import Sample
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
 from ddpdiag.render.html.ranks import Figures, bar_figure
 from ddpdiag.render.markup import Piece, folded, listed, name, said, spaced, tabled
+from ddpdiag.render.page import written
 from ddpdiag.render.terminal.ranks import Row
 from ddpdiag.text import (
     ABSENT,
@@ -18,7 +19,6 @@ from ddpdiag.text import (
     bytes_per_s,
     column_unit,
     count,
-    is_exceeded,
     percent,
     seconds,
 )
@@ -54,7 +54,7 @@ def _curves(bench: BenchReport) -> tuple[Figure, ...]:
     peaks = "; ".join(
         f"{own.collective} over {own.backend} up to {bytes_per_s(own.peak_busbw_bytes_per_s)} at "
         f"{byte_count(own.best_bytes)}"
-        + (f" ({bytes_per_s(own.expectation.busbw_bytes_per_s)} expected)" if own.expectation else "")
+        + (f" ({bytes_per_s(expected.busbw_bytes_per_s)} expected)" if (expected := expectation_of(own)) else "")
         for own in bench.series[:8]
     )
     times = "; ".join(
@@ -93,7 +93,11 @@ def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
 
 
 def _series(bench: BenchReport) -> Table:
-    heads = ("collective", "backend", "type", "peak busbw", "at size", "expected", "reached", "source")
+    levels = [expectation_of(own) for own in bench.series]
+    rates = [own.peak_busbw_bytes_per_s for own in bench.series]
+    expected = [level.busbw_bytes_per_s if level else None for level in levels]
+    unit, cells = written("busbw_bytes_per_s", [*rates, *expected], ABSENT)
+    heads = ("collective", "backend", "type", f"peak busbw {unit}", "at size", f"expected {unit}", "reached", "source")
     return Table(
         name="series",
         caption="Best of each collective",
@@ -103,75 +107,88 @@ def _series(bench: BenchReport) -> Table:
                 Cell(words(own.collective)),
                 Cell(words(own.backend)),
                 Cell(words(", ".join(traits(own.dtype, own.op, own.root)))),
-                Cell(bytes_per_s(own.peak_busbw_bytes_per_s)),
+                Cell(cells[number]),
                 Cell(byte_count(own.best_bytes)),
-                Cell(bytes_per_s(own.expectation.busbw_bytes_per_s) if own.expectation else ABSENT),
-                Cell(_reached(own)),
-                Cell(words(own.expectation.source) if own.expectation else ABSENT),
+                Cell(cells[len(rates) + number]),
+                Cell(percent(own.share if level else None)),
+                Cell(words(level.source) if level else ABSENT),
             )
-            for own in bench.series
+            for number, (own, level) in enumerate(zip(bench.series, levels, strict=True))
         ),
     )
 
 
-def _reached(own: Series) -> str:
-    expected = own.expectation.busbw_bytes_per_s if own.expectation else None
-    exceeded = expected is not None and is_exceeded(own.peak_busbw_bytes_per_s, expected)
-    return "exceeded" if exceeded else percent(own.share)
-
-
 def _ranks(bench: BenchReport) -> Table:
     """The ranks at the size at which they are compared, those that are called slow first."""
-    heads = ("rank", "host", "device", "collective", "median", "busbw", "later by", "deviation", "slow")
     ordered = sorted(bench.ranks, key=lambda own: (not own.slow, own.rank))
-    left = len(ordered) - _RANKS_SHOWN
+    left, shown = len(ordered) - _RANKS_SHOWN, ordered[:_RANKS_SHOWN]
+    medians = written("_seconds", [own.seconds for own in shown], ABSENT)
+    rates = written("_bytes_per_s", [own.busbw_bytes_per_s for own in shown], ABSENT)
+    lags = written("_seconds", [own.lag_seconds for own in shown], ABSENT)
+    units = (f"median {medians[0]}", f"busbw {rates[0]}", f"later by {lags[0]}")
+    heads = ("rank", "host", "device", "collective", *units, "deviation", "slow")
+    figures = zip(medians[1], rates[1], lags[1], strict=True)
     return Table(
         name="bench-ranks",
         caption="Ranks",
         columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
-        rows=tuple(map(_rank, ordered[:_RANKS_SHOWN])),
+        rows=tuple(_rank(own, *texts) for own, texts in zip(shown, figures, strict=True)),
         note=f"{left:,} more are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=len(ordered) > _OPEN_RANKS,
     )
 
 
-def _rank(own: BenchRank) -> tuple[Cell, ...]:
+def _rank(own: BenchRank, median: str, rate: str, lag: str) -> tuple[Cell, ...]:
     return (
         Cell(str(own.rank), own.rank),
         Cell(words(own.node), words(own.node)),
         Cell(words(own.device), words(own.device)),
         Cell(words(f"{own.collective} over {own.backend}")),
-        Cell(seconds(own.seconds), own.seconds or 0.0),
-        Cell(bytes_per_s(own.busbw_bytes_per_s), own.busbw_bytes_per_s or 0.0),
-        Cell(seconds(own.lag_seconds), own.lag_seconds or 0.0),
+        Cell(median, own.seconds or 0.0),
+        Cell(rate, own.busbw_bytes_per_s or 0.0),
+        Cell(lag, own.lag_seconds or 0.0),
         Cell(percent(own.spread_share), own.spread_share or 0.0),
         Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
     )
 
 
 def _rows(bench: BenchReport) -> Table:
-    heads = ("collective", "backend", "size", "time", "algbw", "busbw", "wrong")
     left = len(bench.rows) - _ROWS_SHOWN
+    shown = [(row, mode) for row in bench.rows[:_ROWS_SHOWN] if (mode := row.natural()) is not None]
+    units, figures = _figures([mode for _, mode in shown])
+    heads = ("collective", "backend", "size", *units, "wrong")
     return Table(
         name="sizes",
         caption="Every size",
         columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(_size(row, mode) for row in bench.rows[:_ROWS_SHOWN] if (mode := row.natural()) is not None),
+        rows=tuple(_size(row, mode, texts) for (row, mode), texts in zip(shown, figures, strict=True)),
         note=f"{left:,} more rows are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=True,
     )
 
 
-def _size(row: BenchRow, mode: Measured) -> tuple[Cell, ...]:
+def _figures(modes: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Time and bandwidths of each, one unit for each of the three, with their heads."""
+    columns = (
+        ("time", "_seconds", [mode.seconds for mode in modes]),
+        ("algbw", "_bytes_per_s", [mode.algbw_bytes_per_s for mode in modes]),
+        ("busbw", "_bytes_per_s", [mode.busbw_bytes_per_s for mode in modes]),
+    )
+    own = [(head, *written(name, values, ABSENT)) for head, name, values in columns]
+    return tuple(f"{head} {unit}" for head, unit, _ in own), list(zip(*(cells for *_, cells in own), strict=True))
+
+
+def _size(row: BenchRow, mode: Measured, figures: Sequence[str]) -> tuple[Cell, ...]:
+    time, algbw, busbw = figures
     return (
         Cell(words(row.collective), words(row.collective)),
         Cell(words(row.backend), words(row.backend)),
         Cell(byte_count(row.size_bytes), row.size_bytes),
-        Cell(seconds(mode.seconds), mode.seconds),
-        Cell(bytes_per_s(mode.algbw_bytes_per_s), mode.algbw_bytes_per_s),
-        Cell(bytes_per_s(mode.busbw_bytes_per_s), mode.busbw_bytes_per_s),
+        Cell(time, mode.seconds),
+        Cell(algbw, mode.algbw_bytes_per_s),
+        Cell(busbw, mode.busbw_bytes_per_s),
         Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
     )
 
@@ -193,20 +210,20 @@ def pieces(report: Report) -> Iterator[Piece]:
     table = tabled(("slow rank", "host", "why"), slow[:_MARKDOWN_ROWS], "slow rank", total=len(slow), most=_TABLE)
     yield Piece("slow ranks", spaced(table))
     for part in parts(bench):
-        rows = [_markdown_row(row, mode) for row in part.rows if (mode := row.natural()) is not None]
-        headers = ("size", "type", "op", "time", "algbw", "busbw", "wrong")
+        known = [(row, mode) for row in part.rows if (mode := row.natural()) is not None]
+        units, figures = _figures([mode for _, mode in known])
+        rows = [_markdown_row(row, mode, texts) for (row, mode), texts in zip(known, figures, strict=True)]
+        headers = ("size", "type", "op", *units, "wrong")
         table = tabled(headers, rows[:_MARKDOWN_ROWS], "row", total=len(rows), most=_TABLE, right=4)
         yield Piece("table of a benchmark", folded(part.name[:_SENTENCE], table))
 
 
-def _markdown_row(row: BenchRow, mode: Measured) -> tuple[str, ...]:
+def _markdown_row(row: BenchRow, mode: Measured, figures: Sequence[str]) -> tuple[str, ...]:
     return (
         byte_count(row.size_bytes),
         said(row.dtype, _SENTENCE),
         said(row.op, _SENTENCE),
-        seconds(mode.seconds),
-        bytes_per_s(mode.algbw_bytes_per_s),
-        bytes_per_s(mode.busbw_bytes_per_s),
+        *figures,
         "-" if mode.wrong is None else str(mode.wrong),
     )
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
-from ddpdiag.model import Report, Severity, Verdict, WorldLine
+from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
@@ -56,10 +56,7 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
         _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
-    # A slow rank is shown as a restriction; scripts look for "FIT:".
-    slow = [series.sentence for series in bench.series if series.bottleneck is Bottleneck.SLOW_RANK]
-    but = color and report.verdict is Verdict.FIT and report.sentence.startswith(tuple(slow))
-    write_verdict(page, report, after=", but " if but else ": ")
+    write_verdict(page, report)
     return page.text()
 
 

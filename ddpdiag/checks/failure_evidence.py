@@ -90,7 +90,8 @@ def _alike(guilty: Collection[int], outcomes: Sequence[Outcome]) -> list[tuple[s
     groups: dict[tuple[bool, str], list[Outcome]] = defaultdict(list)
     says = any(o.collectives for o in outcomes)
     for outcome in outcomes:
-        groups[outcome.rank not in guilty, _standing(outcome, says=says)].append(outcome)
+        waits = bool(guilty) and outcome.rank not in guilty
+        groups[outcome.rank not in guilty, _standing(outcome, says=says, waits=waits)].append(outcome)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1][0].rank))
     return [(text, own) for (_, text), own in ordered]
 
@@ -104,11 +105,10 @@ def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str,
     return {"ranks": lines}
 
 
-def _standing(outcome: Outcome, *, says: bool) -> str:
-    """How one rank ended, without what differs between ranks in the same state."""
-    words = [
-        "ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, outcome.status.value)
-    ]
+def _standing(outcome: Outcome, *, says: bool, waits: bool) -> str:
+    """How one rank ended, without what differs between ranks in the same state; `waits`: for a blamed rank."""
+    word = "waited" if waits and outcome.status is Status.HUNG else outcome.status.value
+    words = ["ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, word)]
     if outcome.at:
         words.append(f"at '{outcome.at}'")
     text = " ".join(words)

@@ -26,13 +26,15 @@ class Effect(Enum):
 class Explained(NamedTuple):
     """The text of a finding on the manual page, its severity unless that depends on the data, and its effect.
 
-    With `same_item` its text continues the item of the finding before it in the page's list.
+    With `same_item` its text continues the item of the finding before it in the page's list. One that `slows` names a
+    host or rank that slows the job down: where it is a warning, the job is fit and degraded.
     """
 
     text: str
     severity: Severity | None = None
     effect: Effect = Effect.UNFIT
     same_item: bool = False
+    slows: bool = False
 
     @classmethod
     def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "Explained":
@@ -40,9 +42,9 @@ class Explained(NamedTuple):
         return cls(text, Severity.ERROR, effect, same_item)
 
     @classmethod
-    def warning(cls, text: str, *, same_item: bool = False) -> "Explained":
+    def warning(cls, text: str, *, same_item: bool = False, slows: bool = False) -> "Explained":
         """A finding that is a warning."""
-        return cls(text, Severity.WARNING, same_item=same_item)
+        return cls(text, Severity.WARNING, same_item=same_item, slows=slows)
 
     @classmethod
     def note(cls, text: str, *, same_item: bool = False) -> "Explained":

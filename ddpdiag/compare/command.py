@@ -61,7 +61,7 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
     width = max(width, LEAST_WIDTH)
     lines: list[str] = []
     for lead, side in (("old: ", comparison.old), ("new: ", comparison.new)):
-        lines += _filled(lead, f"{_name(side)}: {side.verdict.upper()}: {side.sentence}", width)
+        lines += _filled(lead, f"{_name(side)}: {side.verdict_text}: {side.sentence}", width)
     lines.append("")
     for change in comparison.changes:
         first, *rest = _filled(f"{_MARKS[change.direction]:<7}", one_line(change.text), width)
@@ -106,7 +106,7 @@ def as_markdown(comparison: Comparison) -> str:
     lines = [f"**{_word(comparison)}**: {said(comparison.sentence, _TEXT)}", ""]
     for lead, side in (("old", comparison.old), ("new", comparison.new)):
         about = f"{name(side.source)}, run {name(side.run_id)} {said(side.created, _TEXT)}".rstrip()
-        lines.append(f"- **{lead}:** {about}: **{said(side.verdict.upper(), _TEXT)}**: {said(side.sentence, _TEXT)}")
+        lines.append(f"- **{lead}:** {about}: **{said(side.verdict_text, _TEXT)}**: {said(side.sentence, _TEXT)}")
     lines.append("")
     for direction, title in _TITLES.items():
         if found := _items(comparison, direction):

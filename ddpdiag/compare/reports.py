@@ -43,6 +43,12 @@ class Side(Struct, frozen=True, kw_only=True):
     created: str
     verdict: str
     sentence: str
+    degraded: bool = False
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict for people."""
+        return f"{self.verdict.upper()}{', degraded' if self.degraded else ''}"
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -89,7 +95,12 @@ def _exit_code(changes: list[Change], count: int, verdict: Verdict) -> ExitCode:
 def _side(report: Report, source: str) -> Side:
     created = report.snapshot.created if report.snapshot else ""
     return Side(
-        source=source, run_id=report.run_id, created=created, verdict=report.verdict.value, sentence=report.sentence
+        source=source,
+        run_id=report.run_id,
+        created=created,
+        verdict=report.verdict.value,
+        sentence=report.sentence,
+        degraded=report.degraded,
     )
 
 
@@ -108,14 +119,15 @@ def _counted(number: int, noun: str) -> str:
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
     """A run that could not look is worse than one that was fit, and does not show that one became better."""
-    if old.verdict is not new.verdict:
-        better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
-        cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
-        yield Change(
-            direction=cured if better else Direction.REGRESSION,
-            name="verdict",
-            text=f"verdict: {old.verdict.value.upper()} -> {new.verdict.value.upper()}: {new.sentence}",
-        )
+    if old.verdict_text == new.verdict_text:
+        return
+    better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
+    cured = Direction.NEUTRAL if new.verdict is Verdict.UNKNOWN else Direction.IMPROVEMENT
+    direction = cured if better else Direction.REGRESSION
+    if old.verdict is new.verdict:
+        direction = Direction.NEUTRAL  # the finding about the slow host or rank is the regression or improvement
+    text = f"verdict: {old.verdict_text} -> {new.verdict_text}: {new.sentence}"
+    yield Change(direction=direction, name="verdict", text=text)
 
 
 def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:

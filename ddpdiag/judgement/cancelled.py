@@ -13,7 +13,7 @@ from msgspec import structs
 from ddpdiag.checks.blame import is_echo
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.judged import Judged, by_code, stages_of
+from ddpdiag.judgement.judged import Judged, by_code, concerns_of, stages_of
 from ddpdiag.model import EventKind, Outcome, Recording, Report, Severity, Status, Trial
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
@@ -82,7 +82,8 @@ def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -
     own = next((j.check for j in judged if j.check.code in cut), None)
     came = f"{len(world.arrivals):,} of {count(world.size, 'rank')} had joined"
     where = f", in {own.code} ({own.name})" if own else "" if recording.trials else f", before any check: {came}"
-    stages = stages_of(world, recording, judged, by_code(recording))
+    concerns = tuple(concerns_of(world, recording, judged))
+    stages = stages_of(recording, judged, by_code(recording), concerns)
     fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.NOTE)]
     so_far = f"; no problems found in {', '.join(fine)}" if fine else ""
     return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"

@@ -15,7 +15,7 @@ from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Seve
 _ARROW = " -> "
 # What is no name of a host would mean another one, or many, to the reader of the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
-# By which share of what is usual: the evidence of FAB001's findings.
+# In the evidence of findings about what is slow.
 _SHARE = "slower_share"
 
 
@@ -42,7 +42,9 @@ def sort_hosts(
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
     notes = tuple(filter(None, (lacking, _untested(recording) if good else "")))
     told = notes if world.options.need_nodes is not None else ()
-    line = HostsLine(bad=bad, good=good, slow=slow_hosts(findings), notes=notes)
+    # On a single host a slow rank is compared with its neighbours, and no other host is left.
+    slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
+    line = HostsLine(bad=bad, good=good, slow=slow, notes=notes)
     return line, (*_nowhere(world, recording, errors), *told)
 
 
@@ -50,10 +52,16 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
     """Hosts that warnings call slower than most, each with the share by which it is; the slowest first."""
     shares: dict[str, float] = {}
     for finding in findings:
-        share = finding.evidence.get(_SHARE)
-        if finding.severity is Severity.WARNING and isinstance(share, float):
+        share = slower_share(finding)
+        if finding.severity is Severity.WARNING and share is not None:
             shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.nodes}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def slower_share(finding: Finding) -> float | None:
+    """By which share of what is usual the host or rank of a finding is slower; None if it states none."""
+    share = finding.evidence.get(_SHARE)
+    return share if isinstance(share, float) else None
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:
@@ -84,6 +92,8 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
     """Why no host can be listed as healthy, or nothing."""
     if recording.end is None:
         return "no host is listed as healthy, because the recording has no end"
+    if any(event.kind is EventKind.BUDGET for event in recording.events):
+        return "no host is listed as healthy, because the time limit was reached before all checks ran"
     open_ones = [f for f in errors if not (f.ranks or f.nodes or f.links)]
     if open_ones:
         return f"no host is listed as healthy, because {open_ones[0].code} blames no rank or host: {open_ones[0].title}"

@@ -1,7 +1,7 @@
 """The judgement of a recording: every check's findings, the verdict and its sentence; and reports of earlier runs."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, r
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
-from ddpdiag.judgement.judged import Judged, by_code, stages_of
+from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, stages_of
 from ddpdiag.judgement.selection import asked_for, selected
 from ddpdiag.judgement.timeline import timeline_of
 from ddpdiag.judgement.timings import timings_of
@@ -59,8 +59,11 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     conclusion = verdict_of_needed_hosts(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
+    concerns = tuple(concerns_of(world, recording, judged))
+    affected = affected_by_code(concerns)
     return Report(
         verdict=conclusion.verdict,
+        degraded=conclusion.degraded,
         sentence=conclusion.sentence,
         exit_code=conclusion.exit_code,
         seconds=recording.end.seconds
@@ -70,8 +73,8 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         run_id=recording.header.run_id,
         world=_world_line(world),
         ranks=rows,
-        stages=stages_of(world, recording, judged, outcomes),
-        checks=tuple(_check_line(j, outcomes.get(j.check.code, ())) for j in judged),
+        stages=stages_of(recording, judged, outcomes, concerns),
+        checks=tuple(_check_line(j, outcomes.get(j.check.code, ()), affected.get(j.check.code, {})) for j in judged),
         findings=tuple(findings),
         measurements=_measurements(shown, judged),
         notes=(*notes, *on_hosts),
@@ -212,7 +215,7 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
     return tuple(rows)
 
 
-def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
+def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckLine:
     check = judged.check
     return CheckLine(
         code=check.code,
@@ -222,6 +225,7 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome]) -> CheckLine:
         skipped_because=judged.skip.reason if judged.skip else None,
         measures=check.measure is not None,
         follows=check.follows,
+        affected=dict(affected),
     )
 
 

@@ -4,13 +4,14 @@ Checks of the run (RUN001 to RUN004) judge what happened to trials of other stag
 findings belong to these stages.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
-from ddpdiag.checks.api import Check, Seen, Stage
-from ddpdiag.checks.findings import Effect, Section
+from ddpdiag.checks.api import Check, Concern, Seen, Stage
+from ddpdiag.checks.findings import Effect, Explained, Section
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Matrix, Outcome, Recording, Scalar, Severity, Skip, StageLine, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -39,9 +40,17 @@ class Judged(Struct, frozen=True, kw_only=True):
         """Findings that something could not be checked: promise 3, that is never "healthy"."""
         return (finding for finding in self.findings if self.effect_of(finding) is Effect.NOT_SEEN)
 
+    def slowing(self) -> Iterator[Finding]:
+        """Warnings that name a host or rank which slows the job down."""
+        warnings = (finding for finding in self.findings if finding.severity is Severity.WARNING)
+        return (own for own in warnings if self._declared(own).slows and (own.ranks or own.nodes))
+
     def effect_of(self, finding: Finding) -> Effect:
         """What the check declares that one of its findings means for the verdict."""
-        return self.check.explained(finding.code.partition(".")[2]).effect
+        return self._declared(finding).effect
+
+    def _declared(self, finding: Finding) -> Explained:
+        return self.check.explained(finding.code.partition(".")[2])
 
 
 def by_code(recording: Recording) -> ByCode:
@@ -52,9 +61,11 @@ def by_code(recording: Recording) -> ByCode:
     return found
 
 
-def stages_of(world: World, recording: Recording, judged: Sequence[Judged], outcomes: ByCode) -> tuple[StageLine, ...]:
-    """The stages that had checks to run."""
-    of_the_run = _of_the_run(world, recording, judged)
+def stages_of(
+    recording: Recording, judged: Sequence[Judged], outcomes: ByCode, concerns: Sequence[Concern]
+) -> tuple[StageLine, ...]:
+    """The stages that had checks to run; `concerns` is what checks of the run say of them."""
+    of_the_run = _of_the_run(judged, concerns)
     absent = [event.seconds for event in recording.events if event.kind is EventKind.ABSENT]
     return tuple(
         _line(stage, own, recording, outcomes, of_the_run.get(stage, _Beside()), max(absent, default=0.0))
@@ -123,14 +134,27 @@ def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
 # What checks of the run say of other stages ---------------------------------------------------------------------------
 
 
-def _of_the_run(world: World, recording: Recording, judged: Sequence[Judged]) -> dict[Stage, _Beside]:
+def concerns_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Iterator[Concern]:
+    """What checks of the run found of other checks and stages."""
+    for own in judged:
+        if own.check.concerns is not None:
+            yield from own.check.concerns(Seen(world, own.check, recording), own.findings)
+
+
+def affected_by_code(concerns: Sequence[Concern]) -> Mapping[str, Mapping[str, int]]:
+    """How many outcomes of each check, by status, are those of ranks that failed only because of others."""
+    affected: dict[str, Counter[str]] = {}
+    for concern in concerns:
+        affected.setdefault(str(concern.where), Counter()).update(concern.affected)
+    return affected
+
+
+def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, _Beside]:
     stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
     stages |= {j.check.code: j.check.stage for j in judged}
     beside: dict[Stage, _Beside] = {}
-    for own in judged:
-        seen = Seen(world, own.check, recording)
-        for concern in own.check.concerns(seen, own.findings) if own.check.concerns is not None else ():
-            if (stage := stages.get(concern.where)) is not None:
-                known = beside.get(stage, _Beside())
-                beside[stage] = _Beside((*known.findings, concern.finding), known.note or concern.note)
+    for concern in concerns:
+        if (stage := stages.get(concern.where)) is not None:
+            known = beside.get(stage, _Beside())
+            beside[stage] = _Beside((*known.findings, concern.finding), known.note or concern.note)
     return beside

@@ -15,7 +15,7 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
-from ddpdiag.judgement.hosts import slow_hosts
+from ddpdiag.judgement.hosts import slower_share
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.selection import lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
@@ -32,11 +32,12 @@ _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)
 
 
 class Conclusion(Struct, frozen=True):
-    """The result of the run."""
+    """The result of the run. `degraded`: it is FIT, and a host or rank slows the job down."""
 
     verdict: Verdict
     exit_code: int
     sentence: str
+    degraded: bool = False
 
 
 def conclude(
@@ -54,6 +55,7 @@ def conclude(
     if fatal := [finding for _, finding in broken]:
         needed = {Stage.COLLECTIVE, Stage.TRAINING, Stage.RUN}
         trained = _trained(judged) is not None and needed.isdisjoint(stage for stage, _ in broken)
+        trained = trained and not _backend_failed(world, recording)
         sentence = _unfit(world, fatal, trained=trained) if own is None else _failed(fatal, own)
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
@@ -68,7 +70,13 @@ def conclude(
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     sentence = _fit(world, recording, judged, warnings, workarounds or {}) if own is None else own.sentence
-    return Conclusion(Verdict.FIT, code, sentence)
+    return Conclusion(Verdict.FIT, code, sentence, degraded=any(any(j.slowing()) for j in judged))
+
+
+def _backend_failed(world: World, recording: Recording) -> bool:
+    """Did a trial over the job's backend fail? An error that explains it may be one of another stage."""
+    own = {t.number for t in recording.trials if t.params.get("backend") == world.backend and not t.may_fail}
+    return any(o.trial in own and o.status not in (Status.DONE, Status.SKIPPED) for o in recording.outcomes)
 
 
 def _failed(fatal: Sequence[Finding], own: Section) -> str:
@@ -178,13 +186,26 @@ def _fit(
         text += "; no other host was tested"
     elif world.size == 1:
         text += "; there is one rank only, so communication was not tested"
-    if slow := slow_hosts([finding for own in judged for finding in own.findings]):
-        few = f": {names_text(list(slow))}" if len(slow) <= _FEW else ""
-        share = f"{len(slow):,} of {count(len(world.hosts), 'host')} {'slows' if len(slow) == 1 else 'slow'} it down"
-        text += f"; but {share} by up to {share_text(max(slow.values()))}{few}"
+    if slowing := [finding for own in judged for finding in own.slowing()]:
+        text += f"; but {_slowed_text(world, slowing)}"
     if warnings:
         text += f"; {count(warnings, 'warning')}"
     return text + "."
+
+
+def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
+    """Such as "rank 3 on n1 slows the job down by up to 40 %", or "2 of 8 hosts slow the job down"."""
+    ranks = sorted({rank for finding in slowing for rank in finding.ranks})
+    hosts = tuple(dict.fromkeys(name for own in slowing for name in own.nodes or world.nodes_of(own.ranks)))
+    few = ""
+    if all(finding.ranks for finding in slowing) and len(ranks) <= _FEW:
+        who, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)
+    else:
+        who, number = f"{len(hosts):,} of {count(len(world.hosts), 'host')}", len(hosts)
+        few = f": {names_text(hosts)}" if number <= _FEW else ""
+    shares = [share for finding in slowing if (share := slower_share(finding)) is not None]
+    by = f" by up to {share_text(max(shares))}" if shares else ""
+    return f"{who} {'slows' if number == 1 else 'slow'} the job down{by}{few}"
 
 
 # A job that needs fewer hosts than there are --------------------------------------------------------------------------
@@ -217,7 +238,7 @@ def verdict_of_needed_hosts(
         sentence = f"{said}; whether the others are healthy is not known. {whole.sentence}"
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     if len(hosts.good) < need or whole.verdict is Verdict.FIT:
-        return Conclusion(whole.verdict, whole.exit_code, f"{said}. {whole.sentence}")
+        return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
     good = frozenset(hosts.good)
     left = names_text([name for name in names if name not in good])
     return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", workarounds or {})
@@ -241,9 +262,10 @@ def _without(
     warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     found = _tested_text(alone, judged)
+    degraded = any(_concerns(world, finding, good) for own in judged for finding in own.slowing())
     sentence = f"{said}: no problems found on these in the stages that ran ({found})"
     sentence += f"; only {workarounds_text(workarounds)}" if workarounds else ""
-    return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.")
+    return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.", degraded)
 
 
 def _tested_text(recording: Recording, judged: Sequence[Judged]) -> str:

@@ -100,7 +100,8 @@ class StageLine(Struct, frozen=True, kw_only=True):
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
-    """One check in the report; `statuses` counts its outcomes by status.
+    """One check in the report; `statuses` counts its outcomes by status, and `affected` those among them of ranks
+    that hung or failed only because of a rank that a finding blames.
 
     `measures` is False for a check that runs nothing itself, and judges what others saw. It may be left out where those
     that it `follows` went well.
@@ -113,6 +114,14 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     skipped_because: str | None = None
     measures: bool = True
     follows: tuple[str, ...] = ()
+    affected: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How its outcomes ended, for people: affected ranks are apart from those that failed by themselves."""
+        own = {status: number - self.affected.get(status, 0) for status, number in self.statuses.items()}
+        own["affected"] = sum(self.affected.values())
+        return {status: number for status, number in own.items() if number}
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):
@@ -269,7 +278,8 @@ class Report(Struct, frozen=True, kw_only=True):
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
     variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline`
-    what happened when, and `settings` what ranks run with. `created` is when the run began, UTC in ISO 8601, by the
+    what happened when, and `settings` what ranks run with. `degraded`: the verdict is "fit", and a host or rank that a
+    warning names slows the job down. `created` is when the run began, UTC in ISO 8601, by the
     clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run can be compared
     with.
     """
@@ -299,3 +309,9 @@ class Report(Struct, frozen=True, kw_only=True):
     created: str = ""
     version: str = ""
     snapshot: Snapshot | None = None
+    degraded: bool = False
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict for people: "FIT", "FIT, degraded", "UNFIT" or "UNKNOWN"."""
+        return f"{self.verdict.value.upper()}{', degraded' if self.degraded else ''}"

@@ -10,9 +10,11 @@ from itertools import islice
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Sections
 from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
+from ddpdiag.render.page import column_format
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
-from ddpdiag.text import count, fold_hosts, label, quantity, seconds
+from ddpdiag.render.terminal.ranks import meanings, rank_rows
+from ddpdiag.text import begun, count, fold_hosts, label, quantity, seconds
 
 _NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
 _VALUES = 8
@@ -27,14 +29,14 @@ def render(report: Report, features: Sequence[Sections] = ()) -> str:
 
 
 def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
-    head = f"**{report.verdict.value.upper()}**: {said(report.sentence, _SENTENCE)}"
+    head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     yield from _serious(report.findings)
     yield Piece("the variables that the job needs", _workarounds(report))
     for feature in features:
         yield from feature.pieces(report)
     yield Piece("notes", folded("Notes", _notes(report.findings)))
-    yield Piece("ranks", folded("Ranks", _ranks(report.ranks)))
+    yield Piece("ranks", folded("Ranks", _ranks(report)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
     yield Piece("measurements", folded("Measurements", _measurements(report.measurements)))
     notes = [f"- {said(note, _NOTE)}" for note in report.notes[:_NOTES]]
@@ -70,14 +72,19 @@ def _to_copy(variables: Mapping[str, str | None]) -> list[str]:
     return block("\n".join(shell_lines(variables)), "sh")
 
 
-def _ranks(ranks: Sequence[dict[str, Scalar]]) -> list[str]:
-    """A table of all columns that some rank has; the first ones only of very many ranks."""
-    columns = list(dict.fromkeys(column for row in ranks for column in row))
+def _ranks(report: Report) -> list[str]:
+    """A table of all columns that some rank has, each in one unit; the first rows only of very many ranks."""
+    ranks = rank_rows(report)
+    names = dict.fromkeys(column for row in ranks for column in row)
+    columns = {name: column_format(name, [row.get(name) for row in ranks]) for name in names}
     rows = [
-        [_value(column, row[column]) if row.get(column) is not None else "-" for column in columns]
+        ["-" if (value := row.get(name)) is None else said(own.cell(value), _BRIEF) for name, own in columns.items()]
         for row in ranks[:_ROWS]
     ]
-    return tabled([words(label(column)) for column in columns], rows, "rank", total=len(ranks), most=_RANKS)
+    heads = [words(f"{label(name)} {own.unit.symbol}".strip()) for name, own in columns.items()]
+    table = tabled(heads, rows, "rank", total=len(ranks), most=_RANKS)
+    meaning = meanings(report, columns)
+    return [*table, "", said(f"{begun(meaning)}.", _NOTE)] if table and meaning else table
 
 
 def _checks(report: Report) -> list[str]:
@@ -87,7 +94,7 @@ def _checks(report: Report) -> list[str]:
             name(check.code, cell=True),
             said(check.name, _NOTE),
             said(check.stage, _NOTE),
-            said(", ".join(f"{number} {status}" for status, number in check.statuses.items()), _NOTE) or "-",
+            said(", ".join(f"{number} {status}" for status, number in check.endings.items()), _NOTE) or "-",
             said(check.skipped_because or "", _NOTE) or "-",
         )
         for check in report.checks[:_CHECKS]

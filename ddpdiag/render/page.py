@@ -7,6 +7,7 @@ In a table each character of a name is taken from a figure: "ip-10-0-12-30" stan
 "ip-10-0-12-30.eu-central-1.compute.internal". What all names share and was left out is said once, beside the table.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import StringIO
@@ -20,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpdiag.foreign import printable
+from ddpdiag.model import Scalar
+from ddpdiag.text import Unit, cell, column_unit, figure, is_number
 
 # Below this, words stand one to a line and help nobody; longer lines are wrapped by the terminal.
 LEAST_WIDTH = 40
@@ -112,6 +115,47 @@ class Page:
         return self._file.getvalue()
 
 
+# Columns of numbers -------------------------------------------------------------------------------------------------
+
+
+_MOST_DECIMALS, _MOST_SIZE = 3, 1e7
+
+
+class Format(NamedTuple):
+    """How the numbers of a column are written: in one unit, with the decimal points in line."""
+
+    unit: Unit
+    decimals: int
+
+    def cell(self, value: Scalar) -> str:
+        """The value without its unit; a value that is not 0 never reads as 0."""
+        if not is_number(value) or (isinstance(value, int) and not self.unit.symbol):
+            return cell(value, self.unit)
+        size = value / self.unit.size
+        text = f"{size:,.{self.decimals}f}"
+        return figure(size) if abs(size) >= _MOST_SIZE or (size and not text.strip("-0.,")) else text
+
+
+def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None) -> Format:
+    """The unit that fits a column's median, if none is given; the median has three digits, the least number one."""
+    numbers = sorted(filter(is_number, values))
+    unit = unit or column_unit(name, numbers)
+    sizes = sorted(abs(number / unit.size) for number in numbers if number)
+    if not sizes:
+        return Format(unit, 0)
+    wanted = 2 - math.floor(math.log10(float(f"{sizes[len(sizes) // 2]:.3g}")))
+    return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
+
+
+def written(name: str, values: Sequence[Scalar], absent: str) -> tuple[str, list[str]]:
+    """A column of numbers: its unit, and its cells."""
+    own = column_format(name, values)
+    return own.unit.symbol, [absent if value is None else own.cell(value) for value in values]
+
+
+# Tables -------------------------------------------------------------------------------------------------------------
+
+
 ALL_SHOWN = 16
 _LONGEST_TEXT = 28
 
@@ -144,6 +188,23 @@ def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, ga
         piece.append(column)
         used += column.width + gap
     yield tuple(piece)
+
+
+def fitting(
+    names: Sequence[Column], figures: Mapping[str, Column], importance: Sequence[str], *, width: int
+) -> tuple[str, ...]:
+    """The figures for which one table has room, in their order: all, or the first of `importance`, at least one."""
+    room = width - sum(column.width for column in names)
+    if sum(column.width for column in figures.values()) + len(names) + len(figures) - 1 <= room:
+        return tuple(figures)
+    chosen: set[str] = set()
+    room -= 2 * (len(names) - 1)
+    for name in filter(figures.__contains__, importance):
+        room -= figures[name].width + 2
+        if room < 0 and chosen:
+            break
+        chosen.add(name)
+    return tuple(name for name in figures if name in chosen)
 
 
 def fitted(

@@ -89,6 +89,8 @@ def _run(report: Report) -> Iterator[Sample]:
     for verdict in Verdict:
         own = {"verdict": verdict.value}
         yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, own)
+    says = "1 where the verdict is fit and a host or rank slows the job down, else 0."
+    yield Sample("degraded", says, report.degraded, {})
     for state, hosts in (("bad", report.hosts.bad), ("good", report.hosts.good)):
         for host in hosts:
             says = "1 for a host that an error blames, 0 for one that no error concerns."

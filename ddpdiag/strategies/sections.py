@@ -8,11 +8,11 @@ from ddpdiag.render import Sample
 from ddpdiag.render.html import page as html
 from ddpdiag.render.html.page import Cell, Section, words
 from ddpdiag.render.markup import Piece, listed, name, said, spaced, tabled
-from ddpdiag.render.page import Column, Page, draw, fitted, one_line
+from ddpdiag.render.page import Column, Page, draw, fitted, one_line, written
 from ddpdiag.render.plots import Bar, Bars, draw_bars
 from ddpdiag.render.terminal.findings import write_findings
 from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
-from ddpdiag.text import ABSENT, byte_count, count, figure, percent
+from ddpdiag.text import ABSENT, count, figure, percent
 
 STYLES = {
     Ended.WORKS: "green",
@@ -71,14 +71,16 @@ def _task(train: TrainReport) -> str:
 
 
 def _write_rows(page: Page, rows: Sequence[StrategyRow]) -> None:
+    memory = written("_bytes", [row.peak_bytes for row in rows], "-")
+    states = written("_bytes", [row.state_bytes for row in rows], "-")
     figures = {
         "ranks": [str(len(row.ranks)) if row.ranks else "-" for row in rows],
         "samples/s": [shown(row.samples_per_second, "{:,.0f}") for row in rows],
         "x": [shown(row.speedup, "{:.2f}") for row in rows],
         "eff.": [shown(row.efficiency, "{:.0%}") for row in rows],
         "comm": [shown(row.communication_share, "{:.0%}") for row in rows],
-        "peak": [_size(row.peak_bytes) for row in rows],
-        "state": [_size(row.state_bytes) for row in rows],
+        f"peak\n{memory[0]}": memory[1],
+        f"state\n{states[0]}": states[1],
         "off": [shown(row.deviation, "{:.1g}") for row in rows],
     }
     names = Column("strategy", tuple(row.strategy.value for row in rows), right=False)
@@ -95,10 +97,6 @@ def write_table(
     for table in fitted(fixed, columns, len(ended), width=page.width, gap=1):
         page.table(table)
         page.blank()
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else byte_count(value)
 
 
 def _write_reasons(page: Page, rows: Sequence[StrategyRow]) -> None:
@@ -242,18 +240,19 @@ def _share(share: float | None) -> str:
 
 
 def _strategies(train: TrainReport) -> html.Table:
-    heads = ("strategy", "outcome", "samples/s", "speed-up", "efficiency", "memory", "communication", "loss")
+    unit, memory = written("_bytes", [row.peak_bytes for row in train.rows], ABSENT)
+    heads = ("strategy", "outcome", "samples/s", "speed-up", "efficiency", f"memory {unit}", "communication", "loss")
     return html.Table(
         name="strategy-table",
         caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
         columns=tuple(html.Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(map(_strategy, train.rows)),
+        rows=tuple(_strategy(row, peak) for row, peak in zip(train.rows, memory, strict=True)),
         note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
         f"loss: after the last step, within {train.tolerance:.2g} of single's if it trains correctly.",
     )
 
 
-def _strategy(row: StrategyRow) -> tuple[Cell, ...]:
+def _strategy(row: StrategyRow, peak: str) -> tuple[Cell, ...]:
     why = f": {row.reason}" if row.reason else ""
     return (
         Cell(row.strategy.value),
@@ -261,7 +260,7 @@ def _strategy(row: StrategyRow) -> tuple[Cell, ...]:
         Cell(_rate(row)),
         Cell(shown(row.speedup, "{:.2f}", ABSENT)),
         Cell(_share(row.efficiency)),
-        Cell(byte_count(row.peak_bytes)),
+        Cell(peak),
         Cell(_share(row.communication_share)),
         Cell(ABSENT if row.last_loss is None else figure(row.last_loss)),
     )
@@ -291,8 +290,9 @@ _ROWS, _TABLE, _LIST, _SENTENCE = 64, 6_000, 4_000, 600
 def pieces(report: Report) -> Iterator[Piece]:
     """For Markdown: the table of strategies, and why some do not work."""
     every = report.train.rows if report.train is not None else ()
-    headers = ("strategy", "", "ranks", "samples/s", "speed-up", "efficiency", "communication", "peak")
-    rows = [_markdown_row(row) for row in every[:_ROWS]]
+    unit, memory = written("_bytes", [row.peak_bytes for row in every], "-")
+    headers = ("strategy", "", "ranks", "samples/s", "speed-up", "efficiency", "communication", f"peak {unit}")
+    rows = [_markdown_row(row, peak) for row, peak in zip(every[:_ROWS], memory, strict=False)]
     yield Piece("strategies", spaced(tabled(headers, rows, "row", total=len(every), most=_TABLE, right=3)))
     reasons = [
         f"- {name(row.strategy.value)} {row.ended.value}: {said(row.reason, _SENTENCE)}" for row in every if row.reason
@@ -301,7 +301,7 @@ def pieces(report: Report) -> Iterator[Piece]:
     yield Piece("why strategies do not work", spaced(listing))
 
 
-def _markdown_row(row: StrategyRow) -> tuple[str, ...]:
+def _markdown_row(row: StrategyRow, peak: str) -> tuple[str, ...]:
     return (
         name(row.strategy.value, cell=True),
         row.ended.value,
@@ -310,7 +310,7 @@ def _markdown_row(row: StrategyRow) -> tuple[str, ...]:
         shown(row.speedup, "{:.2f}"),
         "-" if row.efficiency is None else percent(row.efficiency),
         "-" if row.communication_share is None else percent(row.communication_share),
-        _size(row.peak_bytes),
+        peak,
     )
 
 

@@ -33,6 +33,8 @@ def check_named(start: Start, fault: str, deadline: str, **variables: str) -> No
     assert code in findings, job.told()
     assert findings[code]["ranks"] == ranks
     assert findings[code]["evidence"].get("class") == why
+    if code == "TRN003.straggler":
+        assert (job.report["verdict"], job.report["degraded"]) == ("fit", True)
     # A busy machine may make a healthy rank late as well; nobody else is said to be wrong.
     assert {*findings} <= {code, "TRN003.straggler"}
     job.check_left_nothing()

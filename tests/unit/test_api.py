@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import ddpdiag
 
@@ -17,6 +18,13 @@ def test_a_recording_is_judged():
     hang = ddpdiag.judge(RECORDINGS / "hang-4-ranks.jsonl")
     assert hang.verdict is ddpdiag.Verdict.UNFIT
     assert all(isinstance(finding, ddpdiag.Finding) for finding in hang.findings)
+
+
+def test_a_job_is_degraded_where_a_rank_slows_it_down():
+    report = ddpdiag.judge(RECORDINGS / "healthy-2-ranks.jsonl")
+    assert not report.degraded
+    slow = structs.replace(report, degraded=True)
+    assert "FIT, degraded" in slow._repr_html_()
 
 
 def test_a_notebook_shows_the_report_without_markup_of_others():

@@ -137,7 +137,7 @@ def missing(sizes, **more):
 
 def test_sizes_that_were_not_measured_are_listed_and_it_is_not_fit(golden):
     (finding,) = missing([1 << 10], whole=False, notes=("the time was over before 4 KiB could be measured",))
-    assert (finding.code, finding.evidence) == ("COL002.unmeasured", {"sizes_bytes": [1 << 12, 1 << 14]})
+    assert (finding.code, finding.evidence) == ("COL002.unmeasured", {"sizes_bytes": [1 << 12, 1 << 14], "kinds": []})
     golden(finding)
 
 

@@ -254,3 +254,16 @@ def test_the_spread_of_calls(golden):
     with pytest.raises(ValueError) as caught:
         spread([])
     golden(str(caught.value))
+
+
+def test_a_type_without_a_row_is_listed_and_the_run_is_not_healthy():
+    two = Bench(dtypes=("float", "half"), min_bytes=SIZES[0], max_bytes=SIZES[-1], factor=4)
+    cut = alike(2, whole=False, notes=("time was up",))
+    (finding,) = col002.judge(benched(cut, bench=two))
+    assert (finding.code, finding.evidence["kinds"]) == ("COL002.unmeasured", ["half"])
+    assert "half (time was up)" in finding.message
+    (cycles,) = col002.judge(benched(cut, bench=structs.replace(two, dtypes=("float",), cycles=3)))
+    assert cycles.evidence["kinds"] == ["cycle 1", "cycle 2"]
+    (other,) = col002.judge(benched(cut, bench=structs.replace(two, dtypes=("all",))))
+    assert "Not measured: some types" in other.message
+    assert codes(benched(alike(2), bench=two)) == []  # whole: what it lacks is not there, and has a finding of its own

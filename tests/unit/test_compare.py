@@ -170,6 +170,19 @@ def test_a_rank_is_held_against_the_median_of_the_others(values: list[list[float
         assert own.ratio == pytest.approx(quick[rank] / median(quick[:rank] + quick[rank + 1 :]))
 
 
+def test_a_job_that_became_degraded_is_said_and_its_finding_is_the_regression() -> None:
+    slow = report(degraded=True, sentence="rank 1 on n0 slows the job down.")
+    comparison = of(report(), slow)
+    (change,) = [change for change in comparison.changes if change.name == "verdict"]
+    assert (change.direction, change.text) == (
+        Direction.NEUTRAL,
+        "verdict: FIT -> FIT, degraded: rank 1 on n0 slows the job down.",
+    )
+    assert (comparison.old.degraded, comparison.new.degraded, comparison.new.verdict) == (False, True, "fit")
+    assert "FIT, degraded: rank 1" in rendering.render(comparison, width=200, color=False)
+    assert not [change for change in of(slow, slow).changes if change.name == "verdict"]
+
+
 def test_a_fleet_is_compared() -> None:
     size = 16_384
     # 0.3 s of a core; where each rank looked at each other one, many minutes.

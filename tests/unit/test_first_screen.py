@@ -43,6 +43,14 @@ SAID = {
 }
 
 
+@pytest.mark.parametrize("path", sorted(FAILURES.parent.rglob("*.jsonl")), ids=lambda path: path.stem)
+def test_80_columns_are_enough_and_the_ranks_have_one_table(path):
+    lines = render(judge(read_recording([path]), all_checks()), color=False, width=80).splitlines()
+    long = [line for line in lines if len(line) > 80]
+    assert [line for line in long if " " in line.strip() and not line.startswith("    ")] == []
+    assert sum(line.split()[:2] == ["rank", "host"] for line in lines) <= 1
+
+
 def test_every_recording_is_read():
     assert {path.stem for path in FAILURES.glob("*.jsonl")} == set(SAID)
 

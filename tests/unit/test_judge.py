@@ -109,7 +109,7 @@ def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
 
 
 def test_a_lost_rank_is_unfit_and_told_once() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert judged.exit_code == 1
     assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
@@ -310,7 +310,7 @@ def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
 def _with_slow_import(run: Recording) -> Recording:
     from ddpdiag.checks.launch import versions
 
-    data = versions.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0)
+    data = versions.Data(python="3.11.7", torch="2.13.0", import_seconds=42.0, import_core_seconds=2.0)
     trial = Trial(code="LCH003", groups=((0,),), kind=Kind.TORCH, deadline_seconds=5, number=2)
     outcome = Outcome(trial=2, code="LCH003", rank=0, status=Status.DONE, data=Raw(encode(data)))
     return structs.replace(run, trials=(*run.trials, trial), outcomes=(*run.outcomes, outcome))

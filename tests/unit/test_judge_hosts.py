@@ -57,6 +57,22 @@ def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so(golden) -> N
     golden(*notes)
 
 
+def test_a_host_of_a_slow_rank_is_slow_where_there_is_another_one() -> None:
+    slow = finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(3,), nodes=("n1",))
+    slow = structs.replace(slow, evidence={"slower_share": 0.4})
+    hosts, _ = sorted_hosts(slow, verdict=Verdict.FIT)
+    assert (hosts.slow, hosts.bad) == ({"n1": 0.4}, ())
+    alone, _ = sorted_hosts(slow, world=world_of(8, ranks_per_node=8), verdict=Verdict.FIT)
+    assert alone.slow == {}
+
+
+def test_no_host_is_good_where_time_ran_out() -> None:
+    spent = run_of(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before FAB001 could run"))
+    hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=spent)
+    assert hosts == HostsLine(bad=("n1",))
+    assert "time limit" in notes[0]
+
+
 def test_what_was_not_looked_at_is_not_good(golden) -> None:
     for hosts, notes in (sorted_hosts(verdict=Verdict.UNKNOWN), sorted_hosts(run=run_of(ended=False))):
         assert hosts == HostsLine()

@@ -1,11 +1,17 @@
 """What became of each stage, also by what checks of the run find; and how far an interrupted run came."""
 
+from pathlib import Path
+
 from msgspec import structs
 from test_judge import recording, report
 
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.codec import read_recording
+from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageLine, Status, Verdict
 from ddpdiag.render.terminal.report import render
 
+RECORDINGS = Path(__file__).parents[1] / "recordings"
 TOLD = Event(kind=EventKind.SIGNAL, seconds=3.3, detail="2")
 
 
@@ -31,6 +37,24 @@ def test_a_stage_whose_trial_an_error_is_about_has_failed() -> None:
     assert marked(judged, "collective") == "FAIL"
 
 
+def test_a_rank_that_waited_for_the_one_at_fault_did_not_hang() -> None:
+    judged = report(recording(size=3, statuses={0: Status.HUNG, 1: Status.DIED}))
+    line = next(check for check in judged.checks if check.code == "COL001")
+    assert (line.statuses, line.affected) == ({"hung": 1, "died": 1, "done": 1}, {"hung": 1})
+    assert line.endings == {"died": 1, "done": 1, "affected": 1}
+    assert " 1 affected" in render(judged, color=False, width=80)
+
+
+def test_a_failure_that_another_error_explains_is_a_note_and_its_stage_has_failed() -> None:
+    judged = judge(read_recording([RECORDINGS / "p2p-broken-2-ranks.jsonl"]), all_checks())
+    severities = {finding.code: finding.severity for finding in judged.findings}
+    assert severities["P2P003.fallback"] is Severity.ERROR
+    assert severities["RUN003.hung"] is Severity.NOTE
+    assert marked(judged, "collective") == "FAIL"
+    assert "cannot train" in judged.sentence
+    assert "more error" not in judged.sentence
+
+
 def test_what_is_told_of_the_first_trial_holds_for_later_ones_that_fail_alike() -> None:
     run = recording(statuses={1: Status.DIED})
     later = structs.replace(run.trials[0], number=2, code="TRN001")
@@ -43,7 +67,7 @@ def test_what_is_told_of_the_first_trial_holds_for_later_ones_that_fail_alike() 
 
 
 def test_a_stage_in_which_a_rank_was_lost_has_failed() -> None:
-    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="nothing was heard", answers=True)
+    event = Event(kind=EventKind.LOST, rank=1, seconds=2.0, detail="it sent nothing", answers=True)
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert stage(judged, "collective").severity is Severity.ERROR
 

@@ -72,6 +72,35 @@ def test_the_verdict_is_whether_enough_hosts_are_good(golden, findings, need, ve
     golden(found.sentence)
 
 
+def slowing(rank: int, **evidence: float) -> Finding:
+    return finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(rank,), nodes=(f"n{rank}",), evidence=evidence)
+
+
+def test_a_rank_that_slows_the_job_down_leaves_it_fit_and_degraded(golden) -> None:
+    slow = concluded(slowing(1, slower_share=0.4), need=None)
+    assert (slow.verdict, slow.exit_code, slow.degraded) == (Verdict.FIT, 0, True)
+    assert concluded(slowing(1, slower_share=0.4), need=None, strict=True).exit_code == 1
+    many = concluded(*(slowing(rank, slower_share=0.2 + rank / 10) for rank in range(3)), need=None)
+    host = concluded(finding_of(Severity.WARNING, code="FAB001.node", nodes=("n2",)), need=None)
+    golden(slow.sentence, many.sentence, host.sentence)
+
+
+def test_what_slows_nothing_down_or_names_none_does_not_degrade() -> None:
+    assert not concluded(need=None).degraded
+    assert not concluded(finding_of(Severity.WARNING, code="LCH001.uneven"), need=None).degraded
+    assert not concluded(structs.replace(slowing(1), ranks=(), nodes=()), need=None).degraded
+    assert not concluded(structs.replace(slowing(1), severity=Severity.NOTE), need=None).degraded
+    assert not concluded(slowing(1), BAD, need=None).degraded  # UNFIT
+
+
+def test_a_job_is_degraded_by_the_hosts_that_it_needs_only() -> None:
+    assert concluded(slowing(1), need=3).degraded
+    left = concluded(slowing(2), BAD, need=3)
+    assert (left.verdict, left.degraded) == (Verdict.FIT, False)
+    kept = concluded(slowing(1), BAD, need=3)
+    assert (kept.verdict, kept.degraded) == (Verdict.FIT, True)
+
+
 def test_good_hosts_that_were_not_tried_together_are_unknown(golden) -> None:
     hung = recording(size=4, statuses={0: Status.HUNG, 1: Status.HUNG, 2: Status.HUNG, 3: Status.DIED})
     found = concluded(finding_of(ranks=(3,)), need=3, run=hung)

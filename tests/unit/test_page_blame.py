@@ -127,6 +127,22 @@ def test_what_most_ranks_are_blamed_for_marks_nobody(golden):
         golden(words_of(figure(built(fit(findings=(found,))), "ranks", "Training").svg))
 
 
+def test_the_page_says_that_the_job_is_degraded():
+    page = built(fit(degraded=True))
+    assert (page.verdict, page.verdict_text) == ("fit", "FIT, degraded")
+    assert page.head.startswith("FIT, degraded: ")
+
+
+def test_the_table_of_ranks_shows_a_step_and_explains_its_columns():
+    rows = tuple(rank_row(rank, forward_seconds=0.56, wait_seconds=0.01) for rank in range(4))
+    page = built(fit(ranks=rows, measurements={"training.steps": 57}))
+    table = next(table for section in page.sections for table in section.tables if table.name == "rank-table")
+    at = [column.title for column in table.columns].index("forward ms")
+    assert {row[at].text for row in table.rows} == {"10.0"}
+    assert "mean of a training step" in table.note
+    assert "its time in the step's all-reduce" in table.note
+
+
 def test_figures_of_ranks_say_of_what(golden):
     # By hand there is no figure of the run that it could be.
     for own in (page("p2p-broken-2-ranks"), built(fit())):

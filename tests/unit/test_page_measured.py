@@ -88,7 +88,7 @@ def test_a_curve_needs_two_points(golden):
 
 def test_figures_are_those_of_the_terminal():
     rows = table(built(report()), "strategy-table").rows
-    assert [cell.text for cell in rows[1]][2:] == ["1,436", "0.70", "18 %", "344 MiB", "30 %", "–"]
+    assert [cell.text for cell in rows[1]][2:] == ["1,436", "0.70", "18 %", "344", "30 %", "–"]
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e30, None])

@@ -5,13 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshes import BROKEN, DROPPED, REFUSED, SILENT, STUCK, UNREACHABLE, cell, every, losing, meshed, slow
 from msgspec import structs
-from seen import seen_of, together, world_of
+from seen import seen_of, together, with_arrivals, world_of
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.host import network_ports
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
 from ddpdiag.model import Arrival, Event, EventKind, Finding, Severity, Status
+from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.tcp_connect import Reach
 
 
@@ -140,10 +142,45 @@ def test_less_than_any_gigabit_link_gives_is_a_warning():
     assert (finding.code, finding.severity) == ("RDZ004.slow", Severity.WARNING)
 
 
-def test_loss_is_a_warning_that_names_the_host(golden):
-    finding = only(meshed(3, every(3, losing(0.02), receiver=1)))
+def test_loss_names_the_host(golden):
+    lossy = every(3, losing(0.005), receiver=1)
+    finding = only(meshed(3, lossy, lossy))
     assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.WARNING, ("n1",))
     golden(finding)
+
+
+def test_loss_of_one_percent_is_an_error_on_the_interface_of_the_job(golden):
+    lossy = every(3, losing(0.02), receiver=1)
+    finding = only(meshed(3, lossy, every(3, losing(0.03), receiver=1)))
+    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.ERROR, ("n1",))
+    assert finding.evidence["lost_share"] == pytest.approx(0.02)
+    assert finding.evidence["interfaces"] == ["eth0 of n1"]
+    golden(finding)
+    assert only(meshed(3, lossy)).severity is Severity.WARNING  # not repeated
+    assert only(meshed(3, lossy, every(3, losing(0.005), receiver=1))).severity is Severity.WARNING
+    elsewhere = every(3, losing(0.02) | {"address": "192.168.0.1", "missed": Reach.DROPPED}, receiver=1)
+    assert only(meshed(3, elsewhere, elsewhere)).severity is Severity.WARNING
+
+
+def test_loss_of_one_percent_on_a_slow_link_is_an_error():
+    lossy = every(3, slow(0.2e9) | losing(0.02), receiver=1)
+    assert [(f.code, f.severity) for f in judged(meshed(3, lossy, lossy))] == [("RDZ004.slow", Severity.ERROR)]
+    few = every(3, slow(0.2e9) | losing(0.005), receiver=1)
+    assert [(f.code, f.severity) for f in judged(meshed(3, few, few))] == [("RDZ004.slow", Severity.WARNING)]
+
+
+def test_loss_where_nccl_takes_an_rdma_port_is_a_warning():
+    lossy = every(3, losing(0.02), receiver=1)
+    seen = meshed(3, lossy, lossy)
+    arrivals = {rank: structs.replace(own, gpus=1) for rank, own in seen.world.arrivals.items()}
+    on_gpus = with_arrivals(seen, arrivals)
+    assert only(on_gpus).severity is Severity.ERROR
+    for taken, severity in ((True, Severity.WARNING), (False, Severity.ERROR)):
+        port = PortCounters(name="mlx5_0:1", rdma=True, taken=taken)
+        looks = seen_of(
+            network_ports.CHECK, {rank: NetworkLook(seconds=0.0, ports=(port,)) for rank in arrivals}, ranks_per_node=1
+        )
+        assert only(together(on_gpus, looks)).severity is severity
 
 
 def test_little_loss_is_silent():

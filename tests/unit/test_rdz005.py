@@ -42,11 +42,13 @@ def test_a_port_that_all_reach_is_silent():
         pytest.param(80, "EACCES", None, "unusable", id="that only root may use"),
     ],
 )
-def test_a_port_that_cannot_be_used_names_rank_0s_host_alone(golden, port, error, holder, word):
+def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(golden, port, error, holder, word):
     findings = found(Data(name="n0", port=port, error=error, holder=holder), Data(name="n0", port=port))
     assert list(findings) == [word]
-    assert (findings[word].severity, findings[word].nodes, findings[word].links) == (Severity.ERROR, ("n0",), ())
-    assert findings[word].evidence == {"port": port} | ({"holder": holder} if holder else {"error": error})
+    nodes = () if word == "taken" else ("n0",)  # a process holds the port: the host itself is healthy
+    assert (findings[word].severity, findings[word].nodes, findings[word].links) == (Severity.ERROR, nodes, ())
+    why = {"holder": holder, "host": "n0"} if holder else {"error": error}
+    assert findings[word].evidence == {"port": port} | why
     golden(findings[word])
 
 

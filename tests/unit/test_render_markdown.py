@@ -108,6 +108,20 @@ def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: S
     assert "4,940 " in text
 
 
+def test_the_verdict_says_that_the_job_is_degraded() -> None:
+    assert markdown.render(report(degraded=True)).startswith("**FIT, degraded**: ")
+    assert markdown.render(report()).startswith("**FIT**: ")
+
+
+def test_columns_of_ranks_have_one_unit_and_a_caption() -> None:
+    rows = tuple({"rank": rank, "forward_seconds": 0.56, "work_seconds": 0.01} for rank in range(4))
+    text = markdown.render(report(ranks=rows, measurements={"training.steps": 57}))
+    assert "| forward ms |" in text
+    assert "| 10.0 |" in text
+    assert "Work: the rank's own time in a step" in text
+    assert "mean of a training step" in text
+
+
 def test_details_are_closed_and_tables_are_drawn() -> None:
     text = markdown.render(report())
     assert text.count("<details>") == text.count("</details>") > 0

@@ -48,6 +48,13 @@ def test_a_run_says_when_how_long_and_how_it_ended() -> None:
     assert ({"stage": "collective"}, 3.18) in found["ddpdiag_stage_seconds"]
 
 
+def test_a_degraded_job_is_fit_and_a_metric_of_its_own() -> None:
+    for degraded in (False, True):
+        found = read(fit(degraded=degraded))
+        assert found["ddpdiag_degraded"] == [({}, float(degraded))]
+        assert ({"verdict": "fit"}, 1.0) in found["ddpdiag_verdict"]
+
+
 def test_ranks_are_told_by_host_and_gpu() -> None:
     row = rank_row(3, gpu_uuid="GPU-1234", pcie_share=0.5)
     found = read(fit(ranks=(row,)))

@@ -1,5 +1,6 @@
 """The table of ranks in the terminal: who is looked for, one line for what is one thing, names that can be copied."""
 
+import math
 import re
 
 import pytest
@@ -9,8 +10,8 @@ from msgspec import structs
 from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity
-from ddpdiag.render.page import LONG, shortened, shorter
-from ddpdiag.render.terminal.ranks import blamed
+from ddpdiag.render.page import LONG, column_format, shortened, shorter
+from ddpdiag.render.terminal.ranks import blamed, rank_rows
 from ddpdiag.render.terminal.report import render
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
@@ -56,7 +57,7 @@ def warned(*hosts: int) -> tuple[Finding, ...]:
 
 def test_ranks_of_a_host_that_have_the_same_figures_are_one_line(golden):
     report = bare(ranks=hosts_of(64, slow=(3, 5)), findings=warned(3, 5))
-    assert [line[-2:] for line in lines_of(report)[:3]] == [["n3", "70.0"], ["n5", "70.0"], ["n0", "100"]]
+    assert [line[-2:] for line in lines_of(report)[:3]] == [["n3", "70"], ["n5", "70"], ["n0", "100"]]
     golden(plain(report))
 
 
@@ -98,6 +99,62 @@ def test_of_a_large_healthy_world_the_ranges_are_enough_and_say_how_many_are_sil
 
 def test_a_small_healthy_world_is_shown_whole():
     assert len(lines_of(fit(ranks=hosts_of(2)))) == 16
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        pytest.param([1.07e9, 1.06e9, 2.4e6], ["1.070", "1.060", "0.002"], id="the least number keeps a digit"),
+        pytest.param([93.8e9, 132e9], ["94", "132"], id="three digits for the median"),
+        pytest.param([2e9, 3e9, 1.0], ["2.000", "3.000", "1e-09"], id="what is not 0 never reads as 0"),
+        pytest.param([0.0, 0.0], ["0", "0"], id="nothing"),
+        pytest.param([1e9, math.nan, math.inf], ["1.00", "nan", "inf"], id="no number"),
+        pytest.param([1e9, "x", True], ["1.00", "x", "yes"], id="words"),
+    ],
+)
+def test_the_decimal_points_of_a_column_are_in_line(values, cells):
+    own = column_format("busbw_bytes_per_s", values)
+    assert [own.cell(value) for value in values] == cells
+
+
+@given(st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), max_size=9))
+def test_any_column_can_be_written(values):
+    for name in ("x", "x_seconds", "x_bytes"):
+        own = column_format(name, values)
+        assert all(isinstance(own.cell(value), str) for value in values if value is not None)
+
+
+def trained(**measurements: Scalar) -> Report:
+    """Two ranks that trained 57 steps, of which the first warmed up."""
+    seconds = {"data_seconds": 0.056, "forward_seconds": 0.56, "backward_seconds": 1.12, "optimizer_seconds": 0.028}
+    steps = {"work_seconds": 0.011, "wait_seconds": 0.007, "arrival_seconds": 0.02}
+    rows = tuple(rank_row(rank, **seconds, **steps) for rank in range(2))
+    return bare(ranks=rows, measurements=measurements)
+
+
+def test_a_training_step_is_shown_and_not_the_sum_of_all_steps(golden):
+    report = trained(**{"training.steps": 57})
+    row = rank_rows(report)[0]
+    assert row["forward_seconds"] == pytest.approx(0.01)
+    assert row["samples_per_second"] == report.ranks[0]["samples_per_second"]
+    assert report.ranks[0]["forward_seconds"] == 0.56  # the JSON report keeps the sum
+    assert rank_rows(trained()) == trained().ranks
+    golden(plain(report), plain(report, width=120), plain(trained(), width=120))
+
+
+def test_one_table_with_the_most_important_columns_fits_the_width():
+    report = trained(**{"training.steps": 57})
+    for width in range(50, 121, 5):
+        lines = plain(report, width=width).splitlines()
+        assert sum("host" in line.split() and "rank" in line.split() for line in lines) == 1
+        assert max(map(len, lines)) <= width
+    narrow, wide = (plain(report, width=width) for width in (50, 120))
+    assert "samples" in narrow.split("rank  host")[0].splitlines()[-1]
+    assert "optimizer" in " ".join(narrow.split()).partition("for lack of room")[2]
+    assert "for lack of room" not in " ".join(wide.split())
 
 
 # Names ----------------------------------------------------------------------------------------------------------------

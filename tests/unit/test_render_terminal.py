@@ -106,7 +106,7 @@ def test_a_host_name_of_60_characters_is_shown_whole():
         findings=(finding_of(nodes=(name,)),),
     )
     for text in (plain(report), plain(report, width=40)):
-        head, _, rest = text.partition("rank  host")
+        head, rest = re.split("rank +host", text)
         assert name in head
         assert f"host {name}" in " ".join(head.split())
         table = "".join(rest.split("skip")[0].split())
@@ -125,7 +125,7 @@ def test_markup_is_shown_and_never_obeyed(text):
         notes=(text,),
         checks=(check("HST001", text, "host", text),),
     )
-    assert plain(report).count(text) >= 11
+    assert plain(report).count(text) >= 10
     assert "\x1b[31m" not in render(report, color=True, width=80)
     assert "\x1b]8" not in render(report, color=True, width=80)
 

@@ -270,6 +270,17 @@ def test_a_spent_budget_and_a_signal_are_said() -> None:
     assert [(each.code, each.of_the_run) for each in findings] == [("RUN004.budget", True), ("RUN004.told", True)]
 
 
+def test_a_budget_that_a_hang_used_up_is_a_note(golden) -> None:
+    spent = Event(kind=EventKind.BUDGET, seconds=57.0, detail="before TRN001 could run")
+    stopped = outcome(3, Status.HUNG, step=2, process=ProcessState(pid=7, state="T"))
+    seen = with_events(run_of(*(outcome(rank, Status.HUNG, step=2) for rank in range(3)), stopped), spent)
+    finding = only(judge_as(run004.CHECK, seen))
+    assert (finding.code, finding.severity, finding.of_the_run) == ("RUN004.budget", Severity.NOTE, True)
+    golden(finding)
+    healthy = run_of(*(outcome(rank, Status.DONE) for rank in range(4)))
+    assert only(judge_as(run004.CHECK, with_events(healthy, spent))).severity is Severity.ERROR
+
+
 def test_who_pressed_ctrl_c_is_not_told_to_find_out_who_did(golden) -> None:
     told = Event(kind=EventKind.LEAVING, rank=1, seconds=3.25, detail="2")
     finding = only(judge_as(run004.CHECK, with_events(run_of(), told)))

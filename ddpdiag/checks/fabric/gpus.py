@@ -27,7 +27,16 @@ from functools import lru_cache, partial
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data, answers_of
-from ddpdiag.checks.fabric.hosts.judge import compared, how, path_title, rates, severity, tests_text, truncation_of
+from ddpdiag.checks.fabric.hosts.judge import (
+    compared,
+    how,
+    path_title,
+    rates,
+    severity,
+    slower,
+    tests_text,
+    truncation_of,
+)
 from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Results, Round, localise
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow
@@ -42,7 +51,7 @@ from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
-    "rank": Explained("a rank, with its GPU, is slow or fails with every partner on its host."),
+    "rank": Explained("a rank, with its GPU, is slow or fails with every partner on its host.", slows=True),
     "path": Explained.warning(
         "two ranks are slow or fail together, and pass with others: the path between the two (NVLink, PCIe) is at "
         "fault, and neither GPU."
@@ -199,7 +208,11 @@ def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         ranks=(bad.unit,),
         gpus=gpus,
-        evidence={"rates_bytes_per_s": rates(bad.tests), "usual_bytes_per_s": found.bar.usual},
+        evidence={
+            "rates_bytes_per_s": rates(bad.tests),
+            "usual_bytes_per_s": found.bar.usual,
+            **slower(bad.tests, found.bar.usual),
+        },
         fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or exclude "
         f"{node} as a whole."
         if gpus

@@ -1,7 +1,7 @@
 """PCC: pair, confirm, cover. In a few parallel rounds for any number of units, almost without false blame.
 
 1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
-   its ends suspects, until one of them passes with somebody else.
+   its ends suspects, until one of them passes with another unit.
 2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared; who fails every
    time is bad. A pair that failed while both its ends are cleared is tried again: it goes on failing (the path between
    the two is bad) or it does not (a transient).

@@ -1,4 +1,4 @@
-"""How far below the others a test must be to count as failed, and how often before somebody is blamed.
+"""How far below the others a test must be to count as failed, and how often before a unit is blamed.
 
 A test of a pair is healthy with noise of standard deviation sigma (a share of the rate), and fails for no lasting
 reason with the probability `transients`. A unit is blamed after `rounds` failures with different partners, so each

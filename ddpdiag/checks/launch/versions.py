@@ -20,7 +20,10 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 """
 
 import os
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median
 
 from msgspec import Struct, structs
 
@@ -48,7 +51,11 @@ FINDINGS = {
     "not-forked": Explained.note(
         "an import of this environment starts CUDA, so each worker imports torch separately, and the run takes longer."
     ),
-    "slow-import": Explained.warning("`import torch` took longer than `slow_import_seconds` on some ranks."),
+    "slow-import": Explained.warning(
+        "`import torch` took longer than `slow_import_seconds` on some ranks, and at least `slow_import_ratio` times "
+        "as long as the median of the other hosts, or most of it in waiting for files. Nothing is reported where all "
+        "hosts are equally slow and their cores are busy."
+    ),
 }
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
@@ -135,24 +142,61 @@ def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Find
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    most = seen.number("slow_import_seconds", 10)
-    slow = {r: d.import_seconds for r, d in seen.by_rank.items() if d.import_seconds and d.import_seconds > most}
+    most = seen.number("slow_import_seconds")
+    took = {rank: own.import_seconds for rank, own in seen.by_rank.items() if own.import_seconds}
+    usual = _usual_imports(seen, took)
+    slow = {
+        rank: seconds
+        for rank, seconds in took.items()
+        if seconds > most
+        and (_waits_for_files(seen.by_rank[rank]) or _is_far(seen, seconds, usual[seen.world.node_of(rank)]))
+    }
     if slow:
         worst = max(slow, key=lambda rank: slow[rank])
-        core = seen.by_rank[worst].import_core_seconds
-        busy = core is not None and core > _BUSY_SHARE * slow[worst]
+        own, node = seen.by_rank[worst], seen.world.node_of(worst)
+        core, others = own.import_core_seconds, usual[node]
         spent = f" The slowest spent {core:.1f} s of it on a core or waiting for one." if core is not None else ""
+        median_text = f", the median of the other hosts is {others:.1f} s" if others is not None else ""
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {seen.world.node_of(worst)}; "
-            f"too slow on {ranks_text(tuple(slow))}); at most {most:g} s expected.{spent}",
+            f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {node}; too slow on "
+            f"{ranks_text(tuple(slow))}); at most {most:g} s expected{median_text}.{spent}",
             ranks=tuple(slow),
-            evidence={"seconds": round(slow[worst], 3), "core_seconds": core},
+            evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
             fix="Find the other processes that keep the cores of these hosts busy (`top`)."
-            if busy
+            if core is not None and not _waits_for_files(own)
             else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )
+
+
+def _usual_imports(seen: Seen[Data], took: Mapping[int, float]) -> dict[str, float | None]:
+    """For each host the median of the other hosts, each with the median of its ranks; None where there is no other."""
+    by_host: defaultdict[str, list[float]] = defaultdict(list)
+    for rank, seconds in took.items():
+        by_host[seen.world.node_of(rank)].append(seconds)
+    own = {node: median(seconds) for node, seconds in by_host.items()}
+    every = sorted(own.values())
+    return {node: _median_without(every, mine) for node, mine in own.items()}
+
+
+def _median_without(rising: Sequence[float], one: float) -> float | None:
+    """The median of all but one of them; of many hosts a copy for each would take minutes."""
+    if len(rising) < 2:
+        return None
+    at, left = bisect_left(rising, one), len(rising) - 1
+    middle = ((left - 1) // 2, left // 2)
+    return fmean(rising[place + (place >= at)] for place in middle)
+
+
+def _is_far(seen: Seen[Data], seconds: float, usual: float | None) -> bool:
+    return usual is not None and seconds >= seen.number("slow_import_ratio") * usual
+
+
+def _waits_for_files(own: Data) -> bool:
+    """Was most of the import spent neither on a core nor in waiting for one? Where that is not known, no."""
+    seconds, core = own.import_seconds, own.import_core_seconds
+    return seconds is not None and core is not None and core <= _BUSY_SHARE * seconds
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
@@ -181,5 +225,5 @@ CHECK = Check(
     runs_with=runs_with,
     kind=Kind.TORCH,
     deadline=10.0,
-    settings={"slow_import_seconds": 10},
+    settings={"slow_import_seconds": 10, "slow_import_ratio": 3},
 )

@@ -38,7 +38,7 @@ from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answ
 FINDINGS = {
     "taken": Explained.error(
         "another process listens on MASTER_PORT on rank 0's host, such as another job with the same default port, or "
-        "one that did not end. The process is named."
+        "one that did not end. The process and the port are named; the host is not to blame."
     ),
     "unusable": Explained.error("rank 0 may not listen there (ports below 1024).", same_item=True),
     "elsewhere": Explained.error(
@@ -181,16 +181,16 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
 
 
 def _taken(seen: Seen[Data], first: Data) -> Finding:
-    node = seen.world.node_of(0)
+    node, holder = seen.world.node_of(0), first.holder or "a process that /proc does not show"
+    pid = holder.partition(" (")[0]  # its command line may be long
     return seen.finding(
         "taken",
-        f"MASTER_PORT {first.port} is taken on {node}",
-        f"Port {first.port} of {node}, rank 0's host, is held by {first.holder or 'a process that /proc does not show'}"
-        "; MASTER_PORT must be free.",
-        nodes=[node],
-        evidence={"port": first.port, "holder": first.holder},
+        f"MASTER_PORT {first.port} on {node} is taken by {pid}",
+        f"Port {first.port} of {node}, rank 0's host, is held by {holder}; MASTER_PORT must be free.",
+        evidence={"port": first.port, "holder": first.holder, "host": node},
         fix="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
         "or end that process if it is left over from an older job.",
+        of_the_run=True,
     )
 
 

@@ -30,7 +30,7 @@ transport/tcp/pair.cc; NCCL user guide, RAS; NCCL issue 1646 (55 s for a communi
 states.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple, TypeVar
 
@@ -72,7 +72,7 @@ FINDINGS = {
 
 D = TypeVar("D")
 
-_SLOW, _CLASSES = "RDZ004.slow", "LCH002.process-group"
+_SLOW, _LOSS, _CLASSES = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group"
 # As torch's flight recorder names them; of others an element has one byte at least.
 _BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
 # What needs so much of a trial's time for one collective leaves too little for the others.
@@ -105,6 +105,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             told.add(key)
             if bypassed or (own and not blame.ranks and not blame.sides):
                 found = explained(seen, trial, blame, outcomes, own)
+                if any(_is_echo_of(failure, cause) for cause in own):
+                    found = structs.replace(found, severity=Severity.NOTE)
             elif blame.ranks:
                 found = blaming(seen, trial, blame, outcomes)
             else:
@@ -123,7 +125,24 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
     for failure in _ended(seen, _unsupported(seen)) if findings else ():
         number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
-            yield Concern(failure.trial.code, of_trials[number])
+            yield Concern(failure.trial.code, of_trials[number], affected=_affected(failure))
+            # The finding is a note then, and what explains it is the error.
+            yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
+
+
+def _affected(failure: Failure) -> Mapping[str, int]:
+    """How many ranks waited for the blamed ones until the deadline, or reported that another rank failed, by status."""
+    if failure.bypassed or not failure.blame.ranks:
+        return {}
+    failed = (o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED))
+    others = (o for o in failed if o.rank not in failure.blame.ranks)
+    return Counter(o.status.value for o in others if o.status is Status.HUNG or is_echo(o))
+
+
+def _is_echo_of(failure: Failure, cause: Finding) -> bool:
+    """Is the failure only what an error of another check brings about?"""
+    explains = failure.bypassed or not (failure.blame.ranks or failure.blame.sides)
+    return explains and cause.severity is Severity.ERROR
 
 
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
@@ -205,7 +224,9 @@ def _classes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[
 def causes(seen: Seen[D]) -> tuple[Finding, ...]:
     """Errors about links on which nothing passes, then about addresses that peers cannot reach."""
     found = (finding for code in ("RDZ004", "RDZ002", "RDZ003") for finding in seen.findings_of(code))
-    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code != _SLOW)
+    return tuple(
+        finding for finding in found if finding.severity is Severity.ERROR and finding.code not in (_SLOW, _LOSS)
+    )
 
 
 def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
@@ -277,7 +298,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
     """A warning where the job uses another backend, and that backend works."""
-    if not seen.is_excused(trial):
+    if finding.severity is not Severity.ERROR or not seen.is_excused(trial):
         return finding
     own = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
     return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")

@@ -54,10 +54,12 @@ FINDINGS = {
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
-        "cores than others: something else runs there), clocks (GPU005 found them held down)."
+        "cores than others: something else runs there), clocks (GPU005 found them held down).",
+        slows=True,
     ),
     "network": Explained.warning(
-        "the ranks work equally long, and one host, or rank, is slow with both of its neighbours."
+        "the ranks work equally long, and one host, or rank, is slow with both of its neighbours.",
+        slows=True,
     ),
 }
 

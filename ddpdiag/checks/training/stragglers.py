@@ -74,6 +74,11 @@ class Straggler(NamedTuple):
     usual: float
     windows: float
 
+    @property
+    def slower_share(self) -> float:
+        """By which share it is slower than most, at most: what others do meanwhile may hide a part of it."""
+        return 1 - self.usual / self.own if self.own > 0 else 0.0
+
 
 def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, ...]:
     """Ranks whose own work keeps the others waiting; none where these would be half of all, or more."""
@@ -164,7 +169,13 @@ def _straggler_finding(seen: Seen[D], own: Straggler, limits: Limits, throttled:
         f"{limits.ratio:g} times the median of all ranks, and it waits less than the median in the all-reduce.",
         ranks=(rank,),
         gpus=gpus,
-        evidence={"class": why.value, "own_seconds": own.own, "usual_seconds": own.usual, "windows": own.windows},
+        evidence={
+            "class": why.value,
+            "own_seconds": own.own,
+            "usual_seconds": own.usual,
+            "windows": own.windows,
+            "slower_share": own.slower_share,
+        },
         fix=_FIXES[why],
     )
 
@@ -180,6 +191,11 @@ def _network(seen: Seen[D], own: Straggler) -> Finding:
         f"others need {1e3 * own.usual:.1f} ms.",
         ranks=() if hosts else own.ranks,
         nodes=nodes,
-        evidence={"class": own.why.value, "own_seconds": own.own, "usual_seconds": own.usual},
+        evidence={
+            "class": own.why.value,
+            "own_seconds": own.own,
+            "usual_seconds": own.usual,
+            "slower_share": own.slower_share,
+        },
         fix="Check its links: RDZ004 measures them, `--stage fabric` (FAB001) compares it with more partners.",
     )

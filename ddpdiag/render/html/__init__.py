@@ -84,6 +84,7 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
     )
     return Page(
         verdict=report.verdict.value,
+        verdict_text=report.verdict_text,
         sentence=words(report.sentence),
         head=words(_head(report)),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
@@ -98,7 +99,7 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
 def _head(report: Report) -> str:
     """The name of the page in a list of tabs."""
     world = report.world
-    return f"{report.verdict.value.upper()}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"
+    return f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

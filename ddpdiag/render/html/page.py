@@ -140,6 +140,7 @@ class Page(Struct, frozen=True, kw_only=True):
     """The whole page: verdict and sentence, the facts of the run, findings, sections."""
 
     verdict: str
+    verdict_text: str
     sentence: str
     head: str
     facts: tuple[Fact, ...]

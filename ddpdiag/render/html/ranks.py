@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, words
+from ddpdiag.render.page import Format, column_format
 from ddpdiag.render.plots import OUTLIER, Bar, Bars, draw_bars, draw_stacks
-from ddpdiag.render.terminal.ranks import Ranks, Row, blamed
+from ddpdiag.render.terminal.ranks import Ranks, Row, blamed, meanings, rank_rows, times_of_training
 from ddpdiag.stats import outliers, quantile
-from ddpdiag.text import Unit, byte_count, cell, column_unit, count, figure, is_number, label, ranks_text
+from ddpdiag.text import Unit, begun, byte_count, column_unit, count, figure, is_number, label, ranks_text
 
 _ARRIVAL = "arrival_seconds"
 _BARS_SHOWN = 24
@@ -142,12 +143,13 @@ def _who(row: Row) -> str:
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    marks = blamed(report.findings, report.ranks)
-    ranks = Ranks(report.ranks, marks, all_shown=_ROWS_SHOWN, worst_shown=_ROWS_SHOWN)
+    rows = rank_rows(report)
+    marks = blamed(report.findings, rows)
+    ranks = Ranks(rows, marks, all_shown=_ROWS_SHOWN, worst_shown=_ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
     others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
-    found = (_bars(_column(name, report.ranks), report, marks, number) for number, name in enumerate(names))
+    found = (_bars(_column(name, rows), report, marks, number) for number, name in enumerate(names))
     drawn = tuple(figure for figure in found if figure is not None)
     sentence = (
         "Hatched bars are far from the median on the slow side, compared with the spread of the others. Ranks that a "
@@ -158,14 +160,16 @@ def ranks_section(report: Report) -> Section:
         title="Ranks",
         sentence=sentence if drawn else "",
         figures=drawn,
-        tables=(_table(ranks),) if ranks.shown and ranks.names else (),
+        tables=(_table(ranks, meanings(report, ranks.names)),) if ranks.shown and ranks.names else (),
     )
 
 
 def steps_section(report: Report) -> Section:
     """Where the time of training goes, stacked for each rank."""
-    titles = (("training", "Training, by its parts", _TRAINING), ("step", "A step: own work, and waiting", _STEP))
-    drawn = (_stacked(name, title, parts, report.ranks) for name, title, parts in titles)
+    training = f"Training, by its parts ({times_of_training(report)})"
+    titles = (("training", training, _TRAINING), ("step", "A step: own work, and waiting", _STEP))
+    rows = rank_rows(report)
+    drawn = (_stacked(name, title, parts, rows) for name, title, parts in titles)
     return Section(
         name="steps",
         title="Step time",
@@ -252,13 +256,13 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
     )
 
 
-def _table(ranks: Ranks) -> Table:
-    units = {name: column_unit(name, ranks.numbers[name]) for name in ranks.names}
+def _table(ranks: Ranks, meaning: str) -> Table:
+    formats = {name: column_format(name, ranks.numbers[name]) for name in ranks.names}
     has_gpus = any(row.get("gpu_uuid") is not None for row in ranks.rows)
     heads = [*columns("rank", "state", "host", *["GPU"] * has_gpus, right=(0,))]
     for name in ranks.names:
         texts = any(isinstance(row.get(name), str) for row in ranks.shown)
-        symbol = units[name].symbol
+        symbol = formats[name].unit.symbol
         heads.append(
             Column(words(f"{label(name)}{symbol if symbol[:1] == '/' else f' {symbol}'}".strip()), right=not texts)
         )
@@ -266,23 +270,23 @@ def _table(ranks: Ranks) -> Table:
         name="rank-table",
         caption=count(len(ranks.shown), "rank") + (f" of {len(ranks.rows):,}" if ranks.note else ""),
         columns=tuple(heads),
-        rows=tuple(_row(row, ranks, units, has_gpus=has_gpus) for row in ranks.shown),
-        note=words(ranks.note),
+        rows=tuple(_row(row, ranks, formats, has_gpus=has_gpus) for row in ranks.shown),
+        note=words(" ".join(filter(None, (f"{begun(meaning)}." if meaning else "", ranks.note)))),
         sortable=True,
         folded=len(ranks.shown) > _OPEN_ROWS,
     )
 
 
-def _row(row: Row, ranks: Ranks, units: Mapping[str, Unit], *, has_gpus: bool) -> tuple[Cell, ...]:
+def _row(row: Row, ranks: Ranks, formats: Mapping[str, Format], *, has_gpus: bool) -> tuple[Cell, ...]:
     rank = row.get("rank")
     severity = ranks.marks.get(rank, Severity.NOTE) if isinstance(rank, int) else Severity.NOTE
     word, mark = _WORDS.get(severity, ("not blamed", ""))
     cells = [Cell(words(str(rank)), _sort(rank)), Cell(word, word, mark), _text(row.get("node"))]
     if has_gpus:
         cells.append(_text(row.get("gpu_uuid")))
-    for name, unit in units.items():
+    for name, own in formats.items():
         value = row.get(name)
-        cells.append(_text(None) if value is None else Cell(words(cell(value, unit)), _sort(value)))
+        cells.append(_text(None) if value is None else Cell(words(own.cell(value)), _sort(value)))
     return tuple(cells)
 
 

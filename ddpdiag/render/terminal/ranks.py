@@ -1,25 +1,44 @@
 """The table of ranks: who is slow, at a glance.
 
-Up to 16 ranks are all shown; of more, the eight that are worth a look, and the range of all. A table that is wider than
-the page goes on below itself, with the names of the ranks repeated. Names are never cut or folded: they are there to be
-copied.
+Up to 16 ranks are all shown; of more, the eight that are worth a look, and the range of all. Where a page has no room
+for all columns, the most important ones are shown; with details the table goes on below itself, with the names of the
+ranks repeated. Names are never cut or folded: they are there to be copied.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from rich.table import Table
 
-from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.render.page import ALL_SHOWN, Column, Short, fitted, one_line, shortened
+from ddpdiag.model import Finding, Report, Scalar, Severity
+from ddpdiag.render.page import ALL_SHOWN, Column, Short, column_format, fitted, fitting, one_line, shortened
 from ddpdiag.stats import quantile
-from ddpdiag.text import ABSENT, Unit, cell, column_unit, count, figure, fold_ranks, is_number, label
+from ddpdiag.text import ABSENT, column_unit, count, figure, fold_ranks, is_number, label
 
 Row = Mapping[str, Scalar]
+
+# What the training's steps took together, but for the first step; for people it is the mean of a step.
+_SUMMED = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
+# Columns that are shown first where there is no room for all; those that are not listed come before those of `_LEAST`.
+_MOST = (
+    "samples_per_second",
+    "busbw_bytes_per_s",
+    "work_seconds",
+    "wait_seconds",
+    "arrival_seconds",
+    "host_busbw_bytes_per_s",
+    "latency_seconds",
+)
+_LEAST = ("forward_seconds", "backward_seconds", "data_seconds", "optimizer_seconds", "nic", "transport", "gpu_name")
+_MEANINGS = (
+    ("arrival_seconds", "arrival: time until the rank joined, from when rank 0 began to wait"),
+    ("work_seconds", "work: the rank's own time in a step"),
+    ("wait_seconds", "wait: its time in the step's all-reduce, least on the slowest rank"),
+)
 
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
@@ -36,6 +55,35 @@ class Line(NamedTuple):
     row: Row
     mark: Severity | None
     ranks: int = 1
+
+
+def rank_rows(report: Report) -> tuple[Row, ...]:
+    """The report's rows for people: with the mean of a training step in the place of the sum over all steps."""
+    steps = _steps(report)
+    if steps is None:
+        return report.ranks
+    return tuple(
+        {name: value / steps if name in _SUMMED and is_number(value) else value for name, value in row.items()}
+        for row in report.ranks
+    )
+
+
+def _steps(report: Report) -> int | None:
+    """How many steps the seconds of the training were summed over: all but the first, which warms up."""
+    steps = report.measurements.get("training.steps")
+    return steps - 1 if isinstance(steps, int) and steps > 1 else None
+
+
+def times_of_training(report: Report) -> str:
+    """What the times of the parts of the training are in `rank_rows`."""
+    return "mean of a training step" if _steps(report) else "sum over the training steps"
+
+
+def meanings(report: Report, names: Container[str]) -> str:
+    """A caption that explains these columns, such as "arrival: when the rank joined"; empty if none needs it."""
+    of_training = [label(name) for name in _SUMMED if name in names]
+    parts = [text for name, text in _MEANINGS if name in names]
+    return "; ".join([*parts, *([f"{', '.join(of_training)}: {times_of_training(report)}"] if of_training else [])])
 
 
 def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
@@ -177,24 +225,34 @@ class Ranks:
         return f"{head} All {len(self.rows):,}: {ranges}." if ranges else head
 
     def tables(self, *, color: bool, width: int) -> Iterator[Table]:
-        """The table in pieces that fit `width`; nothing if there are no figures."""
+        """The table, in pieces that fit `width` unless it is `brief`; nothing if there are no figures."""
         if not self.lines or not (self.names or self.details):
             return
         absent = ABSENT if color else "-"
         who = _identity(self, absent)
-        figures = [self._figures(name, absent) for name in self.names]
+        figures = [self._figures(name, absent) for name in self.fitting(color=color, width=width)]
         if self.details and self.brief and (gpus := _gpus(self, absent)) is not None:
             # Whole UUIDs would take half of each piece.
             figures.insert(0, gpus)
         yield from fitted(who, figures, len(self.lines), width=width)
 
+    def fitting(self, *, color: bool, width: int) -> tuple[str, ...]:
+        """The columns that the table has: all of them, or those for which a single brief table has room."""
+        if self.details or not self.brief or not self.lines:
+            return self.names
+        absent = ABSENT if color else "-"
+        figures = {name: self._figures(name, absent) for name in self.names}
+        others = (name for name in self.names if name not in (*_MOST, *_LEAST))
+        return fitting(_identity(self, absent), figures, (*_MOST, *others, *_LEAST), width=width)
+
     def _figures(self, name: str, absent: str) -> Column:
         values = [row.get(name) for row in self.shown]
         # Those looked for may have no figure at all, and what they lack is then in the unit of the others.
-        unit: Unit = column_unit(name, self.numbers[name] if self.brief else values)
-        cells = tuple(absent if value is None else one_line(cell(value, unit)) for value in values)
-        header = f"{one_line(label(name))}\n{unit.symbol}"
-        return Column(header, cells, right=not any(isinstance(value, str) for value in values))
+        own = column_format(name, values, column_unit(name, self.numbers[name]) if self.brief else None)
+        cells = tuple(absent if value is None else one_line(own.cell(value)) for value in values)
+        header = f"{one_line(label(name))}\n{own.unit.symbol}"
+        texts = any(isinstance(value, str) for value in values)
+        return Column(header, cells, right=not texts, whole=texts and self.brief and not self.details)
 
 
 def _range(name: str, numbers: Sequence[float], of: int) -> str:

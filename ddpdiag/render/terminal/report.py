@@ -18,7 +18,7 @@ from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
-from ddpdiag.render.terminal.ranks import Ranks, blamed
+from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings, rank_rows
 from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
@@ -57,8 +57,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
 
 def write_head(page: Page, report: Report) -> None:
     """The verdict and the world, and below it which run this was."""
-    verdict = report.verdict
-    page.write(_world(report), lead=f"ddpdiag: {verdict.value.upper()}: ", lead_style=_VERDICT_STYLES[verdict])
+    page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
     page.write(_run(report), style="dim")
 
 
@@ -89,12 +88,18 @@ def _begin(created: str) -> str:
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    marks = blamed(report.findings, report.ranks)
+    rows = rank_rows(report)
+    marks = blamed(report.findings, rows)
     serious = any(finding.severity is not Severity.NOTE for finding in report.findings)
     healthy = report.verdict is Verdict.FIT and not serious
-    ranks = Ranks(report.ranks, marks, details, brief=True, healthy=healthy)
+    ranks = Ranks(rows, marks, details, brief=True, healthy=healthy)
     if ranks.names or details:
         write_hosts_rule(page, ranks.hosts.rule)
+    shown = ranks.fitting(color=page.color, width=page.width) if ranks.lines else ()
+    left_out = [one_line(label(name)) for name in ranks.names if ranks.lines and name not in shown]
+    wider = f"not shown for lack of room (--details): {', '.join(left_out)}" if left_out else ""
+    if caption := "; ".join(filter(None, (meanings(report, shown), wider))):
+        page.write(caption, style="dim")
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)
         page.blank()
@@ -119,10 +124,13 @@ def write_notes(page: Page, notes: Sequence[str]) -> None:
         page.blank()
 
 
-def write_verdict(page: Page, report: Report, *, after: str = ": ") -> None:
-    """The last paragraph: the verdict and its sentence; what stands `after` the verdict leads on to it."""
-    verdict = report.verdict
-    page.write(one_line(report.sentence), lead=f"{verdict.value.upper()}{after}", lead_style=_VERDICT_STYLES[verdict])
+def write_verdict(page: Page, report: Report) -> None:
+    """The last paragraph: the verdict and its sentence."""
+    page.write(one_line(report.sentence), lead=f"{report.verdict_text}: ", lead_style=_style(report))
+
+
+def _style(report: Report) -> str:
+    return _VERDICT_STYLES[Verdict.UNKNOWN if report.degraded else report.verdict]
 
 
 def _write_first_fix(page: Page, report: Report) -> None:
@@ -215,7 +223,7 @@ def outcomes_text(check: CheckLine) -> str:
     """How a check's trials ended: "3 done, 1 hung"."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
-    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.statuses.items())
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 

@@ -82,8 +82,6 @@ FAULTS = {
         about="One host loses five packets of a hundred (G7): a bad cable, a dying port.",
         expect=("RDZ004.loss", "RDZ004.slow"),
         blame=Blame(nodes={"h1"}),
-        severity="warning",
-        exit_code=0,
         before=lambda network: network[1].lose(0.05),
         options=("--stage", "launch,host,rendezvous"),
     ),

@@ -128,7 +128,7 @@ FAULTS = {
     "master_port_taken": Fault(
         about='Another job holds MASTER_PORT on rank 0\'s host (L8): "address already in use", from every rank.',
         expect=("RDZ005.taken",),
-        blame=Blame(nodes={"h0"}),
+        blame=NOBODY,
         before=lambda network: network[0].hold_port(29500, ["train.py", "--other-job"]),
         options=("--set", "RDZ001.deadline_seconds=6"),
     ),

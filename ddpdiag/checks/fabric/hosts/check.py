@@ -51,10 +51,11 @@ from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 
 FINDINGS = {
-    "alone": Explained("a host is slow or fails when tested alone; it takes no part in the pairs."),
+    "alone": Explained("a host is slow or fails when tested alone; it takes no part in the pairs.", slows=True),
     "node": Explained(
         "a host is slow or fails with every partner. Hosts that are only slow are listed in the report (JSON: "
-        "hosts.slow)."
+        "hosts.slow).",
+        slows=True,
     ),
     "path": Explained.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
     "domain": Explained.error(

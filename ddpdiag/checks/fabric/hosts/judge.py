@@ -79,7 +79,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         evidence={
             "rates_bytes_per_s": rates(alone.tests),
             "usual_bytes_per_s": alone.usual,
-            **_slower(alone.tests, alone.usual),
+            **slower(alone.tests, alone.usual),
         },
         fix=f"Exclude {name} from the job, and check the host itself: clocks, memory, GPUs, other users.",
     )
@@ -102,13 +102,13 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Fin
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
-            **_slower(bad.tests, found.bar.usual),
+            **slower(bad.tests, found.bar.usual),
         },
         fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
     )
 
 
-def _slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
+def slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
     """For the evidence, where it is slow and no more."""
     share = slower_share(tests, usual)
     return {} if share is None else {"slower_share": share}

@@ -5,7 +5,7 @@ matrices on its GPU, in bf16 (fp16 before Ampere) and in fp32 without TensorFloa
 memory, for less than half a second (`--depth deep`: some seconds, so that heat shows). The rates are compared with
 other GPUs of that model in the run and with the data sheet; meanwhile NVML tells what holds the clocks down. Some rows
 of each product are compared with fp64. All bits must be the same where model, number of processors, driver, cuBLAS and
-torch are. If anything speaks against a GPU, all are measured once more; a GPU is slow only if both measurements show
+torch are. If one measurement of a GPU is wrong or slow, all are repeated; a GPU is slow only if both measurements show
 it.
 
 `ddpdiag host --torch` measures the GPUs of the host one after the other. First products are not measured: they load
@@ -54,7 +54,8 @@ FINDINGS = {
     "differ": Explained.warning("GPUs that must compute the same bits do not, and no majority says whose are right."),
     "slow": Explained(
         "less than `peer_ratio` of the median of the other GPUs of that model in this run. A warning; an error below "
-        "`broken_ratio`; good to know where another process uses the GPU."
+        "`broken_ratio`; good to know where another process uses the GPU.",
+        slows=True,
     ),
     "nameplate": Explained(
         "less than `nameplate_ratio` of the products, or `memory_ratio` of the copies, that the data sheet promises. "
@@ -99,7 +100,7 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One rank of each GPU; all of them once more where anything speaks against one."""
+    """One rank of each GPU; all of them once more where a measurement of one is wrong or slow."""
     on_cpu = not seen.world.gpus
     if not seen.trials:
         ranks = seen.world.living if on_cpu else _takers(seen)

@@ -73,10 +73,12 @@ FINDINGS = {
         "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
         "more). Of containers, what those on one machine reach among themselves is not compared with the network."
     ),
-    "loss": Explained.warning(
+    "loss": Explained(
         "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
         "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
-        "1997)."
+        "1997). A warning; an error from `lossy_share` (1 %) on the interface that carries the job's traffic: that of "
+        "the address which the job's library offers (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), unless NCCL takes an "
+        "RDMA port. This also holds for a link that is slow."
     ),
     "transient": Explained.note("it passed when it was repeated."),
 }
@@ -202,6 +204,7 @@ CHECK = Check(
         "expected_bytes_per_s": 0.0,
         "least_bytes_per_s": 30e6,
         "lost_share": 1e-3,
+        "lossy_share": 1e-2,
         "lost_segments": 10.0,
     },
 )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link
+from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous.mesh.data import (
     Data,
     Mesh,
@@ -240,14 +241,14 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
         rate = median_rate(subject.cells.values())
         expected = max(rates.short[link] for link in subject.cells)
         very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
-        lost = median(lost_share(cell) or 0.0 for cell in subject.cells.values())
+        lost = _usual_loss(subject)
         again = f"; {100 * lost:.2g} % of the segments had to be sent again" if lost > seen.number("lost_share") else ""
         yield seen.finding(
             "slow",
             f"slow network {subject.where}: {rate_text(rate)}",
             f"TCP reaches {rate_text(rate)} {subject.where} (median of {count(len(subject.cells), 'link')}); "
             f"{rate_text(expected.bytes_per_s)} is {expected.source}{again}. {subject.doubt}".strip(),
-            severity=Severity.ERROR if very else Severity.WARNING,
+            severity=Severity.ERROR if very or _lossy_interfaces(seen, subject) else Severity.WARNING,
             nodes=subject.nodes,
             links=subject.links,
             evidence={
@@ -264,17 +265,57 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
     """Links that lose packets, and are not slow already."""
     counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
     for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
-        share = max(lost_share(cell) or 0.0 for cell in subject.cells.values())
+        share = _usual_loss(subject)
+        used = _lossy_interfaces(seen, subject)
+        job = f" The job's traffic takes {names_text(used, _SHOWN)}." if used else ""
         yield seen.finding(
             "loss",
-            f"packets are lost {subject.where}",
-            f"{100 * share:.2g} % of the segments {subject.where} had to be sent again, in every repetition. "
+            f"{100 * share:.2g} % of the packets are lost {subject.where}",
+            f"{100 * share:.2g} % of the segments {subject.where} had to be sent again, in every repetition.{job} "
             f"{subject.doubt}".strip(),
+            severity=Severity.ERROR if used else Severity.WARNING,
             nodes=subject.nodes,
             links=subject.links,
-            evidence={"lost_share": share, "bytes_per_s": median_rate(subject.cells.values())},
+            evidence={
+                "lost_share": share,
+                "bytes_per_s": median_rate(subject.cells.values()),
+                "interfaces": [*used[:_SHOWN]],
+            },
             fix=_fix(subject),
         )
+
+
+def _usual_loss(subject: Subject) -> float:
+    """The median over the links; of a link the repetition that lost least counts."""
+    return median(lost_share(cell) or 0.0 for cell in subject.cells.values())
+
+
+def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
+    """Interfaces that carry the job's traffic, such as "eth0 of n1", where `lossy_share` is lost or more.
+
+    They are those of the hosts that the links are blamed on, or else of the senders.
+    """
+    if _usual_loss(subject) < seen.number("lossy_share") or len(seen.trials) < 2 or _by_rdma(seen):
+        return ()
+    offered = {rank: data.offered for rank, data in seen.by_rank.items()}
+    used = {
+        rank: interface.name
+        for rank, data in seen.by_rank.items()
+        for interface in data.interfaces
+        if data.offered in interface.addresses
+    }
+    links = [link for link, cell in subject.cells.items() if link[0] in used and cell.address == offered.get(link[1])]
+    names = {rank: seen.world.node_of(rank) for link in links for rank in link if rank in used}
+    senders = {names[a] for a, _ in links}
+    return tuple(
+        f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.nodes or senders)
+    )
+
+
+def _by_rdma(seen: Seen[Data]) -> bool:
+    """Does NCCL take RDMA ports, as HST006 saw? Its data do not go through TCP then."""
+    looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    return any(port.taken for look in looks for port in look.ports)
 
 
 def _fix(subject: Subject) -> str:
