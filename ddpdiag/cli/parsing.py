@@ -166,8 +166,8 @@ def sentence_of(error: Exception, program: str) -> str:
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
     if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
         return f"{option} {wrong}"
-    if near := getattr(error, "possibilities", None):  # the nearest first
-        message = f"{message.partition(' (')[0].partition(';')[0]}; did you mean {near[0]}?"
+    if (unknown := getattr(error, "option_name", None)) and (near := getattr(error, "possibilities", None)):
+        message = f"no such option: {unknown}; did you mean {near[0]}?"  # the nearest is the first
     message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
     message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)
     message = re.sub(r"^Option '(\S+)' does not take a value$", r"\1: expected no value", message)
