@@ -202,7 +202,7 @@ class Watch:
             return ""
         if not self._monitor.active:
             files = f", nor to {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
-            return f"Not ended: the command has never written to its output{files}, so silence is no sign of a hang."
+            return f"Not ended: the command has never written to its output{files}, so silence does not prove a hang."
         if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
         return ""
