@@ -242,10 +242,11 @@ class Watch:
 
 def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
     """Which processes --kill ends, by which signals, and why."""
-    why = f"{ranks_text(verdict.named)} named above" if verdict.named else "no rank named"
+    verb = "is" if len(verdict.named) == 1 else "are"
+    why = f"{ranks_text(verdict.named)} {verb} named above" if verdict.named else "no rank is named"
     return (
         f"--kill: SIGTERM to {stall.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
-        f"{stall.silent_seconds:.0f} s, {why}. SIGKILL follows after {GRACE_SECONDS:g} s to what still runs."
+        f"{stall.silent_seconds:.0f} s, and {why}. SIGKILL follows after {GRACE_SECONDS:g} s to processes that still run."
     )
 
 
