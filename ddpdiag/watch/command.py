@@ -246,7 +246,8 @@ def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
     why = f"{ranks_text(verdict.named)} {verb} named above" if verdict.named else "no rank is named"
     return (
         f"--kill: SIGTERM to {stall.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
-        f"{stall.silent_seconds:.0f} s, and {why}. SIGKILL follows after {GRACE_SECONDS:g} s to processes that still run."
+        f"{stall.silent_seconds:.0f} s, and {why}. "
+        f"SIGKILL follows after {GRACE_SECONDS:g} s to processes that still run."
     )
 
 
