@@ -7,6 +7,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.known_errors import cause_of, explained
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
@@ -311,7 +312,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     evidence |= bundle(ranks, run.outcomes)
     if said := last_words(first.detail):
         evidence["output"] = said
-    return seen.finding(
+    found = seen.finding(
         verb,
         f"{what} {verb}{who}",
         f"{what} on {ranks_text(run.job.ranks)} {verb}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
@@ -319,6 +320,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
         evidence=evidence,
         fix=_fix(seen, run, first),
     )
+    return explained(found, cause_of(guilty)) if run.ended is Ended.FAILS else found
 
 
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
@@ -220,6 +221,8 @@ def _table(page: Page, name: str, rows: Sequence[str], limit: int | None) -> Non
 
 def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:
     """The evidence without what is for experts, what is not known, and what title or message say word for word."""
+    if KNOWN_ERROR in finding.evidence:
+        return {}
     prose = one_line(f"{finding.title} {finding.message}")
     stacks = [name for name, value in finding.evidence.items() if name.startswith(_STACK) and isinstance(value, list)]
     hidden = {*_DETAILS, *stacks[1:]}

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.known_errors import explained, known_error
 from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
@@ -86,7 +87,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     fix = _fix(outcome, node, direct=direct)
-    return seen.finding(
+    found = seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
         f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies)}",
@@ -97,6 +98,9 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         fix=fix,
         guess=GUESS if GUESS in fix else "",
     )
+    known = known_error(outcome.error, outcome.detail)
+    # No model and no batch of a job takes part here.
+    return found if "out of memory" in outcome.error else explained(found, known)
 
 
 def _story(outcome: Outcome) -> str:

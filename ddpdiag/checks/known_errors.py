@@ -1,0 +1,123 @@
+"""Error texts of other programs in a finding: what they mean, by the cards of `ddpdiag explain`.
+
+A check that quotes an exception, a log or a worker's output asks here first. A cause names what is wrong, so its card
+gives the finding's title, message and fix. The texts of a failure without its reason are quoted as they are. An echo
+blames none; a text by which a rank waits for others names these.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from msgspec import Struct, structs
+
+from ddpdiag.explain.card import Role
+from ddpdiag.explain.matcher import Sighting, explain_log
+from ddpdiag.model import Finding, Outcome, Scalar
+from ddpdiag.model.report import KNOWN_ERROR
+from ddpdiag.text import begun
+
+# The clause of a meaning that is its title: up to its reasons, or to the next sentence.
+_CLAUSE = re.compile(r"((?:\([^)]*\)|[^(])+?)(?:[:;] |\. |\.$|$)")
+# Words that begin a sentence, and are no names.
+_WORDS = re.compile(r"(?:A|All|An|Another|Files|Hosts|It|Mostly|No|Nothing|Other|Ranks|Some|The|There|This|Two) ")
+# Where a library was built, and what it asserts there, says nothing about where it fails.
+_NOISE = re.compile(
+    r"\[enforce fail at [^\]]{1,200}\] .{1,100}?\. |"
+    r"(?<![\w/])(?:\.\.|/)[\w/.+-]{1,200}/(?=[\w.-]{1,80}\.(?:cc|cpp|cu|h):\d)"
+)
+
+
+class KnownError(Struct, frozen=True, kw_only=True):
+    """A known text, as a finding reports it: `title` and the `rest` of the card's meaning, its fix, and the text.
+
+    `name` is the card's, `check` the check (or rule of lint) that explains more.
+    """
+
+    name: str
+    check: str
+    title: str
+    rest: str
+    fix: str
+    quote: str
+
+    def message(self, title: str) -> str:
+        """All of the meaning, behind the finding's own `title`, which ends with that of the card."""
+        return f"{title}{self.rest}"
+
+    @property
+    def sentence(self) -> str:
+        """All of the meaning, by itself."""
+        return begun(self.message(self.title))
+
+    @property
+    def evidence(self) -> dict[str, Scalar | list[Scalar]]:
+        """The card and the text, for the JSON report."""
+        return {KNOWN_ERROR: self.name, "text": self.quote}
+
+
+def known_error(*texts: str) -> KnownError | None:
+    """The cause that the first of these texts names which names one; None where no card explains any."""
+    causes = (one for text in texts for one in _sightings(text) if one.card.role is Role.CAUSE)
+    return next(map(as_known, causes), None)
+
+
+def as_known(sighting: Sighting) -> KnownError:
+    """A sighting in the words of a finding."""
+    meaning = sighting.card.meaning
+    clause = match[1] if (match := _CLAUSE.match(meaning)) else meaning
+    return KnownError(
+        name=sighting.card.name,
+        check=sighting.card.code.partition(".")[0],
+        title=clause[:1].lower() + clause[1:] if _WORDS.match(clause) else clause,
+        rest=meaning[len(clause) :],
+        fix=sighting.card.fix,
+        quote=_NOISE.sub("", sighting.excerpt).rstrip(". "),
+    )
+
+
+def explained(finding: Finding, known: KnownError | None) -> Finding:
+    """The finding with what the text that it quotes means, and with the card's fix, if the text is known."""
+    if known is None:
+        return finding
+    return structs.replace(
+        finding,
+        title=f"{finding.title}: {known.title}",
+        # A meaning of one clause is all in the title.
+        message=f"{finding.message} {known.sentence}".strip() if known.rest != "." else finding.message,
+        fix=known.fix,
+        guess="",
+        evidence={**known.evidence, **finding.evidence},
+    )
+
+
+def with_meaning(error: str) -> str:
+    """The first line of an error, behind what it means where that is known."""
+    known = known_error(error)
+    return f'{known.title} ("{known.quote}")' if known else error.partition("\n")[0]
+
+
+def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
+    """The cause that the errors, or last outputs, of all of these name."""
+    found = [known_error(outcome.error, outcome.detail) for outcome in outcomes]
+    names = {one.name if one is not None else None for one in found}
+    return found[0] if len(names) == 1 else None
+
+
+def is_echo(text: str) -> bool:
+    """Does it hold a text that only shows that another process failed?"""
+    return any(one.card.role is Role.ECHO for one in _sightings(text))
+
+
+def awaited(texts: Mapping[int, str]) -> Mapping[int, tuple[int, ...]]:
+    """The ranks that each rank waited for in vain, where its text names some."""
+    waits = {
+        rank: [one.missing for one in _sightings(text) if one.card.role is Role.WAIT] for rank, text in texts.items()
+    }
+    return {rank: tuple(sorted(set(sum(own, ())))) for rank, own in waits.items() if any(own)}
+
+
+# Ranks of large runs fail with the same few texts.
+@lru_cache(maxsize=1024)
+def _sightings(text: str) -> tuple[Sighting, ...]:
+    return explain_log([text.encode("utf-8", "replace")], "").sightings if text else ()
