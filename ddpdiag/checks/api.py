@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec import Raw, Struct
 
 from ddpdiag.checks.findings import COMMON, Explained, Section, Workarounds
+from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.codec import decode
@@ -190,9 +191,10 @@ class Seen(Generic[D]):
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
         guess: str = "",
+        known: KnownError | None = None,
     ) -> Finding:
         """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
-        return Finding(
+        finding = Finding(
             code=f"{self.check.code}.{word}",
             severity=self.check.severity_of(word) if severity is None else severity,
             title=title,
@@ -207,6 +209,7 @@ class Seen(Generic[D]):
             of_the_run=of_the_run,
             guess=guess,
         )
+        return finding if known is None else known.explain(finding)
 
 
 def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:

@@ -27,11 +27,16 @@ _NOISE = re.compile(
     r"(?<![\w/])(?:\.\.|/)[\w/.+-]{1,200}/(?=[\w.-]{1,80}\.(?:cc|cpp|cu|h):\d)"
 )
 
+_REASONS = (Role.CAUSE, Role.FAILURE, Role.WAIT)
+# A card of each kind of exception means all of them, and so says nothing of one.
+_KIND = "(?P<kind>"
+
 
 class KnownError(Struct, frozen=True, kw_only=True):
     """A known text, as a finding reports it: `title` and the `rest` of the card's meaning, its fix, and the text.
 
-    `name` is the card's, `check` the check (or rule of lint) that explains more.
+    `name` is the card's, `check` the check (or rule of lint) that explains more. `is_wait`: the text shows only that
+    another rank is missing.
     """
 
     name: str
@@ -40,20 +45,29 @@ class KnownError(Struct, frozen=True, kw_only=True):
     rest: str
     fix: str
     quote: str
-
-    def message(self, title: str) -> str:
-        """All of the meaning, behind the finding's own `title`, which ends with that of the card."""
-        return f"{title}{self.rest}"
+    is_wait: bool = False
 
     @property
-    def sentence(self) -> str:
-        """All of the meaning, by itself."""
-        return begun(self.message(self.title))
+    def more(self) -> str:
+        """What the meaning says beyond the title, in sentences; may be empty."""
+        # A sentence may begin with a name that is written small.
+        return self.rest[1:].strip() if self.rest.startswith(".") else begun(self.rest[1:].strip())
 
     @property
     def evidence(self) -> dict[str, Scalar | list[Scalar]]:
         """The card and the text, for the JSON report."""
         return {KNOWN_ERROR: self.name, "text": self.quote}
+
+    def explain(self, finding: Finding) -> Finding:
+        """A finding that quotes the text, with what it means, and with the card's fix."""
+        return structs.replace(
+            finding,
+            title=f"{finding.title}: {self.title}",
+            message=f"{finding.message} {self.more}".strip(),
+            fix=self.fix,
+            guess="",
+            evidence=self.evidence | finding.evidence,
+        )
 
 
 def known_error(*texts: str) -> KnownError | None:
@@ -72,23 +86,18 @@ def as_known(sighting: Sighting) -> KnownError:
         title=clause[:1].lower() + clause[1:] if _WORDS.match(clause) else clause,
         rest=meaning[len(clause) :],
         fix=sighting.card.fix,
+        is_wait=sighting.card.role is Role.WAIT,
         quote=_NOISE.sub("", sighting.excerpt).rstrip(". "),
     )
 
 
-def explained(finding: Finding, known: KnownError | None) -> Finding:
-    """The finding with what the text that it quotes means, and with the card's fix, if the text is known."""
-    if known is None:
-        return finding
-    return structs.replace(
-        finding,
-        title=f"{finding.title}: {known.title}",
-        # A meaning of one clause is all in the title.
-        message=f"{finding.message} {known.sentence}".strip() if known.rest != "." else finding.message,
-        fix=known.fix,
-        guess="",
-        evidence={**known.evidence, **finding.evidence},
-    )
+def first_reason(log: Iterable[bytes]) -> Sighting | None:
+    """The text of a failed job's log that explains the others; None where it gives no reason beyond its own words."""
+    sightings = explain_log(log, "").sightings
+    first = sightings[0] if sightings else None
+    if first is None or first.card.role not in _REASONS or _KIND in first.card.pattern:
+        return None
+    return first
 
 
 def with_meaning(error: str) -> str:

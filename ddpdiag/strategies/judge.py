@@ -7,7 +7,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.known_errors import cause_of, explained
+from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
@@ -312,15 +312,15 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     evidence |= bundle(ranks, run.outcomes)
     if said := last_words(first.detail):
         evidence["output"] = said
-    found = seen.finding(
+    return seen.finding(
         verb,
         f"{what} {verb}{who}",
         f"{what} on {ranks_text(run.job.ranks)} {verb}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
         fix=_fix(seen, run, first),
+        known=cause_of(guilty) if run.ended is Ended.FAILS else None,
     )
-    return explained(found, cause_of(guilty)) if run.ended is Ended.FAILS else found
 
 
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:

@@ -13,6 +13,7 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.watch import failure
 from ddpdiag.watch.model import (
     Activities,
     Activity,
@@ -51,7 +52,9 @@ def progress_age(stall: Stall) -> float | None:
 
 
 def judged(stall: Stall) -> Judged:
-    """What the look means, and what each rank does."""
+    """What the look means, and what each rank does; of a command that failed, why."""
+    if stall.failure is not None:
+        return structs.replace(failure.judged(stall.failure), notes=stall.notes)
     activities = activities_of(stall)
     verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
     verdict = verdict or _undecided(stall, activities)

@@ -23,7 +23,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.known_errors import explained, known_error
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.measurements import Group, Product
 from ddpdiag.model.trial import Context
@@ -71,7 +71,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
         if can_start and (group.error is not None or not group.right):
-            found = seen.finding(
+            yield seen.finding(
                 "group",
                 f"a process group over {group.backend} does not work, even with one rank",
                 f"{node}: a process group of one rank over {group.backend} "
@@ -79,15 +79,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 nodes=(node,),
                 evidence={"backend": group.backend, "error": group.error},
                 fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+                known=known_error(group.error or ""),
             )
-            yield explained(found, known_error(group.error or ""))
 
 
 def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]:
     where = f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}"
     gpus = (product.uuid,) if product.uuid else ()
     if product.error is not None:
-        found = seen.finding(
+        yield seen.finding(
             "failed",
             f"{product.device} cannot compute",
             f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
@@ -95,8 +95,8 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
             gpus=gpus,
             evidence={"error": product.error},
             fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+            known=known_error(product.error),
         )
-        yield explained(found, known_error(product.error))
     elif product.wrong:
         elements = product.size * product.size
         yield seen.finding(

@@ -34,7 +34,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.known_errors import explained, known_error
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
@@ -140,7 +140,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         is_gloo_beside = all(map(seen.is_excused, seen.trials))
         gloo = f" gloo was used; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
-        found = seen.finding(
+        yield seen.finding(
             "method",
             f"{_name(failed[0])} does not work here",
             f"The rendezvous works over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
@@ -148,8 +148,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
             fix=f"Start the job with {_name(works[0])}, or repair what {_name(failed[0])} needs.",
+            known=known_error(reason),
         )
-        yield explained(found, known_error(reason))
 
 
 def _reason(seen: Seen[Data], method: str) -> str:

@@ -91,7 +91,7 @@ def _by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence
     return seen.finding(
         word_of(blame),
         title,
-        f'{known.message(title)} {_what(trial)} {verb} "{known.quote}" on {where}.',
+        f'{title}{known.rest} {_what(trial)} {verb} "{known.quote}" on {where}.',
         ranks=blame.ranks,
         evidence=known.evidence | _evidence(first, trial, blame, outcomes),
         fix=known.fix,

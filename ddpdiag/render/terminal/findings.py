@@ -131,8 +131,9 @@ def beyond(title: str, message: str) -> str:
         told = f"{match[1]}{rest[match.end() :]}"
     else:
         return message
-    # A name stays as it is written.
-    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() else told
+    # A name stays as it is written, and so does a sentence.
+    is_sentence = rest.startswith(".")
+    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() and not is_sentence else told
 
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:

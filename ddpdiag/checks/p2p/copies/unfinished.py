@@ -11,7 +11,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.known_errors import explained, known_error
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
@@ -87,7 +87,9 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     fix = _fix(outcome, node, direct=direct)
-    found = seen.finding(
+    # Of memory, a card speaks of a job's model and batch, and none takes part here.
+    known = None if "out of memory" in outcome.error else known_error(outcome.error, outcome.detail)
+    return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
         f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies)}",
@@ -97,10 +99,8 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         evidence=_evidence(outcome, step),
         fix=fix,
         guess=GUESS if GUESS in fix else "",
+        known=known,
     )
-    known = known_error(outcome.error, outcome.detail)
-    # No model and no batch of a job takes part here.
-    return found if "out of memory" in outcome.error else explained(found, known)
 
 
 def _story(outcome: Outcome) -> str:

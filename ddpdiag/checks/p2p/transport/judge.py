@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
-from ddpdiag.checks.known_errors import explained, known_error
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Scalar, Severity
@@ -336,12 +336,12 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
         lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in tellers.items()]
         more = f" (and {len(lines) - _LOG_LINES} more)" if len(lines) > _LOG_LINES else ""
         ranks = sorted({rank for own in tellers.values() for rank in own})
-        found = nccl.seen.finding(
+        yield nccl.seen.finding(
             "warned",
             "NCCL printed warnings",
             f"NCCL printed warnings although the all-reduces worked: {'; '.join(lines[:_LOG_LINES])}{more}.",
             nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Read the warnings; an asynchronous event of an adapter is a link that goes up and down.",
+            known=known_error(*(f"NCCL WARN {text}" for text in tellers)),
         )
-        yield explained(found, known_error("\n".join(f"NCCL WARN {text}" for text in tellers)))
