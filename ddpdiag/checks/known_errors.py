@@ -49,9 +49,8 @@ class KnownError(Struct, frozen=True, kw_only=True):
 
     @property
     def more(self) -> str:
-        """What the meaning says beyond the title, in sentences; may be empty."""
-        # A sentence may begin with a name that is written small.
-        return self.rest[1:].strip() if self.rest.startswith(".") else begun(self.rest[1:].strip())
+        """What the meaning says beyond the title, in whole sentences; may be empty."""
+        return self.rest[1:].strip() if self.rest.startswith(".") else begun(f"{self.title}{self.rest}")
 
     @property
     def evidence(self) -> dict[str, Scalar | list[Scalar]]:

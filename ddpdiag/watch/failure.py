@@ -36,14 +36,12 @@ def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
         return None
     code = os.waitstatus_to_exitcode(status)
     ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return Failure(ended=ended, text=sighting.excerpt, ranks=sighting.ranks, missing=sighting.missing)
+    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
 
 
 def judged(failure: Failure) -> Judged:
     """What the text means. Ranks that wait are not named, but those for which they wait."""
-    if (sighting := first_reason([failure.text.encode()])) is None:  # known to another version of ddpdiag
-        return Judged(title="no known text explains it", message=failure.text)
-    known = as_known(sighting)
+    known = failure.known
     who = f"{ranks_text(failure.ranks)}: " if failure.ranks else ""
     awaited = f" It waited for {ranks_text(failure.missing)}." if failure.missing else ""
     return Judged(

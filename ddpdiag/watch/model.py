@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
@@ -64,7 +65,7 @@ class Failure(Struct, frozen=True, kw_only=True):
     """
 
     ended: str
-    text: str
+    known: KnownError
     ranks: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
 

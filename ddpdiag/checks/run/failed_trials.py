@@ -86,12 +86,13 @@ def _by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence
         return None
     first, known = same[0]
     title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
-    verb = f"died ({first.error}) after" if blame.status is Status.DIED else "failed with"
-    where = ranks_text([outcome.rank for outcome, _ in same])
+    where = begun(ranks_text([outcome.rank for outcome, _ in same]))
+    died = blame.status is Status.DIED
+    said = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
     return seen.finding(
         word_of(blame),
         title,
-        f'{title}{known.rest} {_what(trial)} {verb} "{known.quote}" on {where}.',
+        f'{title if blame.ranks else begun(title)}{known.rest} {where} {said} "{known.quote}".',
         ranks=blame.ranks,
         evidence=known.evidence | _evidence(first, trial, blame, outcomes),
         fix=known.fix,

@@ -122,7 +122,8 @@ def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, detail
 
 def beyond(title: str, message: str) -> str:
     """What a message says beyond the title that it begins with."""
-    if not title or not message.startswith(title):
+    # A sentence begins with a capital letter.
+    if not title or message[:1].lower() != title[:1].lower() or not message[1:].startswith(title[1:]):
         return message
     rest = message[len(title) :]
     if match := _BETWEEN.match(rest):

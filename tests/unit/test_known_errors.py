@@ -1,0 +1,168 @@
+"""Findings that quote a known text: the card's title, meaning and fix, and the same code and ranks as without it."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from seen import seen_of
+from test_run_checks import judge_as, only, outcome, run_of
+
+from ddpdiag.checks.blame import blamed, is_echo
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.host import alone
+from ddpdiag.checks.known_errors import first_reason, known_error, with_meaning
+from ddpdiag.checks.run import trials as run003
+from ddpdiag.explain.card import Role, all_cards
+from ddpdiag.model import Finding, Outcome, Severity, Status
+from ddpdiag.watch.failure import failure_of, judged
+
+LOGS = Path(__file__).parent.parent / "recordings" / "logs"
+BUILD = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
+NO_INTERFACE = f"RuntimeError: [enforce fail at {BUILD}/device.cc:84] ifa != nullptr. Unable to find address for: ib0"
+REFUSED = (
+    f"RuntimeError: Gloo connectFullMesh failed with [{BUILD}/pair.cc:152] timed out connecting: SO_ERROR: "
+    "Connection refused, remote=[10.0.0.1]:10149$2"
+)
+CLOSED = f"RuntimeError: [{BUILD}/pair.cc:553] Connection closed by peer [10.0.0.2]:56463"
+NCCL = "DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error\nncclSystemError: A call failed\n"
+
+# What a rank raises, and the page to which the card of it leads.
+CAUSES = {
+    "interface-unknown-to-gloo": (NO_INTERFACE, "RDZ003.missing"),
+    "interface-unknown-to-nccl": (f"{NCCL}Last error:\nBootstrap : no socket interface found", "RDZ003.missing"),
+    "port-taken": (
+        "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: "
+        "false, code: -98, name: EADDRINUSE, message: address already in use",
+        "RDZ005.taken",
+    ),
+    "dev-shm-full": (f"{NCCL}NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "HST003.small"),
+    "cuda-memory": ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "GPU008.in-use"),
+    "open-files": ("OSError: [Errno 24] Too many open files", "HST004.open-files"),
+    "pids-limit": ("RuntimeError: can't start new thread", "HST004.processes"),
+    "device-ordinal": ("AcceleratorError: CUDA error: invalid device ordinal", "GPU002.count"),
+    "driver-too-old": ("RuntimeError: The NVIDIA driver on your system is too old (found 11060)", "GPU002.cuda-start"),
+    "no-nccl": ("RuntimeError: Distributed package doesn't have NCCL built in", "GPU002.cpu-build"),
+    "nccl-versions": (
+        f"{NCCL}NCCL WARN Mismatched NCCL version detected : rank 0 version 22907 rank 1 version 22605",
+        "P2P004.mixed-versions",
+    ),
+    "store-is-full": ("DistStoreError: No space left on device", "RDZ006.full"),
+    "disk-full": ("OSError: [Errno 28] No space left on device: '/tmp/ddpdiag-1/store'", "HST003.unusable"),
+    "library-missing": ("ImportError: libcudart.so.12: cannot open shared object file", "RUN003.raised"),
+}
+
+
+def fix_of(finding: Finding) -> str:
+    """The fix of the card that the finding's evidence names."""
+    return next(card.fix for card in all_cards() if card.name == finding.evidence["known_error"])
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_rank_that_fails_for_a_known_cause_has_the_title_and_fix_of_its_card(golden, cause) -> None:
+    error, page = CAUSES[cause]
+    others = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 2, 3)]
+    finding = only(judge_as(run003.CHECK, run_of(*others, outcome(1, Status.RAISED, error=error))))
+    assert (finding.code, finding.severity) == ("RUN003.raised", Severity.ERROR)
+    assert (finding.ranks, finding.nodes) == ((1,), ("n0",))
+    assert finding.fix == fix_of(finding)
+    assert page in {card.code for card in all_cards() if card.name == finding.evidence["known_error"]}
+    assert {"last_step", "ranks", "text"} <= finding.evidence.keys(), "JSON keeps what people need not read"
+    golden(finding)
+
+
+def test_a_cause_that_all_ranks_report_blames_none(golden) -> None:
+    finding = only(judge_as(run003.CHECK, run_of(*(outcome(r, Status.RAISED, error=NO_INTERFACE) for r in range(4)))))
+    assert (finding.code, finding.ranks) == ("RUN003.raised", ())
+    assert finding.fix == fix_of(finding)
+    golden(finding)
+
+
+def test_a_cause_in_the_last_output_of_a_process_that_died_explains_it(golden) -> None:
+    died = outcome(2, Status.DIED, error="killed by SIGABRT", detail="terminate called\nwhat(): can't start new thread")
+    others = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 1, 3)]
+    finding = only(judge_as(run003.CHECK, run_of(*others, died)))
+    assert (finding.code, finding.ranks) == ("RUN003.died", (2,))
+    assert (finding.fix, finding.evidence["output"]) == (fix_of(finding), "what(): can't start new thread")
+    golden(finding)
+
+
+def test_blamed_ranks_with_different_causes_are_quoted_as_before() -> None:
+    outcomes = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 3)]
+    outcomes += [outcome(1, Status.RAISED, error=NO_INTERFACE), outcome(2, Status.RAISED, error="ValueError: mine")]
+    finding = only(judge_as(run003.CHECK, run_of(*outcomes)))
+    assert (finding.ranks, "known_error" in finding.evidence) == ((1, 2), False)
+
+
+def test_an_unknown_error_is_quoted_as_before() -> None:
+    finding = only(judge_as(run003.CHECK, run_of(outcome(1, Status.RAISED, error="ValueError: mine"), size=2)))
+    assert "known_error" not in finding.evidence
+    assert "ValueError: mine" in finding.message
+
+
+def test_what_every_rank_reports_of_its_peers_blames_none(golden) -> None:
+    finding = only(judge_as(run003.CHECK, run_of(*(outcome(r, Status.RAISED, error=REFUSED) for r in range(4)))))
+    assert (finding.code, finding.ranks) == ("RUN003.raised", ())
+    golden(finding)
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if card.role is Role.ECHO], ids=lambda card: card.name)
+def test_every_known_echo_blames_no_rank(card) -> None:
+    echo = outcome(0, Status.RAISED, error=card.example)
+    assert is_echo(echo)
+    assert blamed([echo, outcome(1, Status.DIED, error="killed by SIGSEGV")]).ranks == (1,)
+
+
+def waiting(rank: int, missing: int, step: int) -> Outcome:
+    said = f"DistStoreError: wait timeout after 9000ms, keys: /default_pg/0//cpu//0/{missing}"
+    return outcome(rank, Status.RAISED, error=said, step=step)
+
+
+def test_a_rank_for_which_others_waited_is_blamed_if_it_is_behind_them() -> None:
+    behind, with_them = (outcome(2, Status.HUNG, step=step, told=True) for step in (2, 5))
+    told = outcome(3, Status.HUNG, step=5, told=True)
+    others = [outcome(1, Status.RAISED, error=CLOSED, step=5), told]
+    assert blamed([waiting(0, 2, 5), others[0], behind, told]).ranks == (2,)
+    assert blamed([waiting(0, 2, 5), others[0], with_them, told]).ranks == ()
+
+
+def test_ranks_that_a_text_counts_within_a_smaller_group_are_not_blamed() -> None:
+    group = [waiting(4, 2, 5), outcome(5, Status.HUNG, step=5, told=True), outcome(6, Status.HUNG, step=5, told=True)]
+    assert blamed(group).ranks == ()
+
+
+def test_why_cuda_does_not_start_comes_from_the_card() -> None:
+    row = devices.Data(torch="2.13", cuda="13.0", error="CUDA error: invalid device ordinal")
+    (finding,) = devices.CHECK.judge(seen_of(devices.CHECK, {0: row}, gpus=1))
+    assert (finding.code, finding.fix) == ("GPU002.cuda-start", fix_of(finding))
+
+
+def test_a_group_of_one_that_fails_for_a_known_cause_names_it() -> None:
+    group = structs.replace(alone.Group(backend="gloo"), error=NO_INTERFACE)
+    (finding,) = alone.CHECK.judge(seen_of(alone.CHECK, {0: alone.Data(products=(), group=group)}))
+    assert (finding.code, finding.fix) == ("HST005.group", fix_of(finding))
+
+
+def test_a_text_of_another_program_is_shown_with_its_meaning() -> None:
+    assert with_meaning("ValueError: mine\nmore") == "ValueError: mine"
+    assert with_meaning(NO_INTERFACE).endswith('("RuntimeError: Unable to find address for: ib0")')
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if card.role is Role.CAUSE], ids=lambda card: card.name)
+def test_every_title_is_short_and_begins_the_meaning(card) -> None:
+    if (known := known_error(card.example)) is None or known.name != card.name:
+        pytest.skip("other lines of a log make it a cause")
+    assert len(known.title) <= 120
+    assert not known.title.endswith((".", ":", ","))
+    assert (known.title[1:] + known.rest) == card.meaning[1:]
+
+
+def test_the_log_of_a_failed_command_gives_the_cause_and_blames_no_rank_that_waited(golden) -> None:
+    for log in sorted(LOGS.glob("*.log")):
+        failure = failure_of([log.read_bytes()], 1 << 8)
+        golden(f"{log.stem}: " + (f"{(verdict := judged(failure)).title} {verdict.named}" if failure else "nothing"))
+
+
+def test_a_log_of_echoes_or_of_the_scripts_own_error_gives_no_reason() -> None:
+    assert first_reason([b"ValueError: mine\n"]) is None
+    assert first_reason([CLOSED.encode()]) is None
+    assert first_reason([]) is None
