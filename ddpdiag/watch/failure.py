@@ -47,6 +47,6 @@ def judged(failure: Failure) -> Judged:
     return Judged(
         named=failure.missing if known.is_wait else failure.ranks,
         title=f"{who}{known.title}",
-        message=f'{known.more}{awaited} It printed "{known.quote}".'.strip(),
+        message=f'{known.more}{awaited} The command printed "{known.quote}".'.strip(),
         fix=known.fix,
     )

@@ -1,7 +1,5 @@
 """Findings that quote a known text: the card's title, meaning and fix, and the same code and ranks as without it."""
 
-from pathlib import Path
-
 import pytest
 from msgspec import structs
 from seen import seen_of
@@ -10,13 +8,11 @@ from test_run_checks import judge_as, only, outcome, run_of
 from ddpdiag.checks.blame import blamed, is_echo
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.host import alone
-from ddpdiag.checks.known_errors import first_reason, known_error, with_meaning
+from ddpdiag.checks.known_errors import known_error, with_meaning
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.explain.card import Role, all_cards
 from ddpdiag.model import Finding, Outcome, Severity, Status
-from ddpdiag.watch.failure import failure_of, judged
 
-LOGS = Path(__file__).parent.parent / "recordings" / "logs"
 BUILD = "/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
 NO_INTERFACE = f"RuntimeError: [enforce fail at {BUILD}/device.cc:84] ifa != nullptr. Unable to find address for: ib0"
 REFUSED = (
@@ -154,15 +150,3 @@ def test_every_title_is_short_and_begins_the_meaning(card) -> None:
     assert len(known.title) <= 120
     assert not known.title.endswith((".", ":", ","))
     assert (known.title[1:] + known.rest) == card.meaning[1:]
-
-
-def test_the_log_of_a_failed_command_gives_the_cause_and_blames_no_rank_that_waited(golden) -> None:
-    for log in sorted(LOGS.glob("*.log")):
-        failure = failure_of([log.read_bytes()], 1 << 8)
-        golden(f"{log.stem}: " + (f"{(verdict := judged(failure)).title} {verdict.named}" if failure else "nothing"))
-
-
-def test_a_log_of_echoes_or_of_the_scripts_own_error_gives_no_reason() -> None:
-    assert first_reason([b"ValueError: mine\n"]) is None
-    assert first_reason([CLOSED.encode()]) is None
-    assert first_reason([]) is None

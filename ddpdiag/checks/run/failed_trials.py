@@ -7,7 +7,7 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
-from ddpdiag.checks.known_errors import KnownError, known_error
+from ddpdiag.checks.known_errors import KnownError, known_error, with_meaning
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
@@ -106,7 +106,7 @@ def explained(
     cause = own[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else begun(f"{blame.why}.")
-    said = "" if is_echo(first) else _own_words(first)
+    said = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
     told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
     return seen.finding(
         word_of(blame),
