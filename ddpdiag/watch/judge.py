@@ -189,8 +189,11 @@ def merged(stalls: Sequence[Stall]) -> Stall:
         return structs.replace(newest, notes=notes)
     hosts = {stall.host for stall in joined}
     first = min(joined, key=lambda stall: stall.silent_seconds)
+    failed = [(stall.failure.known.is_wait, stall.unix_seconds, stall.failure) for stall in joined if stall.failure]
     return structs.replace(
         first,
+        # The first of the hosts whose command failed for a reason of its own.
+        failure=min(failed, key=lambda row: row[:2])[2] if failed else None,
         host=f"{len(hosts)} hosts" if len(hosts) > 1 else first.host,
         ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
         gpus=(),

@@ -11,6 +11,7 @@ from test_watch_judged import stalled
 from ddpdiag.checks.known_errors import first_reason
 from ddpdiag.watch.failure import failure_of, judged, read_failure
 from ddpdiag.watch.judge import judged as look_judged
+from ddpdiag.watch.judge import merged
 from ddpdiag.watch.output import FileSink, Relay, TerminalSink
 from ddpdiag.watch.report import Bundle, read_bundle, render
 
@@ -102,3 +103,14 @@ def test_a_bundle_keeps_the_cause(tmp_path) -> None:
     bundle.keep(structs.replace(stalled(), failure=failure))
     (look,) = read_bundle(str(bundle.path))
     assert (look.failure, look_judged(look).title) == (failure, judged(failure).title)
+
+
+def test_of_several_hosts_the_first_with_a_reason_of_its_own_is_shown() -> None:
+    texts = {"n0": BARRIER, "n1": NO_FILES, "n2": b"RuntimeError: can't start new thread\n"}
+    looks = [
+        structs.replace(
+            stalled(), host=host, unix_seconds=10.0 + number, silent_seconds=0.0, failure=failure_of([text], EXITED)
+        )
+        for number, (host, text) in enumerate(texts.items())
+    ]
+    assert merged(looks).failure == looks[1].failure
