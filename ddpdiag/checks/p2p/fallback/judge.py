@@ -8,7 +8,6 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
@@ -264,7 +263,7 @@ def verb(tried: Tried) -> str:
 
 def error_text(tried: Tried) -> str:
     """The error of a rank, in brackets, where it raised one; with its meaning, if that is known."""
-    return f" ({with_meaning(tried.error)})" if tried.error and tried.how == "raised" else ""
+    return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
 
 
 def runs_text(end: Ended) -> str:
