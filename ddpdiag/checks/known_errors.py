@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.matcher import Sighting, explain_log
-from ddpdiag.model import Finding, Outcome, Scalar
+from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.text import begun
 
@@ -70,7 +70,7 @@ class KnownError(Struct, frozen=True, kw_only=True):
 
 
 def known_error(*texts: str) -> KnownError | None:
-    """The cause that the first of these texts names which names one; None where no card explains any."""
+    """The cause that one of these texts names, the first of them if several do; None where no card explains any."""
     causes = (one for text in texts for one in _sightings(text) if one.card.role is Role.CAUSE)
     return next(map(as_known, causes), None)
 
@@ -105,9 +105,16 @@ def with_meaning(error: str) -> str:
     return f'{known.title} ("{known.quote}")' if known else error.partition("\n")[0]
 
 
+def cause_in(outcome: Outcome) -> KnownError | None:
+    """The cause that a rank's error names, or the last output of its process."""
+    # Of an exception the detail is a traceback, which may begin with others that were handled.
+    raised = outcome.status is Status.RAISED
+    return known_error(outcome.error, outcome.detail.rstrip().rpartition("\n")[2] if raised else outcome.detail)
+
+
 def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
-    """The cause that the errors, or last outputs, of all of these name."""
-    found = [known_error(outcome.error, outcome.detail) for outcome in outcomes]
+    """The cause that all of these ranks name."""
+    found = [*map(cause_in, outcomes)]
     names = {one.name if one is not None else None for one in found}
     return found[0] if len(names) == 1 else None
 

@@ -89,6 +89,15 @@ def test_blamed_ranks_with_different_causes_are_quoted_as_before() -> None:
     assert (finding.ranks, "known_error" in finding.evidence) == ((1, 2), False)
 
 
+def test_of_a_traceback_only_the_exception_that_was_raised_counts() -> None:
+    handled = "OSError: [Errno 28] No space left on device\n\nDuring handling of the above exception, another one:\n\n"
+    name = "gaierror: [Errno -2] Name or service not known"
+    mine = outcome(1, Status.RAISED, error="ValueError: mine", detail=f"{handled}ValueError: mine\n")
+    unknown_name = outcome(1, Status.RAISED, error=name, detail=f"Traceback\n  x\nsocket.{name}\n")
+    found = [only(judge_as(run003.CHECK, run_of(one, size=2))) for one in (mine, unknown_name)]
+    assert ["known_error" in finding.evidence for finding in found] == [False, True]
+
+
 def test_an_unknown_error_is_quoted_as_before() -> None:
     finding = only(judge_as(run003.CHECK, run_of(outcome(1, Status.RAISED, error="ValueError: mine"), size=2)))
     assert "known_error" not in finding.evidence

@@ -7,7 +7,7 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
-from ddpdiag.checks.known_errors import KnownError, known_error, with_meaning
+from ddpdiag.checks.known_errors import KnownError, cause_in, with_meaning
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
@@ -79,7 +79,7 @@ def _by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence
     suspects = [o for o in outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
     by_name: dict[str, list[tuple[Outcome, KnownError]]] = defaultdict(list)
     for outcome in suspects:
-        if known := known_error(outcome.error, outcome.detail):
+        if known := cause_in(outcome):
             by_name[known.name].append((outcome, known))
     same = max(by_name.values(), key=len, default=[])
     if not same or (blame.ranks and len(same) < len(suspects)):
