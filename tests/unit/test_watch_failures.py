@@ -9,6 +9,7 @@ from msgspec import structs
 from test_watch_judged import stalled
 
 from ddpdiag.checks.known_errors import first_reason
+from ddpdiag.explain.card import all_cards
 from ddpdiag.watch.failure import failure_of, judged, read_failure
 from ddpdiag.watch.judge import judged as look_judged
 from ddpdiag.watch.judge import merged
@@ -22,14 +23,38 @@ CLOSED = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.
 BARRIER = b"[rank0]: RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms\n"
 
 
-@pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
-def test_the_log_of_a_job_gives_the_cause_if_it_is_known(golden, log) -> None:
-    failure = failure_of([log.read_bytes()], EXITED)
-    if failure is None:
-        golden("no known text gives the reason")
-        return
+# The page of the card that explains each log, and the ranks that are named; no card knows the script's own error.
+EXPECTED = {
+    "debug_level_refused": ("LCH002.debug-level", ()),
+    "import_of_torch_fails": ("RUN003.raised", ()),
+    "interface_is_missing": ("RDZ003.missing", ()),
+    "master_port_taken": ("RDZ005.taken", ()),
+    "own_name_is_loopback": ("RDZ002.own", ()),
+    "rank_killed_by_the_memory_limit": ("RUN003.died", (1,)),
+    "rank_missing": ("RUN001.absent", ()),
+    "rank_raises": None,
+    "rank_segfaults": ("RUN003.died", (2,)),
+    "shared_directory_is_full": ("RDZ006.full", ()),
+}
+PAGES = {card.name: card.code for card in all_cards()}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_log_of_a_job_gives_the_cause_if_it_is_known(name) -> None:
+    failure = failure_of([(LOGS / f"{name}.log").read_bytes()], EXITED)
+    assert (failure and (PAGES[failure.known.name], judged(failure).named)) == EXPECTED[name]
+
+
+def test_title_meaning_text_and_fix_are_shown(golden) -> None:
+    failure = failure_of([(LOGS / "interface_is_missing.log").read_bytes()], EXITED)
     text = render(structs.replace(stalled(), failure=failure), judged(failure), color=False, width=80)
     golden(text[text.index("the command failed") :])
+
+
+def test_a_card_that_knows_no_text_gives_no_reason() -> None:
+    for card in all_cards():
+        if card.meaning.startswith("No known text"):
+            assert first_reason([card.example.encode()]) is None
 
 
 def test_the_cause_comes_before_echoes_and_names_its_rank() -> None:
