@@ -44,7 +44,6 @@ CAUSES = {
     ),
     "store-is-full": ("DistStoreError: No space left on device", "RDZ006.full"),
     "disk-full": ("OSError: [Errno 28] No space left on device: '/tmp/ddpdiag-1/store'", "HST003.unusable"),
-    "library-missing": ("ImportError: libcudart.so.12: cannot open shared object file", "RUN003.raised"),
 }
 
 
