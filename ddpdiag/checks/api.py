@@ -167,8 +167,7 @@ class Seen(Generic[D]):
         own = {
             t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
         }
-        statuses = {o.status for o in self.recording.outcomes if o.trial in own}
-        return statuses == {Status.DONE}
+        return {o.status for o in self.recording.outcomes if o.trial in own} == {Status.DONE}
 
     def number(self, name: str, default: float | None = None) -> float:
         """The threshold `name` of this check: `--set CODE.name=value`, or `default`, or the check's own."""
@@ -233,8 +232,6 @@ def once(seen: Seen[D]) -> Sequence[Trial]:
 
 # gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
 PER_RANK_SECONDS = 0.15
-
-
 # NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
 FIRST_USE_SECONDS = 60.0
 
@@ -260,12 +257,11 @@ def new_trial(
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
-    grown += crowded_seconds(seen.world.ranks_per_core)
     return Trial(
         code=check.code,
         groups=chosen,
         kind=check.kind,
-        deadline_seconds=seen.number("deadline_seconds", grown),
+        deadline_seconds=seen.number("deadline_seconds", grown + crowded_seconds(seen.world.ranks_per_core)),
         attempt=len(seen.trials) if attempt is None else attempt,
         params=dict(params or {}),
         env=dict(env or {}),
