@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from msgspec import Raw, Struct
 
 from ddpdiag.checks.findings import COMMON, Explained, Section, Workarounds
+from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.codec import decode
@@ -170,8 +171,7 @@ class Seen(Generic[D]):
         own = {
             t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
         }
-        statuses = {o.status for o in self.recording.outcomes if o.trial in own}
-        return statuses == {Status.DONE}
+        return {o.status for o in self.recording.outcomes if o.trial in own} == {Status.DONE}
 
     def number(self, name: str, default: float | None = None) -> float:
         """The threshold `name` of this check: `--set CODE.name=value`, or `default`, or the check's own."""
@@ -194,9 +194,10 @@ class Seen(Generic[D]):
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
         guess: str = "",
+        known: KnownError | None = None,
     ) -> Finding:
         """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
-        return Finding(
+        finding = Finding(
             code=f"{self.check.code}.{word}",
             severity=self.check.severity_of(word) if severity is None else severity,
             title=title,
@@ -211,6 +212,7 @@ class Seen(Generic[D]):
             of_the_run=of_the_run,
             guess=guess,
         )
+        return finding if known is None else known.explain(finding)
 
 
 def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
@@ -234,8 +236,6 @@ def once(seen: Seen[D]) -> Sequence[Trial]:
 
 # gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
 PER_RANK_SECONDS = 0.15
-
-
 # NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
 FIRST_USE_SECONDS = 60.0
 
@@ -261,12 +261,11 @@ def new_trial(
     chosen = scope_groups(check.scope, seen.world) if groups is None else groups
     largest = max(map(len, chosen), default=1)
     grown = check.deadline + (PER_RANK_SECONDS * largest if largest > 1 else 0.0)
-    grown += crowded_seconds(seen.world.ranks_per_core)
     return Trial(
         code=check.code,
         groups=chosen,
         kind=check.kind,
-        deadline_seconds=seen.number("deadline_seconds", grown),
+        deadline_seconds=seen.number("deadline_seconds", grown + crowded_seconds(seen.world.ranks_per_core)),
         attempt=len(seen.trials) if attempt is None else attempt,
         params=dict(params or {}),
         env=dict(env or {}),

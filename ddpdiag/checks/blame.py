@@ -15,17 +15,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from ddpdiag.checks import known_errors
 from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP
 from ddpdiag.stats import odd_ones_out
 
-# Texts of gloo, NCCL and c10d's store by which a rank reports the end of another one (torch 2.6-2.15).
+# Texts of gloo, NCCL and c10d's store by which a rank reports the end of another one (torch 2.6-2.15), beside those of
+# the cards of echoes. In a log some of these name the cause, or a rank that is missing; here all ranks are known.
 ECHOES = (
     "Connection closed by peer",
     "Connection reset by peer",
-    "Connection was likely closed",
     "Connection refused",
     "Broken pipe",
     "Socket closed",
@@ -39,8 +40,6 @@ ECHOES = (
     "clients joined",
     "failed to recv, got 0 bytes",
     "Failed to recv, got 0 bytes",
-    "ncclRemoteError",
-    "remote process exited",
     # Watchdogs of both classes of process groups for NCCL, which abort a rank that waited for too long.
     "Watchdog caught collective operation timeout",
     "timeout watchdog detected operation",
@@ -81,7 +80,7 @@ def is_echo(outcome: Outcome) -> bool:
 
 
 def _echoes(text: str) -> bool:
-    return any(echo in text for echo in ECHOES)
+    return any(echo in text for echo in ECHOES) or known_errors.is_echo(text)
 
 
 def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
@@ -116,12 +115,30 @@ def blamed(outcomes: Sequence[Outcome], cause: str = "") -> Blame | None:
     if not hung:
         return Blame(status=failed[0].status, ranks=(), why=cause or "every rank reports that another one failed")
     blame = _among_hung(hung, len(outcomes), cause)
+    if not blame.ranks and not cause and (awaited := _awaited(outcomes)):
+        return Blame(status=Status.HUNG, ranks=awaited, why="it did not reach the step at which the others waited")
     died = _ranks(o for o in failed if o.status is Status.DIED)
     if not blame.ranks and len(died) == 1 and all(o.told for o in hung):
         return Blame(
             status=Status.DIED, ranks=died, why="only its process ended by itself; the others were ended after it"
         )
     return blame
+
+
+def _awaited(outcomes: Sequence[Outcome]) -> tuple[int, ...]:
+    """Hung ranks that others name in their errors, and that are short of the step at which these waited for them."""
+    by_rank = {o.rank: o for o in outcomes}
+    # In a group of some ranks, texts count these from 0.
+    if list(by_rank) != [*range(len(outcomes))]:
+        return ()
+    named = known_errors.awaited({o.rank: o.error for o in outcomes if o.status is Status.RAISED})
+    behind = {
+        rank
+        for waiting, ranks in named.items()
+        for rank in ranks
+        if rank in by_rank and by_rank[rank].status is Status.HUNG and by_rank[rank].step < by_rank[waiting].step
+    }
+    return tuple(sorted(behind))
 
 
 def _victims(failed: Sequence[Outcome]) -> frozenset[int]:

@@ -11,6 +11,9 @@ from ddpdiag.model.train import TrainReport
 Scalar = str | int | float | bool | None
 
 SCHEMA = "ddpdiag.report/1"
+# The evidence of a finding that a known error text explains: the name of its card. Its title, message and fix are the
+# card's, and all that most readers need.
+KNOWN_ERROR = "known_error"
 
 
 class Severity(Enum):

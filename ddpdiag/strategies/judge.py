@@ -7,6 +7,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, waits_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
@@ -318,6 +319,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
         ranks=ranks,
         evidence=evidence,
         fix=_fix(seen, run, first),
+        known=cause_of(guilty) if run.ended is Ended.FAILS else None,
     )
 
 

@@ -28,11 +28,12 @@ from ddpdiag.text import ranks_text
 from ddpdiag.watch import report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
 from ddpdiag.watch.evidence import recorder_variables, timed_out
+from ddpdiag.watch.failure import read_failure
 from ddpdiag.watch.judge import is_start, judged, merged, progress_age
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.observer import Observer
 from ddpdiag.watch.options import WatchOptions
-from ddpdiag.watch.output import CommandOutput, OutputMonitor, open_output
+from ddpdiag.watch.output import CommandOutput, OutputMonitor, TerminalSink, open_output
 from ddpdiag.watch.peers import Peers, identity, job_name
 from ddpdiag.watch.remote_launchers import refuse_remote_launchers
 from ddpdiag.watch.report import Reporter
@@ -48,6 +49,10 @@ _DRAIN_POLL_SECONDS = 0.05
 _REMOTE_LAUNCHER = (
     "--flight-recorder: {} below the command may start ranks on other hosts. NCCL ends a rank that cannot make its "
     "pipe, and the directory for it exists on this host only; start `ddpdiag watch` behind it, on each host."
+)
+_UNREAD = (
+    "the command failed, and its output on a terminal cannot be read here. Save the output (2>&1 | tee FILE): then "
+    "`ddpdiag explain FILE` names the known cause, and `ddpdiag watch` does so as well."
 )
 # A rank that imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
@@ -102,6 +107,7 @@ class Watch:
         self._timed_out = False  # a rank has written its recorder by itself
         self._before: Stall | None = None
         self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
+        self._signalled = False  # the command was told to end
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
@@ -124,6 +130,17 @@ class Watch:
             if signalled is not None and signalled.signum in ENDING:
                 return
 
+    def explain_failure(self) -> None:
+        """Report why the command failed, if what it wrote shows that; not of one that was told to end."""
+        status = self._command.status
+        if status is None or self._signalled or self.killed is not None or self.bug is not None:
+            return
+        if (failure := read_failure(self._output.sinks, status)) is not None:
+            ended = structs.replace(self._stall(0.0, asked=False), failure=failure)
+            self._reporter.tell(ended, judged(ended))
+        elif status and self._output.sinks and all(isinstance(sink, TerminalSink) for sink in self._output.sinks):
+            self._say(_UNREAD)
+
     def _watch_safely(self) -> None:
         try:
             self._watch()
@@ -142,6 +159,7 @@ class Watch:
             return
         if signum == signal.SIGCHLD:
             return
+        self._signalled |= signum in ENDING
         if not shared:
             self._say(self._command.send(signum))
         if signum == signal.SIGTSTP:
@@ -214,8 +232,9 @@ class Watch:
         self._turn = time.monotonic()  # a look takes its time
         return verdict
 
-    def _looked(self, silent: float, *, asked: bool) -> Stall:
-        stall = Stall(
+    def _stall(self, silent: float, *, asked: bool) -> Stall:
+        """A look, without what is seen of the ranks."""
+        return Stall(
             host=readable(socket.gethostname()),
             unix_seconds=time.time(),
             silent_seconds=silent,
@@ -227,7 +246,9 @@ class Watch:
             notes=self._wanted.notes,
             recorder=self._wanted.how.flight_recorder,
         )
-        stall = self._observer.look(stall)
+
+    def _looked(self, silent: float, *, asked: bool) -> Stall:
+        stall = self._observer.look(self._stall(silent, asked=asked))
         blocked = max((relay.blocked_seconds() for relay in self._output.relays.values()), default=0.0)
         stall = structs.replace(stall, blocked_seconds=blocked, unmoved=is_unmoved(self._before, stall))
         self._before = stall
@@ -281,6 +302,7 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
         reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept, how), complain)
         watching = Watch(Wanted(command, how, notes, folder), child, written, peers, reporter)
         watching.run()
+        watching.explain_failure()
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,6 +13,7 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.watch import failure
 from ddpdiag.watch.model import (
     Activities,
     Activity,
@@ -51,7 +52,9 @@ def progress_age(stall: Stall) -> float | None:
 
 
 def judged(stall: Stall) -> Judged:
-    """What the look means, and what each rank does."""
+    """What the look means, and what each rank does; of a command that failed, why."""
+    if stall.failure is not None:
+        return structs.replace(failure.judged(stall.failure), notes=stall.notes)
     activities = activities_of(stall)
     verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
     verdict = verdict or _undecided(stall, activities)
@@ -186,8 +189,11 @@ def merged(stalls: Sequence[Stall]) -> Stall:
         return structs.replace(newest, notes=notes)
     hosts = {stall.host for stall in joined}
     first = min(joined, key=lambda stall: stall.silent_seconds)
+    failed = [(stall.failure.known.is_wait, stall.unix_seconds, stall.failure) for stall in joined if stall.failure]
     return structs.replace(
         first,
+        # The first of the hosts whose command failed for a reason of its own.
+        failure=min(failed, key=lambda row: row[:2])[2] if failed else None,
         host=f"{len(hosts)} hosts" if len(hosts) > 1 else first.host,
         ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
         gpus=(),

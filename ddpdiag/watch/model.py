@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, field
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
@@ -57,6 +58,18 @@ class RankSeen(Struct, frozen=True, kw_only=True):
     posted_seconds: float | None = None
 
 
+class Failure(Struct, frozen=True, kw_only=True):
+    """That the command failed: how it `ended`, the known text that explains this, and the ranks that printed it.
+
+    `missing` are ranks that others waited for in vain, as far as their text names them.
+    """
+
+    ended: str
+    known: KnownError
+    ranks: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+
+
 class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     """One look at the ranks of one host.
 
@@ -66,7 +79,8 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     `guessed` says that nothing named the ranks, so that they are numbered in the order of their start;
     `remote_launcher` is a program below the command that starts ranks on other hosts, where there is one.
     `blocked_seconds` is how long the reader of the command's output has not taken any. `unmoved` says that an earlier
-    look at this silence saw all ranks in the same places. `notes` are sentences on what could not be seen.
+    look at this silence saw all ranks in the same places. `notes` are sentences on what could not be seen. `failure` is
+    set where the command has ended instead.
     """
 
     host: str
@@ -89,6 +103,7 @@ class Stall(Struct, frozen=True, kw_only=True, tag="stall"):
     unmoved: bool = False
     notes: tuple[str, ...] = ()
     variables: dict[str, str] = {}
+    failure: Failure | None = None
     schema: str = WATCH_SCHEMA
 
 

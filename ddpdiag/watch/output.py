@@ -16,7 +16,9 @@ import stat
 import termios
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
@@ -27,6 +29,9 @@ _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.25
 # Files may lie on a file system for which each look is a message: they are looked at for no more than this share.
 _POLL_SHARE = 0.02
+# Of what was written, the end is kept in memory (of a pipe) or read (of each file) when the command has failed.
+_TAIL_BYTES = 1 << 20
+_MOST_FILES = 64
 
 
 class Sink(Protocol):
@@ -38,22 +43,28 @@ class Sink(Protocol):
     def forget(self) -> None:
         """The newest writes are those of ddpdiag itself: forget them."""
 
+    def written(self) -> Iterator[bytes]:
+        """The end of what was written since the start, as far as it can be read."""
+
 
 class FileSink:
     """Files that grow, or are written to: one by its descriptor, or all that fit a pattern."""
 
     def __init__(self, files: "Sequence[int | str]") -> None:
         self._files = files
-        self._before = dict(self._look())
+        self._before = self._begin = dict(self._look())
 
     def _look(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        for one in self._all():
+            try:
+                seen = os.stat(one)
+            except OSError:
+                continue
+            yield (seen.st_dev, seen.st_ino), (seen.st_size, seen.st_mtime_ns)
+
+    def _all(self) -> Iterator[int | str]:
         for file in self._files:
-            for one in [file] if isinstance(file, int) else glob.iglob(file, recursive=True):
-                try:
-                    seen = os.stat(one)
-                except OSError:
-                    continue
-                yield (seen.st_dev, seen.st_ino), (seen.st_size, seen.st_mtime_ns)
+            yield from [file] if isinstance(file, int) else glob.iglob(file, recursive=True)
 
     def last_write(self) -> float | None:
         now = dict(self._look())
@@ -63,6 +74,17 @@ class FileSink:
 
     def forget(self) -> None:
         self._before = dict(self._look())
+
+    def written(self) -> Iterator[bytes]:
+        for one in islice(self._all(), _MOST_FILES):
+            # A descriptor for writing alone cannot be read, but its file can, where it is permitted.
+            path = f"/proc/self/fd/{one}" if isinstance(one, int) else one
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                seen = os.fstat(file.fileno())
+                begin, _ = self._begin.get((seen.st_dev, seen.st_ino), (0, 0))
+                if stat.S_ISREG(seen.st_mode):
+                    file.seek(max(begin if begin <= seen.st_size else 0, seen.st_size - _TAIL_BYTES))
+                    yield file.read(_TAIL_BYTES)
 
 
 class TerminalSink:
@@ -88,6 +110,9 @@ class TerminalSink:
     def forget(self) -> None:
         self._before = max(self._changed(), time.time() // TERMINAL_STEP_SECONDS * TERMINAL_STEP_SECONDS)
 
+    def written(self) -> Iterator[bytes]:
+        return iter(())
+
 
 class Relay:
     """A pipe for the command in front of the original one; when its reader closes it, the command's is closed, too.
@@ -101,6 +126,8 @@ class Relay:
         self._written = 0.0
         self._carried = 0.0  # the same, and not taken back
         self._since: float | None = None  # a write that the reader has not taken yet
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
 
     def start(self) -> None:
@@ -111,12 +138,22 @@ class Relay:
     def _carry(self) -> None:
         while chunk := os.read(self._inner, _CHUNK_BYTES):
             self._written = self._carried = time.monotonic()
+            self._keep(chunk)
             try:
                 self._put(memoryview(chunk))
                 self._carried = time.monotonic()
             except OSError:  # the reader closed it: the command's next write fails, as if unwatched (SIGPIPE)
                 break
         os.close(self._inner)
+
+    def _keep(self, chunk: bytes) -> None:
+        self._tail.append(chunk)
+        self._tail_bytes += len(chunk)
+        while self._tail_bytes > _TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
+
+    def written(self) -> Iterator[bytes]:
+        return iter(tuple(self._tail))
 
     def _put(self, rest: memoryview) -> None:
         self._since = time.monotonic()

@@ -148,6 +148,7 @@ def _head(stall: Stall, judged: Judged) -> str:
     when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
     why = "requested" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
     why = "a collective timed out" if stall.timed_out else why
+    why = f"the command failed ({stall.failure.ended})" if stall.failure else why
     return f"{one_line(stall.host)} {when}, {why}: {one_line(judged.title)}"
 
 

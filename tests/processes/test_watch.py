@@ -179,6 +179,24 @@ def test_output_passes_unchanged_and_at_once(watch):
     assert own.communicate("b") == ("", "b")
 
 
+def test_why_a_command_failed_is_reported_behind_its_output(watch):
+    own = watch("sh", "-c", "echo 'OSError: [Errno 24] Too many open files' >&2; exit 7")
+    out, err = own.communicate()
+    assert (own.returncode, out) == (7, "")
+    told, reported = err.split("\n", 1)
+    assert told == "OSError: [Errno 24] Too many open files"
+    assert "the command failed (exit code 7)" in reported
+    assert "ulimit -n" in reported
+
+
+def test_a_command_that_was_told_to_end_is_not_explained(watch):
+    own = watch("sh", "-c", "trap 'exit 5' TERM; echo 'OSError: [Errno 24] Too many open files'; sleep 60 & wait")
+    own.stdout.readline()
+    own.send_signal(signal.SIGTERM)
+    assert own.wait(SECONDS) == 5
+    assert own.stderr.read() == ""
+
+
 def test_the_command_keeps_the_terminal(watch):
     outer, inner = pty.openpty()
     program = "import os, sys; print(sys.stdin.isatty(), sys.stderr.isatty(), os.ttyname(1))"

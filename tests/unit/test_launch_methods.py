@@ -113,6 +113,7 @@ def test_of_a_long_error_the_first_and_the_last_line_are_told(golden):
         ("[rank1]:   File ...\n[rank1]: TypeError: no\n=====\n  ----\n", "TypeError: no"),
         ("terminate called after throwing\n  what(): x\ntraceback : Signal 6 (SIGABRT)\n", "terminate called"),
         ("Segmentation fault\n\n", "Segmentation fault"),
+        ("ValueError: late\n[rank1]: OSError: [Errno 24] Too many open files\n", "OSError: [Errno 24] Too many open"),
         ("", ""),
     ],
 )

@@ -107,6 +107,11 @@ def test_a_way_that_fails_in_the_second_round_fails_and_keeps_its_figures(golden
     golden(spawn.reason)
 
 
+def test_a_known_cause_comes_before_its_text(golden):
+    made = report(fails(LaunchMethod.SPAWN, reason="rank 0: OSError: [Errno 24] Too many open files"))
+    golden(row(made, LaunchMethod.SPAWN).reason)
+
+
 def test_without_torchrun_nothing_is_compared():
     spawn = row(report(works(LaunchMethod.SPAWN), fails(LaunchMethod.TORCHRUN)), LaunchMethod.SPAWN)
     assert (spawn.start_ratio, spawn.step_ratio) == (None, None)

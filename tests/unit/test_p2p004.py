@@ -267,6 +267,14 @@ def test_warnings_of_nccl_are_told_once(golden) -> None:
     golden(finding)
 
 
+def test_a_known_warning_of_nccl_has_the_title_and_fix_of_its_card(golden) -> None:
+    rows = healthy(4, warnings=("odd", "Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes"))
+    finding = only(rows)
+    assert (finding.code, finding.severity) == ("P2P004.warned", Severity.NOTE)
+    assert "known_error" in finding.evidence
+    golden(finding)
+
+
 def test_a_network_that_reduces_is_among_the_transports() -> None:
     seen = seen_of(transport.CHECK, healthy(4, collnet="SHARP/GDRDMA"), size=4, ranks_per_node=4, gpus=4)
     assert transport.columns(seen)[0] == {"transport": "COLLNET/SHARP/GDRDMA, P2P/CUMEM, NVLS"}

@@ -273,6 +273,18 @@ def test_a_method_that_fails_over_gloo_is_a_warning_where_the_jobs_own_backend_w
     golden(finding)
 
 
+def test_a_method_that_fails_for_a_known_cause_says_which() -> None:
+    failed = structs.replace(
+        met("env", {1: Status.RAISED}).recording.outcomes[1], error="OSError: [Errno 24] Too many open files"
+    )
+    env = met("env", {1: Status.RAISED})
+    env = Seen(env.world, env.check, structs.replace(env.recording, outcomes=(env.recording.outcomes[0], failed)))
+    (finding,) = rdz001.judge(together(met("tcp"), env))
+    assert (finding.code, finding.severity) == ("RDZ001.method", Severity.ERROR)
+    assert finding.evidence.keys() >= {"known_error", "works", "fails"}
+    assert "ulimit -n" in finding.fix
+
+
 def named(
     addresses: tuple[str, ...] | None = ("10.0.0.1",), own: tuple[str, ...] = ("10.0.0.2",), **more: object
 ) -> coordinator_name.Data:

@@ -102,6 +102,18 @@ def test_any_finding_is_shown_with_all_its_words(finding, width, color):
             assert word in shown
 
 
+def test_of_a_finding_that_a_card_explains_only_the_card_is_shown_unless_all_is_asked_for():
+    evidence = {"known_error": "port-taken", "last_step": "connect", "ranks": ["rank 1: raised at 'connect'"]}
+    report = fit(findings=(finding_of(code="RUN003.raised", evidence=evidence),))
+    assert "connect" not in plain(report)
+    assert "connect" in render(report, color=False, width=80, details=True)
+
+
+def test_a_message_is_shown_beyond_its_title_and_names_stay_small():
+    assert beyond("the port is taken", "The port is taken: by another job.") == "By another job."
+    assert beyond("the port is taken", "The port is taken. gloo fails.") == "gloo fails."
+
+
 ROWS = ["rank 2: hung at 'post', sleeping in _forever (user.py); posted nothing", "ranks 0-1, 3: hung at 'wait'"]
 FRAMES = ["_forever (user.py:3)", "measure (col001.py:54)"]
 

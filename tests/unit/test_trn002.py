@@ -298,6 +298,13 @@ def test_a_failure_names_who_failed_by_itself(golden):
     golden(found)
 
 
+def test_a_known_cause_gives_its_title_and_fix(golden):
+    seen = ran(world(4, S.FSDP), statuses={(S.FSDP, 3): Status.RAISED}, error="OSError: [Errno 24] Too many open files")
+    (found,) = findings(seen)
+    assert (found.code, found.ranks, "known_error" in found.evidence) == ("TRN002.fails", (3,), True)
+    golden(found)
+
+
 def test_what_torch_lacks_is_not_possible():
     lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
     seen = ran(world(2, S.DDP, S.FSDP), changed=lacks)

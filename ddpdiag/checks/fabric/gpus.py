@@ -175,7 +175,8 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield seen.finding(
             "systemic",
             f"no single rank of {node} is at fault",
-            f"{begun(found.systemic)}: the cause is the host, or a setting, and not one of its {len(ranks)} ranks.",
+            f"{begun(found.systemic.reason)}: the cause is the host, or a setting, and not one of its "
+            f"{len(ranks)} ranks.",
             nodes=(),
             fix=f"Check {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
         )

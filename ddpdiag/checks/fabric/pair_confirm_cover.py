@@ -83,6 +83,13 @@ class Path(NamedTuple):
     tests: tuple[Reached, ...]
 
 
+class Systemic(NamedTuple):
+    """Why no single unit is at fault; `too_slow` where most pairs do not end, or miss what this hardware reaches."""
+
+    reason: str
+    too_slow: bool = False
+
+
 class Diagnosis(NamedTuple):
     """Who is bad. `open` are units that could be neither cleared nor confirmed; `systemic` says why nobody is blamed.
 
@@ -100,7 +107,7 @@ class Diagnosis(NamedTuple):
     transients: tuple[Path, ...] = ()
     unrepeated: tuple[Path, ...] = ()
     domains: tuple[tuple[Domain, tuple[int, ...]], ...] = ()
-    systemic: str = ""
+    systemic: Systemic | None = None
     found_from: float = 1.0
 
 
@@ -178,8 +185,8 @@ def localise(
     notes.bar = _bar(notes, first)
     for results in first:
         notes.book(results)
-    if reason := _systemic(notes, tests):
-        return _diagnose(notes, systemic=reason)
+    if (systemic := _systemic(notes, tests)) is not None:
+        return _diagnose(notes, systemic)
     yield from _confirm(notes)
     yield from _cover(notes)
     return _diagnose(notes)
@@ -212,23 +219,26 @@ def _opening(notes: _Notes) -> list[tuple[Pair, ...]]:
     return [round_robin(mixed, number) for number in range(rounds)]
 
 
-def _systemic(notes: _Notes, tests: Sequence[Reached]) -> str:
-    """Why no single unit can be at fault (most fail), or nothing."""
+def _systemic(notes: _Notes, tests: Sequence[Reached]) -> Systemic | None:
+    """Why no single unit can be at fault (most fail), or None."""
     ended = [tested.rate for tested in tests if tested.rate is not None]
     if len(notes.units) == 2 and not all(map(notes.passes, tests)):
-        return "with two alone it cannot be decided which of them is at fault, or the path between them"
+        return Systemic("with two alone it cannot be decided which of them is at fault, or the path between them")
     if not ended or (2 * (len(tests) - len(ended)) > len(tests) and not _most_pass(notes, 0.0)):
-        return f"{len(tests) - len(ended)} of {len(tests)} pairs did not end"
+        return Systemic(f"{len(tests) - len(ended)} of {len(tests)} pairs did not end", too_slow=True)
     share, expected, least = notes.rules.systemic_share, notes.rules.expected or 0.0, notes.rules.least
     below = len(tests) - len(ended) + sum(rate < max(least, share * expected) for rate in ended)
     if 2 * below >= len(tests) and not _most_pass(notes, max(least, share * expected)):
-        what = f"{share:.0%} of what is expected" if share * expected >= least else f"{least / 1e6:g} MB/s"
-        return f"{below} of {len(tests)} pairs are below {what}"
+        is_expected = share * expected >= least
+        what = f"{share:.0%} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
+        return Systemic(f"{below} of {len(tests)} pairs are below {what}", too_slow=is_expected)
     best = max(_ABOVE, 1 + _ABOVE_SIGMAS * notes.bar.sigma)
     above = sum(rate > best * notes.bar.usual for rate in ended)
     if above and 2 * above <= len(tests):
-        return f"most pairs are far slower than the best: {above} of {len(tests)} reach {best:.1f} times the usual rate"
-    return ""
+        return Systemic(
+            f"most pairs are far slower than the best: {above} of {len(tests)} reach {best:.1f} times the usual rate"
+        )
+    return None
 
 
 def _most_pass(notes: _Notes, least: float) -> bool:
@@ -287,7 +297,7 @@ def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
     return tuple(chosen)
 
 
-def _diagnose(notes: _Notes, systemic: str = "") -> Diagnosis:
+def _diagnose(notes: _Notes, systemic: Systemic | None = None) -> Diagnosis:
     named = dict.fromkeys([] if systemic else filter(notes.is_bad, notes.suspects))
     between_good = notes.between_good()
     passed = [pair for pair in between_good if any(map(notes.passes, notes.tests[pair]))]

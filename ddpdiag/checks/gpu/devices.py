@@ -27,6 +27,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
@@ -135,18 +136,18 @@ def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Itera
 def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
     for error in dict.fromkeys(row.error for row in rows.values() if row.error):
         ranks = tuple(rank for rank, row in rows.items() if row.error == error)
+        # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
+        sliced = host.name in sliced_hosts(seen)
         yield seen.finding(
             "cuda-start",
             "CUDA does not start",
             f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
             ranks=ranks,
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
-            fix="Update the driver, or install a torch for an older CUDA."
-            if "too old" in error
-            # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
-            else SLICES_FIX
-            if host.name in sliced_hosts(seen)
+            fix=SLICES_FIX
+            if sliced
             else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
+            known=None if sliced else known_error(error),
         )
 
 

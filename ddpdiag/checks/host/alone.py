@@ -23,6 +23,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.measurements import Group, Product
 from ddpdiag.model.trial import Context
@@ -78,6 +79,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 nodes=(node,),
                 evidence={"backend": group.backend, "error": group.error},
                 fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+                known=known_error(group.error or ""),
             )
 
 
@@ -93,6 +95,7 @@ def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]
             gpus=gpus,
             evidence={"error": product.error},
             fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+            known=known_error(product.error),
         )
     elif product.wrong:
         elements = product.size * product.size

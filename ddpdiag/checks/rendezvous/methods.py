@@ -34,6 +34,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
@@ -147,6 +148,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
             fix=f"Start the job with {_name(works[0])}, or repair what {_name(failed[0])} needs.",
+            known=known_error(reason),
         )
 
 

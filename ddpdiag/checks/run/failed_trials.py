@@ -1,11 +1,13 @@
 """Findings about a trial that failed: which rank, its last step, what the other ranks reported, and what to do."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
+from ddpdiag.checks.known_errors import KnownError, cause_in, with_meaning
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
 from ddpdiag.text import begun, count
@@ -26,6 +28,8 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
     """Of a trial in which some ranks stopped the others."""
     what = _what(trial)
     first = next(o for o in outcomes if o.rank in blame.ranks)
+    if found := _by_card(seen, trial, blame, outcomes):
+        return found
     verb = "posted a different collective than most ranks" if blame.sides else _VERBS[blame.status]
     who = f"{who_text(seen, blame.ranks)} {verb}"
     return seen.finding(
@@ -50,6 +54,8 @@ def _what(trial: Trial) -> str:
 def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
     """Of a trial in which no rank differs from the others."""
     what = _what(trial)
+    if found := _by_card(seen, trial, blame, outcomes):
+        return found
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
     shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
@@ -63,6 +69,36 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     )
 
 
+def _by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
+    """Of a trial that failed with a known text, by whose meaning readers need no steps or stacks; None of any other.
+
+    All blamed ranks must have it; where none is blamed, it is the one that most ranks have.
+    """
+    if blame.sides or blame.status not in (Status.RAISED, Status.DIED):
+        return None
+    suspects = [o for o in outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
+    by_name: dict[str, list[tuple[Outcome, KnownError]]] = defaultdict(list)
+    for outcome in suspects:
+        if known := cause_in(outcome):
+            by_name[known.name].append((outcome, known))
+    same = max(by_name.values(), key=len, default=[])
+    if not same or (blame.ranks and len(same) < len(suspects)):
+        return None
+    first, known = same[0]
+    title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
+    where = begun(ranks_text([outcome.rank for outcome, _ in same]))
+    died = blame.status is Status.DIED
+    said = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
+    return seen.finding(
+        word_of(blame),
+        title,
+        f'{title if blame.ranks else begun(title)}{known.rest} {where} {said} "{known.quote}".',
+        ranks=blame.ranks,
+        evidence=known.evidence | _evidence(first, trial, blame, outcomes),
+        fix=known.fix,
+    )
+
+
 def explained(
     seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome], own: Sequence[Finding]
 ) -> Finding:
@@ -70,7 +106,7 @@ def explained(
     cause = own[0]
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     why = "" if blame.ranks or blame.why == "; ".join(found.title for found in own) else begun(f"{blame.why}.")
-    said = "" if is_echo(first) else _own_words(first)
+    said = "" if is_echo(first) or not first.error else f"{begun(with_meaning(first.error)).rstrip('.')}."
     told = " ".join(filter(None, (waits_text(blame, outcomes), why, said)))
     return seen.finding(
         word_of(blame),

@@ -14,8 +14,11 @@ where the job uses another backend, which works.
 
 Findings and their causes:
 
-The finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or a
-driver, R is running), its position in the code, and the collective that it posted last, from torch's flight recorder
+Where an exception, or the last output of a process that died, is a known error text, the finding is what
+`ddpdiag explain` shows of it: title, meaning and fix. The rest is in the JSON report then, and shown with --details.
+
+Else the finding shows for each rank the last step, the state of the process (T is stopped, D is stuck in the kernel or
+a driver, R is running), its position in the code, and the collective that it posted last, from torch's flight recorder
 (gloo and nccl; it cannot be read of a rank that is stopped or holds the GIL). Collectives of a group are counted, so
 that the same number is the same collective on all ranks: RUN003.mismatch names the ranks that posted a different
 collective, or a different size, than most, because their path through the code or their shapes differ.

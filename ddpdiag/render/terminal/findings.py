@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model.report import KNOWN_ERROR
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
@@ -121,7 +122,8 @@ def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, detail
 
 def beyond(title: str, message: str) -> str:
     """What a message says beyond the title that it begins with."""
-    if not title or not message.startswith(title):
+    # A sentence begins with a capital letter.
+    if not title or message[:1].lower() != title[:1].lower() or not message[1:].startswith(title[1:]):
         return message
     rest = message[len(title) :]
     if match := _BETWEEN.match(rest):
@@ -130,8 +132,9 @@ def beyond(title: str, message: str) -> str:
         told = f"{match[1]}{rest[match.end() :]}"
     else:
         return message
-    # A name stays as it is written.
-    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() else told
+    # A name stays as it is written, and so does a sentence.
+    is_sentence = rest.startswith(".")
+    return told[:1].upper() + told[1:] if told.partition(" ")[0].isalpha() and not is_sentence else told
 
 
 def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) -> None:
@@ -220,6 +223,8 @@ def _table(page: Page, name: str, rows: Sequence[str], limit: int | None) -> Non
 
 def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:
     """The evidence without what is for experts, what is not known, and what title or message say word for word."""
+    if KNOWN_ERROR in finding.evidence:
+        return {}
     prose = one_line(f"{finding.title} {finding.message}")
     stacks = [name for name, value in finding.evidence.items() if name.startswith(_STACK) and isinstance(value, list)]
     hidden = {*_DETAILS, *stacks[1:]}

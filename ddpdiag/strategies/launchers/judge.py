@@ -9,6 +9,7 @@ from functools import partial
 
 from msgspec import Struct, structs
 
+from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.errors import ExitCode
 from ddpdiag.model.train import Ended
 from ddpdiag.strategies.launchers.methods import (
@@ -97,7 +98,7 @@ def _row(method: LaunchMethod, seen: Seen, torchrun: Round | None, command: str)
         method=method,
         command=command,
         ended=bad.ended if bad else Ended.WORKS,
-        reason=f"{which}{bad.reason}" if bad else "",
+        reason=f"{which}{with_meaning(bad.reason)}" if bad else "",
         rounds=_rounds(turns, method),
     )
     best = _best(row.rounds)

@@ -21,6 +21,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.codec import decode
 from ddpdiag.model.train import Ended
 from ddpdiag.probes.net.tcp_connect import free_port
@@ -169,8 +170,8 @@ def _result(
 
 
 def first_error(errors: Sequence[RankError], output: str) -> str:
-    """The earliest rank's error, which the others echo; else the first line of the output that looks like an error,
-    else its last one."""
+    """The earliest rank's error, which the others echo; else a known cause in the output, else its first line that
+    looks like an error, else its last one."""
     if errors:
         first = min(errors, key=lambda error: error.at)
         lines = [line.strip() for line in first.error.splitlines() if line.strip()]
@@ -178,6 +179,8 @@ def first_error(errors: Sequence[RankError], output: str) -> str:
         ends = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
         return f"rank {first.rank}: {ends[:_LONGEST_REASON]}"
     lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
+    if (known := known_error(output)) is not None:
+        return known.quote[:_LONGEST_REASON]
     found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
     return found[:_LONGEST_REASON]
 

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Systemic
+from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
@@ -47,7 +48,7 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     for alone in state.alone:
         yield _alone(seen, fabric, alone)
     if state.diagnosis.systemic:
-        yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
+        yield _systemic(seen, state.diagnosis.systemic, state.diagnosis.bar, pairs=len(fabric.units) > 2)
         return
     yield from _blamed(seen, fabric, state.diagnosis)
     yield from _proof(seen, state)
@@ -142,22 +143,21 @@ def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int
     )
 
 
-def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
+def _systemic(seen: Seen[D], systemic: Systemic, bar: Bar, *, pairs: bool) -> Finding:
     if not pairs:
         return seen.finding(
             "undecided",
             "two hosts are slow or fail together; which one is at fault is not known",
-            f"The all-reduce between the two hosts is too slow, or does not end: {found.systemic}.",
+            f"The all-reduce between the two hosts is too slow, or does not end: {systemic.reason}.",
             fix="Run again with a third host: it shows which of the two is at fault.",
         )
-    ended = "did not end" in found.systemic or "expected" in found.systemic
     return seen.finding(
         "systemic",
         "most pairs of hosts are slow or fail: no host is blamed",
-        f"{begun(found.systemic)} (usual: {rate_text(found.bar.usual)} busbw). The cause of so many failures is "
+        f"{begun(systemic.reason)} (usual: {rate_text(bar.usual)} busbw). The cause of so many failures is "
         "shared by the hosts: a setting, an interface, a fallback to sockets, a switch.",
-        severity=Severity.ERROR if ended or found.bar.usual < found.bar.least else Severity.WARNING,
-        evidence={"usual_bytes_per_s": found.bar.usual},
+        severity=Severity.ERROR if systemic.too_slow or bar.usual < bar.least else Severity.WARNING,
+        evidence={"usual_bytes_per_s": bar.usual},
         fix="Check that the interface (RDZ003) and the transport (P2P004) in use are as intended, then run again.",
     )
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
 from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.known_errors import cause_in
 from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
@@ -86,6 +87,8 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
     fix = _fix(outcome, node, direct=direct)
+    # Of memory, a card speaks of a job's model and batch, and none takes part here.
+    known = None if "out of memory" in outcome.error else cause_in(outcome)
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
@@ -96,6 +99,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         evidence=_evidence(outcome, step),
         fix=fix,
         guess=GUESS if GUESS in fix else "",
+        known=known,
     )
 
 

@@ -46,6 +46,7 @@ from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
+from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
 from ddpdiag.checks.p2p.fallback.deadlines import LARGE_ON_GPU_BYTES, first_use_seconds, pairs_deadline, set_deadline
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
@@ -193,7 +194,7 @@ def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> T
         how="" if not failed else worst.status.value if worst else "wrong",
         busbw=min(rates.values()) if rates and not failed else None,
         failed=failed,
-        error=worst.error.partition("\n")[0] if worst else "",
+        error=with_meaning(worst.error) if worst else "",
         busbws=rates,
     )
 

@@ -10,6 +10,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p.fallback.order import Order, order_of
@@ -23,15 +24,9 @@ from ddpdiag.probes.net.tcp_connect import is_loopback
 
 D = TypeVar("D")
 
-# Texts of torch, CUDA and NCCL (init.cc) for what is wrong before anything is sent.
-_OTHER_REASONS = (
-    "Unknown backend type",
-    "Distributed package doesn't have",
-    "torch sees none",
-    "Duplicate GPU detected",
-    "no kernel image is available",
-    "CUDA out of memory",
-)
+# What is wrong before anything is sent: texts that no card explains, and the checks of GPUs that explain known ones.
+_OTHER_REASONS = ("Unknown backend type", "torch sees none")
+_OF_GPUS = frozenset({"GPU001", "GPU002", "GPU008"})
 
 # NCCL's configuration files by path, as their variables.
 Files = Mapping[str, Mapping[str, str]]
@@ -136,7 +131,8 @@ def _failed(seen: Seen[D], own: Before) -> list[Outcome]:
 
 
 def _is_other_reason(line: str) -> bool:
-    return any(text in line for text in _OTHER_REASONS)
+    known = known_error(line)
+    return any(text in line for text in _OTHER_REASONS) or (known is not None and known.check in _OF_GPUS)
 
 
 def ground_of(seen: Seen[D]) -> Ground:

@@ -262,7 +262,7 @@ def verb(tried: Tried) -> str:
 
 
 def error_text(tried: Tried) -> str:
-    """The error of a rank, in brackets, where it raised one."""
+    """The error of a rank, in brackets, where it raised one; with its meaning, if that is known."""
     return f" ({tried.error})" if tried.error and tried.how == "raised" else ""
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
+from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.model import Finding, Scalar, Severity
@@ -342,4 +343,5 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
             nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Read the warnings; an asynchronous event of an adapter is a link that goes up and down.",
+            known=known_error(*(f"NCCL WARN {text}" for text in tellers)),
         )
