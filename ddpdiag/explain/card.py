@@ -1,11 +1,18 @@
 """Cards: error texts of other programs, and what each means; they are read from cards/*.toml."""
 
+import re
 import tomllib
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, structs
+
+PLACEHOLDER = re.compile(r"(?<![$\w])\{([a-z_]{1,30})\}")
+# A log is text from elsewhere: what is put into a command has no character that a shell obeys.
+_FILLED = ("meaning", "confirm", "fix")
+_PLAIN = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
 
 class Role(Enum):
@@ -53,10 +60,23 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     waiting_rank: int | None = None
     echo_of: tuple[str, ...] = ()
     mismatch: str = ""
+    defaults: dict[str, str] = {}
+    vague: bool = False
+    fallback: bool = False
+    in_traceback: bool = False
+
+    def filled(self, values: Mapping[str, str]) -> "Card":
+        """The card with the values of a line in place of its placeholders."""
+        known = self.defaults | {name: value for name, value in values.items() if _PLAIN.fullmatch(value)}
+        texts = {
+            name: PLACEHOLDER.sub(lambda match: known.get(match[1], match[1].upper()), getattr(self, name))
+            for name in _FILLED
+        }
+        return structs.replace(self, **texts)
 
 
 # In the order in which their cards are tried: the first one that fits a line is taken.
-_FILES = ("slurm", "cuda", "nccl", "torch_nccl", "c10d", "training", "torchrun")
+_FILES = ("slurm", "cuda", "nccl", "torch_nccl", "c10d", "training", "torchrun", "unknown")
 
 
 @cache
