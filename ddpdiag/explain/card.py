@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from msgspec import Struct, convert, structs
 
@@ -44,6 +45,16 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     and host in the lines before. `waiting_rank` is the rank that waits where the line names none. Beside a text of a
     card of `echo_of` this one is an echo. The card `mismatch` takes its place where ranks name different collectives of
     one number.
+
+    `meaning`, `confirm` and `fix` may name further groups of the pattern in braces: "{port}" becomes the port of the
+    first line. Where that names none, it becomes the one in `defaults`, or the name in capitals (PORT). A value with a
+    character that a shell obeys is not taken.
+
+    `vague`: the text shows only which library failed, or only that a process ended. `fallback`: the card is tried where
+    no other fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
+    that are printed later. A fallback with the role "hint" is a warning; it becomes the failure where the log shows that
+    the job failed, and at most which library did. `in_traceback`: the card is held against the last line of each of
+    Python's tracebacks.
     """
 
     name: str
@@ -61,7 +72,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     echo_of: tuple[str, ...] = ()
     mismatch: str = ""
     defaults: dict[str, str] = {}
-    vague: bool = False
+    vague: Literal["", "library", "process"] = ""
     fallback: bool = False
     in_traceback: bool = False
 

@@ -40,7 +40,7 @@ def _is_warning(card: Card) -> bool:
 
 
 def _names_a_reason(card: Card) -> bool:
-    return card.role in (Role.CAUSE, Role.WAIT) or (card.role is Role.FAILURE and not card.vague)
+    return card.role in (Role.CAUSE, Role.WAIT) or (card.role is Role.FAILURE and card.vague != "library")
 
 
 def in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:

@@ -61,6 +61,8 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
         return
     if log:
         yield from _filled("> ", one_line(sighting.excerpt), width)
+    if sighting.frame:
+        yield from _filled("Raised in: ", one_line(sighting.frame), width)
     yield from _filled("", card.meaning, width)
     if sighting.missing:
         yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)

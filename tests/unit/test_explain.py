@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 from runs import faults
 
-from ddpdiag.explain.card import Card, Role, all_cards, read_cards
+from ddpdiag.explain.card import PLACEHOLDER, Card, Role, all_cards, read_cards
 from ddpdiag.explain.matcher import Explanation, explain_log, read_line
 from ddpdiag.explain.render import render
 
@@ -141,11 +141,24 @@ def test_a_card_with_a_wrong_field_is_refused(line: str, instead: str) -> None:
         read_cards(CARD.replace(line, instead))
 
 
+GROUPS_READ = {"rank", "host", "missing", "work", "kind", "operation", "elements", "group"}
+
+
+def placeholders(card: Card) -> set[str]:
+    return {name for text in (card.meaning, card.confirm, card.fix) for name in PLACEHOLDER.findall(text)}
+
+
 @pytest.mark.parametrize("card", [card for card in all_cards() if card.pattern], ids=lambda card: card.name)
-def test_the_groups_of_a_pattern_are_those_that_the_matcher_reads(card: Card) -> None:
-    assert set(re.compile(card.pattern).groupindex) <= {
-        "rank", "host", "missing", "work", "kind", "operation", "elements", "group"
-    }  # fmt: skip
+def test_the_groups_of_a_pattern_are_read_by_the_matcher_or_shown(card: Card) -> None:
+    assert set(re.compile(card.pattern).groupindex) <= GROUPS_READ | placeholders(card)
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if placeholders(card)], ids=lambda card: card.name)
+def test_every_placeholder_has_a_group_or_a_default(card: Card) -> None:
+    assert placeholders(card) <= set(re.compile(card.pattern).groupindex) | set(card.defaults)
+    assert set(card.defaults) <= placeholders(card)
+    (one,) = explained(card.example.encode()).sightings
+    assert placeholders(one.card) == set()
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
