@@ -37,7 +37,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `anchor` are words that every such line holds as they stand here; they are searched for first, which is fast.
     `pattern` is a regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed
-    the line, `missing` are ranks that were waited for in vain, `work` is the number of a collective, `operation` and
+    the line, `other` is a second rank that it is about, `missing` are ranks that were waited for in vain, `work` is the number of a collective, `operation` and
     `elements` what it is, `group` the group in which it is counted, and of each `kind` there is a sighting of its own.
 
     `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and

@@ -136,7 +136,8 @@ class _Matcher:
             if traceback is not None and card.in_traceback:
                 text = traceback.text
             elif "\n" in text:
-                text = next((part for part in text.split("\n") if card.anchor in part), text)
+                # A JSON object's message.
+                text = next((read_line(part)[1] for part in text.split("\n") if card.anchor in part), text)
             # Compiled when it is first needed, and kept by `re`.
             match = re.search(card.pattern, text)
             if match is None:

@@ -103,6 +103,8 @@ class Tally:
         self.count += 1
         self.last_line = line
         rank, host = int(groups["rank"]) if "rank" in groups else origin.rank, groups.get("host", origin.host)
+        if "other" in groups:
+            self.ranks.add(int(groups["other"]))
         for number, known in (rank, self.ranks), (origin.local_rank, self.local_ranks), (origin.task, self.tasks):
             if number is not None and len(known) < _MOST_NAMES:
                 known.add(number)
