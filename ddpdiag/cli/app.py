@@ -12,12 +12,10 @@ from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
 from ddpdiag.cli.options import (
     CheckOptions,
+    DisplayOptions,
     HostOptions,
     LaunchOptions,
-    command,
-    examples,
-    normalized,
-    typed,
+    completion,
 )
 from ddpdiag.cli.outputs import (
     CompareOutputs,
@@ -29,6 +27,7 @@ from ddpdiag.cli.outputs import (
     show,
     terminal,
 )
+from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
@@ -214,7 +213,7 @@ def watch(
     """
     from ddpdiag.watch import command as watch
 
-    leave(guarded((lambda: watch.read(command)) if how.read else lambda: watch.run(command, how)))
+    leave(guarded(lambda: (watch.read if how.read else watch.run)(command, how)))
 
 
 @_command(
@@ -290,14 +289,21 @@ def lint(
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
-    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `[tool.ddpdiag.lint]` in pyproject.toml may hold
-    select, ignore and output-format.
+    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `\\[tool.ddpdiag.lint]` in pyproject.toml may
+    hold select, ignore and output-format.
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is not Python.
     """
     from ddpdiag.lint import command
 
     raise typer.Exit(command.run(files, how))
+
+
+def codes_and_names() -> list[str]:
+    """What `ddpdiag explain` has a page of."""
+    from ddpdiag.cli.manual import rows
+
+    return [word for row in rows() for word in (row.code, row.name)]
 
 
 @_command(
@@ -314,8 +320,10 @@ def explain(
             metavar="CODE|NAME|TEXT|FILE|-",
             help="The code of a check, finding or lint rule, the name of a check, an error text, or a log ('-': "
             "standard input).",
+            autocompletion=completion(codes_and_names),
         ),
     ],
+    display: DisplayOptions,
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
@@ -323,7 +331,7 @@ def explain(
     """
     from ddpdiag.explain import command
 
-    raise typer.Exit(command.run(what))
+    raise typer.Exit(command.run(what, quiet=display.quiet, color=display.color))
 
 
 @_command("ddpdiag manual --markdown manual.md")
@@ -334,11 +342,11 @@ def manual(pages: ManualOutputs) -> None:
     raise typer.Exit(write_manual(pages.markdown))
 
 
-@_command()
-def checks() -> None:
+@_command("ddpdiag checks", "ddpdiag checks --color always | less -R")
+def checks(display: DisplayOptions) -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import rows
     from ddpdiag.render.manual import checks_table
 
-    width, color = terminal(sys.stdout)
-    show(checks_table(rows(), tty=is_terminal(sys.stdout), width=width, color=color), sys.stdout)
+    width, color = terminal(sys.stdout, display.color)
+    show(checks_table(rows(), tty=color or is_terminal(sys.stdout), width=width, color=color), sys.stdout)
