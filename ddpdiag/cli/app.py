@@ -19,6 +19,7 @@ from ddpdiag.cli.options import (
 )
 from ddpdiag.cli.outputs import (
     CompareOutputs,
+    ExplainOptions,
     JudgeOutputs,
     LintOptions,
     ManualOutputs,
@@ -311,27 +312,28 @@ def codes_and_names() -> list[str]:
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
+    "ddpdiag explain rank*.log --json explained.json",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or a log ('-': "
+            metavar="CODE|NAME|TEXT|FILE...|-",
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs ('-': "
             "standard input).",
             autocompletion=completion(codes_and_names),
         ),
     ],
-    display: DisplayOptions,
+    how: Annotated[ExplainOptions, "json", "github", "quiet", "color"],
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code, 3 no known error in the text or log.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in one of the logs.
     """
     from ddpdiag.explain import command
 
-    raise typer.Exit(command.run(what, quiet=display.quiet, color=display.color))
+    raise typer.Exit(command.run(what, how))
 
 
 @_command("ddpdiag manual --markdown manual.md")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from typing import NamedTuple
 
 # Longer lines are progress bars and dumps; what is searched for is near its anchor.
@@ -9,28 +10,30 @@ _BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
 # Names with a counter (gpu1, worker1) are no hosts; gpu01 and worker-01 are, since counters have no leading 0.
 _NO_HOST = r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
 _DAY_AND_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_LETTERS = string.ascii_lowercase
+# Each with the characters that it may begin with: most lines of a log begin with none of them.
 _PREFIXES = tuple(
-    re.compile(pattern)
-    for pattern in (
+    (frozenset(first), re.compile(pattern))
+    for first, pattern in (
         # `srun -l`, padded where there are ten tasks and more.
-        r" {0,5}(?P<task>\d{1,6}): ",
+        (" " + string.digits, r" {0,5}(?P<task>\d{1,6}): "),
         # Open MPI's --tag-output; SageMaker names more than the rank there.
-        r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err|diag)>:\s?",
+        ("[", r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err|diag)>:\s?"),
         # Ray.
-        r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?",
+        ("(", r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?"),
         # torch's own; torchrun's --tee.
-        r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?",
-        r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?",
+        ("[", r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?"),
+        ("[", r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?"),
         # pdsh, clush; DeepSpeed's launcher, whose hosts are called worker-1; `kubectl logs --prefix`; docker compose.
-        rf"{_NO_HOST}(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{{0,60}}\d[a-z0-9.-]{{0,60}}): ",
-        r"worker-\d{1,6}: ",
-        r"\[pod/(?P<host>[a-z0-9.-]{1,80})/[a-z0-9.-]{1,80}\] ",
-        r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?",
+        (_LETTERS, rf"{_NO_HOST}(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{{0,60}}\d[a-z0-9.-]{{0,60}}): "),
+        ("w", r"worker-\d{1,6}: "),
+        ("[", r"\[pod/(?P<host>[a-z0-9.-]{1,80})/[a-z0-9.-]{1,80}\] "),
+        (_LETTERS, r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?"),
         # containerd writes one line of a container so; loggers and CloudWatch write times; `aws logs` milliseconds.
-        rf"{_DAY_AND_TIME} std(?:out|err) [FP] ",
+        (string.digits, rf"{_DAY_AND_TIME} std(?:out|err) [FP] "),
         # What is indented remains so, for the frames of tracebacks.
-        rf"\[?{_DAY_AND_TIME}\]?[ \t](?:[ \t]{{1,3}}(?!File \"|[ \t]))?",
-        r"1\d{12}[ \t]",
+        ("[" + string.digits, rf"\[?{_DAY_AND_TIME}\]?[ \t](?:[ \t]{{1,3}}(?!File \"|[ \t]))?"),
+        ("1", r"1\d{12}[ \t]"),
     )
 )
 # A container's time, a logger's, srun's task, torchrun's rank and torch's own: nothing has more.
@@ -38,8 +41,8 @@ _MOST_PREFIXES = 5
 # The text of a line that is a JSON object; the brace may follow a time.
 _JSON = re.compile(r'"(?:log|message|msg|textPayload|MESSAGE)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)')
 _ORIGINS = (
-    re.compile(r"\bRank (?P<rank>\d{1,6})\]"),
-    re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]"),
+    ("Rank ", re.compile(r"\bRank (?P<rank>\d{1,6})\]")),
+    (" [", re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]")),
 )
 # torchrun's table of failures has a line for each; one of four lies between the rank and its exit code.
 _TABLE_RANK = re.compile(r"rank {6}: (\d{1,6}) ")
@@ -58,9 +61,13 @@ class Origin(NamedTuple):
 UNKNOWN_ORIGIN = Origin()
 
 
+# Lines up to this length are read whole.
+WHOLE = _HEAD + _BEFORE + _AFTER
+
+
 def window(line: bytes, at: int) -> str:
     """The line as text; of a long one its head and what lies around `at`."""
-    if len(line) > _HEAD + _BEFORE + _AFTER:
+    if len(line) > WHOLE:
         line = line[:_HEAD] + line[max(_HEAD, at - _BEFORE) : at + _AFTER]
     return line.decode("utf-8", "replace")
 
@@ -71,8 +78,8 @@ def read_line(text: str) -> tuple[Origin, str]:
     Of a JSON object it is the message, which may have several lines.
     """
     named, text = _read_prefixes(text)
-    for pattern in _ORIGINS:
-        if match := pattern.search(text):
+    for words, pattern in _ORIGINS:
+        if words in text and (match := pattern.search(text)):
             named = match.groupdict() | named
     return _origin(named), text
 
@@ -89,7 +96,8 @@ def _read_prefixes(text: str) -> tuple[dict[str, str], str]:
         if text.startswith("{") and (inner := _message(text)) is not None:
             text = inner
             continue
-        match = next((match for prefix in _PREFIXES if (match := prefix.match(text))), None)
+        first = text[:1]
+        match = next((match for chars, prefix in _PREFIXES if first in chars and (match := prefix.match(text))), None)
         if match is None:
             break
         named |= {name: value for name, value in match.groupdict().items() if value is not None}

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.explain.card import Card, Role, all_cards
-from ddpdiag.explain.lines import UNKNOWN_ORIGIN, Origin, read_line, table_origin, window
+from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, table_origin, window
 from ddpdiag.explain.order import in_order, related
 from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally
 from ddpdiag.explain.tracebacks import Traceback, tracebacks
@@ -127,12 +127,14 @@ class _Matcher:
         traceback: Traceback | None,
     ) -> None:
         """The first card that fits the line."""
+        line = block[start:end]
+        whole = read_line(window(line, 0)) if len(line) <= WHOLE else None
         for card, at in hits:
             if card.role not in _HARMLESS and block.find(_TALK, start, at) >= 0:
                 continue
             if traceback is not None and traceback.is_ignored and card.fallback:
                 continue
-            origin, text = read_line(window(block[start:end], at - start))
+            origin, text = whole or read_line(window(line, at - start))
             if traceback is not None and card.in_traceback:
                 text = traceback.text
             elif "\n" in text:

@@ -26,13 +26,22 @@ def related(sightings: Sequence[Sighting], cards: Sequence[Card], *, is_log: boo
         if not seen.isdisjoint(card.echo_of):
             card = structs.replace(card, role=Role.ECHO)
         changed.append(structs.replace(one, card=card))
-    is_failed = any(one.card.role not in (Role.HINT, Role.NOTE) for one in changed)
-    if is_log and (not is_failed or any(_names_a_reason(one.card) for one in changed)):
-        return changed
+    failures = [one for one in changed if one.card.role not in (Role.HINT, Role.NOTE)]
+    has_reason = any(_names_a_reason(one.card) for one in failures)
+    is_warned = not is_log or (bool(failures) and not has_reason)
     return [
-        structs.replace(one, card=structs.replace(one.card, role=Role.FAILURE)) if _is_warning(one.card) else one
+        structs.replace(one, card=structs.replace(one.card, role=role))
+        if (role := _role(one.card, has_reason=has_reason, is_warned=is_warned)) is not one.card.role
+        else one
         for one in changed
     ]
+
+
+def _role(card: Card, *, has_reason: bool, is_warned: bool) -> Role:
+    """The role of a card beside others: of an unknown warning, and of a text after which the program tries again."""
+    if _is_warning(card) and is_warned:
+        return Role.FAILURE
+    return Role.NOTE if card.is_retried and has_reason else card.role
 
 
 def _is_warning(card: Card) -> bool:

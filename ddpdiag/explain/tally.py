@@ -11,6 +11,8 @@ from ddpdiag.explain.card import Card, Role
 from ddpdiag.explain.lines import Origin
 from ddpdiag.stats import odd_ones_out
 
+# The source of what is read from a pipe: no file has this name.
+STANDARD_INPUT = "standard input"
 _MOST_NAMES = 100_000
 # Of these every rank must give as many elements as the others. What has two sides is called differently on each.
 _EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})

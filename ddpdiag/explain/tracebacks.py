@@ -56,7 +56,9 @@ def _read(block: bytes, start: int, at: int) -> Traceback | None:
     head, *inner = text[max(0, text.rfind("Traceback")) :].split("\n")
     last = _line_before(block, start, origin) if text.startswith("Traceback") else text.partition("Traceback")[0]
     # A message of several lines, or the lines that follow.
-    lines = [(start, read_prefixes(line)[1]) for line in inner] if inner else _following(block, start + len(first), origin)
+    lines = (
+        [(start, read_prefixes(line)[1]) for line in inner] if inner else _following(block, start + len(first), origin)
+    )
     ended = _ended(lines, len(text) - len(text.lstrip()))
     if ended is None or not head:
         return None

@@ -1,4 +1,7 @@
-"""Texts that no card knows: the first one is quoted as the failure, unless it follows from a known one."""
+"""Texts that no card knows: the first one is quoted as the failure, unless it follows from a known one.
+
+In the logs of healthy jobs there is none.
+"""
 
 import json
 
@@ -164,3 +167,69 @@ def test_the_page_shows_the_line_and_its_frame(golden) -> None:
     golden(render(explained(*(f"[rank3]: {line}" for line in TRACEBACK)), width=80, color=False))
     golden(render(explained(WARNING, SYSTEM), width=80, color=False))
     golden(render(explained(WARNING), width=80, color=False))
+
+
+# What healthy jobs print, from the start of torchrun to the end of the script.
+HEALTHY = """\
+W1122 05:12:27.271 16 torch/distributed/run.py:876] Setting OMP_NUM_THREADS environment variable for each process \
+to be 1
+/venv/torch/distributed/launch.py:208: FutureWarning: The module torch.distributed.launch is deprecated
+[W1122 05:12:27.271453898 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3
+[W1122 05:12:27.271 socket.cpp:697] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Refused).
+[rank0]:[W1122 ProcessGroupNCCL.cpp:4561] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to perform barrier as devices used \
+by this process are currently unknown. This can potentially cause a hang if this rank to GPU mapping is incorrect.
+n0:71:71 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
+n0:71:71 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.
+n0:71:71 [0] NCCL INFO NET/Plugin : dlerror=libnccl-net.so: cannot open shared object file: No such file or directory
+n0:71:71 [0] NCCL INFO cudaDriverVersion 12040
+n0:71:71 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth0
+n0:71:90 [0] NCCL INFO Failed to open libibverbs.so[.1]
+n0:71:90 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]docker0:172.17.0.1<0> [2]veth0a:fe80::1%veth0a<0>
+n0:71:90 [0] NCCL INFO NET/IB : No device found.
+n0:71:90 [0] NCCL INFO Using network Socket
+n0:71:90 [0] NCCL INFO P2P is disabled between GPU 0 and 1 by NCCL_P2P_DISABLE
+n0:71:90 [0] NCCL INFO NCCL_P2P_LEVEL set by environment to LOC
+n0:71:90 [0] NCCL INFO Channel 00/02 :    0   1
+n0:71:90 [0] NCCL INFO Channel 00 : 0[1000] -> 1[2000] via SHM/direct/direct
+n0:71:90 [0] NCCL INFO Connected all rings
+n0:71:90 [0] NCCL INFO Connected all trees
+n0:71:90 [0] NCCL INFO comm 0x55d0 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x1f - Init COMPLETE
+n0:71:91 [0] NCCL INFO [Service thread] Connection closed by localRank 0
+n0:71:71 [0] NCCL INFO comm 0x55d0 rank 0 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE
+/venv/torch/nn/parallel/distributed.py:1100: UserWarning: find_unused_parameters=True was specified in DDP \
+constructor, but did not find any unused parameters in the forward pass.
+/venv/torch/optim/lr_scheduler.py:143: UserWarning: Detected call of `lr_scheduler.step()` before `optimizer.step()`.
+Epoch 1:  42%|####      | 42/100 [00:10<00:14,  4.1it/s, loss=0.31]\rEpoch 1: 100%|##########| 100/100 [00:24<00:00]
+step 100 loss 0.31 MeanAbsoluteError: 0.12
+Error rate: 0.12, errors: 0, exceptions: 0
+INFO:root:retrying after ConnectionError (attempt 1 of 5)
+validation accuracy 0.91
+[rank0]:[W1122 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct \
+ProcessGroupNCCL. destroy_process_group() was not called before program exit
+Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1618, in __del__
+    self._shutdown_workers()
+AssertionError: can only test a child process
+"""
+
+
+def test_a_healthy_log_has_no_failure() -> None:
+    for prefix in ("", "0: ", "[rank0]: ", "2024-05-01T10:00:00.123Z stderr F "):
+        found = explained(*(prefix + line for line in HEALTHY.splitlines()))
+        shown = [one.card.name for one in found.sightings if one.card.role not in (Role.HINT, Role.NOTE)]
+        assert (shown, found.has_failure) == ([], False)
+        assert "No failure found in this log." in render(found, width=200, color=False)
+
+
+# The last exception is one that Python ignores.
+@pytest.mark.parametrize("line", HEALTHY.splitlines()[:-1])
+def test_no_line_of_a_healthy_log_is_a_failure(line: str) -> None:
+    assert not explained(line).has_failure
+
+
+def test_a_connection_that_is_tried_again_is_a_hint_and_beside_a_failure_a_note() -> None:
+    line = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Refused)."
+    assert roles(explained(line)) == [("client-failed", "hint")]
+    assert roles(explained(line, WAIT)) == [("gloo-operation-timeout", "wait"), ("client-failed", "note")]
+    assert roles(explained(line, PEER)) == [("client-failed", "hint"), ("peer-closed", "echo")]
