@@ -146,7 +146,7 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
             lines.append(_read_line(row))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if not lines:
-                raise UsageError(f"{where} is no ddpdiag recording: line {number}: {error}") from error
+                raise UsageError(f"{where}: not a ddpdiag recording: line {number}: {error}") from error
             cut = len(row) <= MAX_LINE_BYTES and not row.endswith(b"\n")
             notes.append(
                 f"{path.name} is cut off in line {number}; what comes before it was judged"
@@ -155,7 +155,7 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
             )
             break
     if not lines or not isinstance(lines[0], Header):
-        raise UsageError(f"{where} is no ddpdiag recording: its first line is not a header")
+        raise UsageError(f"{where}: not a ddpdiag recording: its first line is not a header")
     if lines[0].schema != SCHEMA:
         raise UsageError(f"{where} has schema {lines[0].schema!r}; this ddpdiag reads {SCHEMA!r}")
     return lines

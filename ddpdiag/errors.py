@@ -9,6 +9,8 @@ Everything else that reaches the CLI edge is our own bug and ends with 4.
 """
 
 import signal
+from collections.abc import Iterable
+from difflib import get_close_matches
 from enum import IntEnum
 
 
@@ -61,3 +63,9 @@ class RunLost(Explained):
     def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:
         super().__init__(sentence)
         self.exit_code = exit_code
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word, such as "; did you mean nccl?"; empty if no known one is like it."""
+    spelled = {each.lower(): each for each in known}
+    return "".join(f"; did you mean {spelled[each]}?" for each in get_close_matches(word.lower(), spelled, n=1))

@@ -1,29 +1,26 @@
 """`ddpdiag allreduce-bench`: nccl-tests' options into data, then a run whose only measurement is the benchmark."""
 
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from ddpdiag.bench.options import BenchOptions, BenchOutputs
+from ddpdiag.bench.options import COLLECTIVES, DTYPES, OPS, BenchOptions, BenchOutputs
 from ddpdiag.cli import check
+from ddpdiag.cli.backends import check_backend, refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.codec import readable
 from ddpdiag.comparison.benchmarks import read_baseline
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import UsageError, nearest
 from ddpdiag.foreign import words_without_secrets
-from ddpdiag.model.bench import COLLECTIVES, Average, BaselineSeries, Bench, Blocking
-from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.kernel import proc_root
+from ddpdiag.model.bench import Average, BaselineSeries, Bench, Blocking
 from ddpdiag.runtime.launchers.launch import Launch
 
 E = TypeVar("E", bound=Enum)
 
 # Membership, versions, cores, the benchmark, and what happened to the run.
 CODES = ("LCH", "HST001", "COL002", "RUN")
-DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
 _ALIASES = {
     "int": "int32",
     "fp16": "half",
@@ -34,7 +31,6 @@ _ALIASES = {
     "float64": "double",
     "bf16": "bfloat16",
 }
-OPS = ("sum", "prod", "min", "max", "avg")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _MOST_SIZES = 1000
 _MOST_DIGITS = 9
@@ -70,8 +66,11 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
         raise UsageError(f"-f {factor:g}: expected a factor above 1, by which each size is larger than the one before")
     backends = _names("--backend", flags.backend, None)
     for backend in backends:
-        check.check_backend(backend)
-    _check_gpus(backends)
+        check_backend(backend)
+    if "auto" in backends and len(backends) > 1:
+        raise UsageError("--backend auto cannot be combined with others: it is the backend that a job would use")
+    for backend in backends:
+        refuse_nccl_without_gpus(backend)
 
     def bench(launch: Launch) -> Bench:
         return Bench(
@@ -136,7 +135,7 @@ def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> t
     names = tuple(dict.fromkeys(readable(name).lower() for name in split(values)))
     for name in names:
         if not name or (known is not None and name not in known):
-            raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}")
+            raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}{nearest(name, known or ())}")
     return names
 
 
@@ -175,13 +174,6 @@ def _root(text: str, launch: Launch) -> int:
     if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) >= launch.place.world_size:
         raise UsageError(f"-r {text}: expected a rank from 0 to {launch.place.world_size - 1}, or all")
     return int(text)
-
-
-def _check_gpus(backends: Sequence[str]) -> None:
-    if "auto" in backends and len(backends) > 1:
-        raise UsageError("--backend auto cannot be combined with others: it is the backend that a job would use")
-    if "nccl" in backends and visible_gpus(os.environ, proc_root(os.environ)) == 0:
-        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
 
 
 def _baseline(path: str | None, save_baseline: str | None, launch: Launch) -> tuple[BaselineSeries, ...] | None:

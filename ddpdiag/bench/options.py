@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from ddpdiag.cli.options import option
+from ddpdiag.cli.options import backends, option
 from ddpdiag.cli.outputs import Outputs, written
 from ddpdiag.errors import UsageError
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ddpdiag.model.recording import Line
 
 _SIZES, _CALLS, _WHAT, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict"
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
+OPS = ("sum", "prod", "min", "max", "avg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +62,26 @@ class BenchOptions:
     )
     collective: tuple[str, ...] = option(
         ("all_reduce",),
-        "all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, send_recv (a,b; default: all_reduce).",
+        f"{', '.join(COLLECTIVES)} (a,b; default: all_reduce).",
         metavar="NAME",
         panel=_WHAT,
+        words=lambda: COLLECTIVES,
     )
     datatype: tuple[str, ...] = option(
         ("float",),
-        "int8, uint8, int32, int64, half, float, double, bfloat16, all (a,b; default: float).",
+        f"{', '.join(DTYPES)}, all (a,b; default: float).",
         "-d",
         metavar="TYPE",
         panel=_WHAT,
+        words=lambda: (*DTYPES, "all"),
     )
     op: tuple[str, ...] = option(
-        ("sum",), "sum, prod, min, max, avg, all (a,b; default: sum).", "-o", metavar="OP", panel=_WHAT
+        ("sum",),
+        f"{', '.join(OPS)}, all (a,b; default: sum).",
+        "-o",
+        metavar="OP",
+        panel=_WHAT,
+        words=lambda: (*OPS, "all"),
     )
     root: str = option("0", "Root of broadcast and reduce, or all.", "-r", metavar="RANK", panel=_WHAT)
     ngpus: int = option(1, "GPUs of a process; only 1 is possible.", "-g", metavar="1", panel=_WHAT, advanced=True)
@@ -80,6 +90,7 @@ class BenchOptions:
         "gloo, nccl or any other backend of torch; several are measured in one run (a,b; default: the job's own).",
         metavar="NAME",
         panel=_WHAT,
+        words=backends,
     )
     min_busbw: float | None = option(
         None, "Exit with 1 if the best bus bandwidth is less.", metavar="GB/s", panel=_VERDICT
@@ -102,7 +113,7 @@ class BenchOutputs(Outputs):
         lambda report, _lines, path: _plot(report, path), "Draw bandwidth and latency over size (.svg or .png)."
     )
     save_baseline: str | None = written(
-        lambda report, _lines, path: _with_baseline(report, path), "Add this run to that file.", panel=_VERDICT
+        lambda report, _lines, path: _with_baseline(report, path), "Add this run to that file, for --baseline."
     )
 
     def check(self, inputs: Sequence[str] = ()) -> None:

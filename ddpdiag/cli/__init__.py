@@ -1,6 +1,5 @@
 """The command line: parses, calls, renders, exits."""
 
-import re
 import sys
 import traceback
 
@@ -21,6 +20,7 @@ def _command_line() -> int | None:
     # Here, inside of `guarded`: for a failed import Python would leave with 1, which is UNFIT, and drains nodes.
     try:
         from ddpdiag.cli.app import Refused, app
+        from ddpdiag.cli.parsing import sentence_of
     except ImportError:
         complain("the installation is broken:\n" + traceback.format_exc())
         return ExitCode.BUG
@@ -30,15 +30,5 @@ def _command_line() -> int | None:
     try:
         code: int | None = app(prog_name=_NAME, standalone_mode=False)
     except Refused as error:
-        raise UsageError(_sentence(error)) from error
+        raise UsageError(sentence_of(error, _NAME)) from error
     return code
-
-
-def _sentence(error: Exception) -> str:
-    """A mistake on the command line as one sentence; `error` is one of click's."""
-    message = error.format_message().rstrip(".").replace(". Did", "; did")  # type: ignore[attr-defined]
-    message = re.sub(r"not a valid (int|float)\w*( range)?$", "not a number", message)
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else _NAME
-    see = " See" if message.endswith("?") else "; see"
-    return f"{message[:1].lower()}{message[1:]}{see} `{command} --help`"

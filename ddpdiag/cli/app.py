@@ -12,15 +12,14 @@ from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
 from ddpdiag.cli.options import (
     CheckOptions,
+    DisplayOptions,
     HostOptions,
     LaunchOptions,
-    command,
-    examples,
-    normalized,
-    typed,
+    completion,
 )
 from ddpdiag.cli.outputs import (
     CompareOutputs,
+    ExplainOptions,
     JudgeOutputs,
     LintOptions,
     ManualOutputs,
@@ -29,6 +28,7 @@ from ddpdiag.cli.outputs import (
     show,
     terminal,
 )
+from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
@@ -214,7 +214,7 @@ def watch(
     """
     from ddpdiag.watch import command as watch
 
-    leave(guarded((lambda: watch.read(command)) if how.read else lambda: watch.run(command, how)))
+    leave(guarded(lambda: (watch.read if how.read else watch.run)(command, how)))
 
 
 @_command(
@@ -290,8 +290,8 @@ def lint(
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
-    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `[tool.ddpdiag.lint]` in pyproject.toml may hold
-    select, ignore and output-format.
+    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `\\[tool.ddpdiag.lint]` in pyproject.toml may
+    hold select, ignore and output-format.
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is not Python.
     """
@@ -300,30 +300,40 @@ def lint(
     raise typer.Exit(command.run(files, how))
 
 
+def codes_and_names() -> list[str]:
+    """What `ddpdiag explain` has a page of."""
+    from ddpdiag.cli.manual import rows
+
+    return [word for row in rows() for word in (row.code, row.name)]
+
+
 @_command(
     "ddpdiag explain COL001",
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
+    "ddpdiag explain rank*.log --json explained.json",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or a log ('-': "
+            metavar="CODE|NAME|TEXT|FILE...|-",
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs ('-': "
             "standard input).",
+            autocompletion=completion(codes_and_names),
         ),
     ],
+    how: Annotated[ExplainOptions, "json", "github", "quiet", "color"],
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code, 3 no known error in the text or log.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in one of the logs.
     """
     from ddpdiag.explain import command
 
-    raise typer.Exit(command.run(what))
+    raise typer.Exit(command.run(what, how))
 
 
 @_command("ddpdiag manual --markdown manual.md")
@@ -334,11 +344,11 @@ def manual(pages: ManualOutputs) -> None:
     raise typer.Exit(write_manual(pages.markdown))
 
 
-@_command()
-def checks() -> None:
+@_command("ddpdiag checks", "ddpdiag checks --color always | less -R")
+def checks(display: DisplayOptions) -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import rows
     from ddpdiag.render.manual import checks_table
 
-    width, color = terminal(sys.stdout)
-    show(checks_table(rows(), tty=is_terminal(sys.stdout), width=width, color=color), sys.stdout)
+    width, color = terminal(sys.stdout, display.color)
+    show(checks_table(rows(), tty=color or is_terminal(sys.stdout), width=width, color=color), sys.stdout)

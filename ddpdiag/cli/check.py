@@ -8,8 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from msgspec import structs
@@ -17,11 +15,12 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
+from ddpdiag.cli.backends import check_backend, nccl_without_gpus
 from ddpdiag.cli.edge import complain, guarded, too_many_files, unknown
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, read_bytes, readable
-from ddpdiag.errors import ExitCode, Unwritten, UsageError
+from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.judge import read_baseline
@@ -69,8 +68,9 @@ def run(
     validate(options, all_checks())
     if launch.place.rank == 0:
         outputs.check([path for path in (asked.baseline, asked.topology) if path is not None])
-    if launch.note and launch.place.rank == 0:
-        complain(launch.note)
+    for note in (launch.note, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 else ():
+        if note:
+            complain(note)
     reporter = _Reporter(outputs, whole=launch.whole)
     planned = prepare(
         launch,
@@ -101,23 +101,6 @@ def launched(options: LaunchOptions) -> Launch:
         cores=os.cpu_count() or 1,
         fresh=secrets.token_hex(6),
     )
-
-
-# torch.distributed.Backend.backend_list of torch 2.6 to 2.15, and names that its CUDA builds register.
-_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy", "nccl-lazy")
-
-
-def check_backend(name: str) -> None:
-    """UsageError for a backend that torch cannot know.
-
-    Others come with packages that torch loads by itself, since they declare an entry point
-    (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
-    """
-    wanted = name.strip().lower()
-    if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
-        return
-    near = "".join(f"; did you mean {each}?" for each in get_close_matches(wanted, _BACKENDS, n=1))
-    raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{near}")
 
 
 def ranks_here(text: str | None, gpus: int) -> int | None:
@@ -187,7 +170,7 @@ class _Reporter:
 def _options(launch: Launch, port_range: str | None, asked: CheckOptions, outputs: Outputs) -> Options:
     depths = [depth.value for depth in Depth]
     if asked.depth not in depths:
-        raise UsageError(f"--depth {asked.depth}: expected one of {', '.join(depths)}")
+        raise UsageError(f"--depth {asked.depth}: expected {', '.join(depths)}{nearest(asked.depth, depths)}")
     gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
     budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
     leads = launch.place.rank == 0

@@ -3,12 +3,13 @@
 import contextlib
 import errno
 import os
+import re
 import resource
 import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from ddpdiag.errors import ExitCode, Explained
@@ -49,7 +50,7 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         code = call()
         _flush()
     except Explained as error:
-        complain(str(error))
+        complain(located(str(error), sys.argv[1:], os.environ))
         return error.exit_code
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -69,6 +70,16 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         complain("this is a bug in ddpdiag; please report it with the following traceback:\n" + traceback.format_exc())
         return ExitCode.BUG
     return int(code or 0)
+
+
+def located(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A sentence about an option, which begins with its name; before it, the variable that the value is from."""
+    option = re.match(r"--[a-z-]+", sentence)
+    variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
+    if option is None or variable not in environment:
+        return sentence
+    is_typed = any(word.partition("=")[0].replace("_", "-") == option[0] for word in words)
+    return sentence if is_typed else f"{variable}: {sentence}"
 
 
 def too_many_files(error: Exception) -> str | None:

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from ddpdiag.checks.api import Check
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import UsageError, nearest
 from ddpdiag.render.manual import CheckRow, ManualPage, explain
 
 # In the place of a stage: no stage of a run has this name.
@@ -37,7 +37,8 @@ def _finding(check: Check[Any], word: str) -> str:
     try:
         return check.explained(word).text
     except KeyError:
-        raise UsageError(f"{check.code} has no finding {word!r}; it has {', '.join(check.findings)}") from None
+        known = f"expected {', '.join(check.findings)}{nearest(word, check.findings)}"
+        raise UsageError(f"{check.code}.{word}: unknown finding of {check.code}; {known}") from None
 
 
 def page_of(check: Check[Any]) -> str:

@@ -1,37 +1,14 @@
 """Options that several commands share, and those of `check` and `host`; `ddpdiag.cli.outputs` has those of reports."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from enum import Enum
-from functools import wraps
-from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
-
-import typer
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
 
 from ddpdiag.errors import UsageError
 
-R = TypeVar("R")
 T = TypeVar("T")
-
-# What is watched may have empty arguments of its own.
-_FREE = "command"
-# Options and commands by the names that they had, or have elsewhere; these work and are not in --help.
-FORMER_NAMES = {
-    "env-file": "write-workaround",
-    "exclude-file": "write-failing-hosts",
-    "good-hosts": "write-healthy-hosts",
-    "board-wait": "join-timeout",
-    "board-port": "control-port",
-    "bench": "allreduce-bench",
-}
-
-
-def normalized(name: str) -> str:
-    """The name of an option or command as it is declared: people and launchers also write --local_rank."""
-    name = name.replace("_", "-")
-    return FORMER_NAMES.get(name, name)
 
 
 def option(
@@ -44,15 +21,35 @@ def option(
     max: float | None = None,
     advanced: bool = False,
     variable: bool = True,
+    words: Callable[[], Iterable[str]] | None = None,
     **metadata: object,
 ) -> T:
     """A field that is an option under its own name (`set_`: --set), and under `more_names`.
 
     A tuple may be given several times; --help does not show its default. An `advanced` option is shown by --help-all
-    only. With `variable` it is also read from DDPDIAG_<OPTION>; the command line wins.
+    only. With `variable` it is also read from DDPDIAG_<OPTION>; the command line wins. A shell completes its values
+    from `words`.
     """
-    shown = {"help": help, "metavar": metavar, "rich_help_panel": panel, "min": min, "max": max, "hidden": advanced}
+    shown = {
+        "help": help,
+        "metavar": metavar,
+        "rich_help_panel": panel,
+        "min": min,
+        "max": max,
+        "hidden": advanced,
+        "autocompletion": None if words is None else completion(words),
+    }
     return field(default=default, metadata={"names": more_names, "shown": shown, "variable": variable, **metadata})
+
+
+def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell may complete a value to: a word, or the last of several with commas between them."""
+
+    def completed(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{word}" for word in words() if word.startswith(last)]
+
+    return completed
 
 
 def spelled(name: str) -> str:
@@ -65,119 +62,10 @@ def variable_of(declared: "Field[Any]") -> str | None:
     return f"DDPDIAG_{declared.name.rstrip('_').upper()}" if declared.metadata["variable"] else None
 
 
-def show_all(context: typer.Context, wanted: bool) -> None:
-    """Print the help of a command with its advanced options, and exit."""
-    if wanted:
-        for parameter in context.command.params:
-            parameter.hidden = False  # type: ignore[attr-defined]
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-_HELP_ALL = typer.Option("--help-all", help="Show all options and exit.", callback=show_all, is_eager=True)
-
-
-def typed(context: typer.Context) -> list[str]:
-    """The options on the command line, by the names of their fields."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-
-
-def command(body: Callable[..., R]) -> Callable[..., R]:
-    """`body` as Typer wants it: a parameter that is a dataclass gives way to an option for each of its fields.
-
-    Of `Annotated[Outputs, "json", "record"]` these fields alone are options, in this order. What stands before the
-    command (the context's object) is taken where an option is not given. UsageError for a text that is empty.
-    """
-    hints = get_type_hints(body, include_extras=True)
-    groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_plain(hint))}
-    arguments = {name: hints[name] for name in signature(body).parameters if name not in groups}
-    has_advanced = any(each.metadata["shown"]["hidden"] for group in groups.values() for each in group.fields)
-    parameters = [
-        *([_keyword("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
-        *(_keyword(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
-        *(_parameter(each) for group in groups.values() for each in group.fields),
-    ]
-
-    @wraps(body)
-    def called(context: typer.Context, help_all: bool = False, **values: object) -> R:
-        for name, value in values.items():
-            if name != _FREE and "" in (value if isinstance(value, list) else (value,)):
-                # An argument goes by the name under which users know it: "FILE".
-                metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
-                subject = metavar or spelled(name)
-                raise UsageError(f"{subject}: the value is empty; is a variable not set?")
-        values |= {name: group.made(values, context.obj or {}) for name, group in groups.items()}
-        if "context" in arguments:
-            values["context"] = context
-        return body(**values)
-
-    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    return called
-
-
-class _Group:
-    """A dataclass with the fields of it that are options."""
-
-    def __init__(self, hint: object) -> None:
-        self._kind = _plain(hint)
-        known = {each.name: each for each in fields(self._kind)}
-        self.fields = [known[name] for name in get_args(hint)[1:] or known]
-
-    def made(self, values: dict[str, object], before: Mapping[str, object]) -> object:
-        """The dataclass, from its own `values`, which are taken away."""
-        own = {each.name: values.pop(each.name) for each in self.fields}
-        for each in self.fields:
-            texts = own[each.name] if "formats" in each.metadata else None
-            for text in texts if isinstance(texts, list) else ():
-                name, file = _named_output(text, {k: v for k, v in each.metadata["formats"].items() if v in own})
-                if own[name] is not None:
-                    raise UsageError(f"--output {text}: {spelled(name)} {own[name]} is given as well")
-                own[name] = file
-        return self._kind(**{each.name: _value(each, own[each.name], before) for each in self.fields})
-
-
-def _plain(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of an argument
-    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
-
-
-def _named_output(text: str, formats: Mapping[str, str]) -> tuple[str, str]:
-    """The field and the file of FORMAT=FILE; UsageError for anything else."""
-    name, equals, file = text.partition("=")
-    if name not in formats or not equals or not file:
-        raise UsageError(f"--output {text}: expected FORMAT=FILE, with {', '.join(formats)} as FORMAT")
-    return formats[name], file
-
-
-def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
-def _parameter(declared: "Field[Any]") -> Parameter:
-    shown = typer.Option(
-        ...,
-        spelled(declared.name),
-        *declared.metadata["names"],
-        **declared.metadata["shown"],
-        envvar=variable_of(declared),
-        show_envvar=False,
-    )
-    if get_origin(declared.type) is tuple:
-        return _keyword(declared.name, Annotated[list[str] | None, shown], None)
-    return _keyword(declared.name, Annotated[declared.type, shown], declared.default)
-
-
-def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) -> object:
-    """What was given, made a tuple where it may be repeated."""
-    if value is None or value == []:
-        return before.get(declared.name, declared.default)
-    return tuple(value) if isinstance(value, list) else value
-
-
 LAUNCH, WHAT, VERDICT, FILES, OUT = "Launch", "What is checked", "Verdict", "Files to write", "Display"
 
 
-class Color(Enum):
+class Color(StrEnum):
     """Whether the report has colours; `AUTO`: on a terminal, unless NO_COLOR or TERM=dumb says otherwise."""
 
     AUTO = "auto"
@@ -185,9 +73,12 @@ class Color(Enum):
     NEVER = "never"
 
 
-def examples(*lines: str) -> str:
-    """An epilog of one example a line."""
-    return "\n\n".join(["Examples:", *lines])
+@dataclass(frozen=True, kw_only=True)
+class DisplayOptions:
+    """How much a command shows, and in which colours."""
+
+    quiet: bool = option(False, "Show no progress.", "-q", panel=OUT)
+    color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,6 +123,25 @@ class LaunchOptions:
     )
 
 
+def stages() -> list[str]:
+    """The stages that --stage takes."""
+    from ddpdiag.checks.api import Stage
+
+    return [stage.value for stage in Stage if stage is not Stage.RUN]
+
+
+def codes() -> list[str]:
+    """The codes of all checks."""
+    from ddpdiag.checks.registry import all_checks
+
+    return [check.code for check in all_checks()]
+
+
+def backends() -> tuple[str, ...]:
+    """The backends that most jobs take."""
+    return "auto", "nccl", "gloo"
+
+
 _IGNORE = "Skip these codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 
@@ -240,13 +150,19 @@ _SET = "A threshold of a check (repeatable)."
 class CheckOptions:
     """What `ddpdiag check` tests, as it was typed."""
 
-    stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT)
-    skip_stage: tuple[str, ...] = option((), "Skip these stages (a,b).", metavar="NAME", panel=WHAT)
-    select: tuple[str, ...] = option((), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT)
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
-    backend: str = option("auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=WHAT)
+    stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
+    skip_stage: tuple[str, ...] = option((), "Skip these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
+    select: tuple[str, ...] = option((), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT, words=codes)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes)
+    backend: str = option("auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=WHAT, words=backends)
     expect_gpus: int | None = option(None, "Number of GPUs expected on every host.", metavar="N", panel=VERDICT, min=0)
-    depth: str = option("quick", "How much is measured.", metavar="quick|standard|deep", panel=WHAT)
+    depth: str = option(
+        "quick",
+        "How much is measured.",
+        metavar="quick|standard|deep",
+        panel=WHAT,
+        words=lambda: ("quick", "standard", "deep"),
+    )
     budget: float | None = option(
         None,
         "End within this time (default: 60; 120 on several hosts; more with GPUs).",
@@ -294,7 +210,7 @@ class HostOptions:
         False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT
     )
     expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=WHAT, min=0)
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes)
     budget: float = option(
         10.0,
         "End within this time, even if a driver hangs.",

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, TextIO
 
-from ddpdiag.cli.options import FILES, OUT, VERDICT, Color, option, spelled
+from ddpdiag.cli.options import FILES, OUT, VERDICT, Color, DisplayOptions, option, spelled
 from ddpdiag.errors import Unwritten, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outputs:
+class Outputs(DisplayOptions):
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
     json: str | None = written(rendered("ddpdiag.render.json"), "The JSON report ('-': standard output).")
@@ -92,7 +92,7 @@ class Outputs:
     )
     output: tuple[str, ...] = option(
         (),
-        "json, html, markdown, junit, prometheus, csv or recording (repeatable).",
+        "{} (repeatable).",
         metavar="FORMAT=FILE",
         panel=FILES,
         variable=False,
@@ -113,8 +113,6 @@ class Outputs:
     timings: bool = option(
         False, "Show where the time was spent, and which ranks the others waited for.", panel=OUT, advanced=True
     )
-    quiet: bool = option(False, "Show no progress.", "-q", panel=OUT)
-    color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -135,8 +133,11 @@ class Outputs:
             options[place] = option
             if any(is_one_file(path, file) for file in inputs):
                 raise UsageError(f"{option} {path} would overwrite a file that is read; give it another one")
-        for path in self._files.values():
-            check_writable(path)
+        for option, path in self._files.items():
+            try:
+                check_writable(path)
+            except UsageError as error:
+                raise UsageError(f"{option}: {error}") from error
 
     @property
     def _files(self) -> dict[str, str]:
@@ -200,18 +201,38 @@ class JudgeOutputs(Outputs):
     record: str | None = written(recording, "Write the parts as one recording.")
 
 
+def rules() -> list[str]:
+    """The codes of the rules of `ddpdiag lint`."""
+    from ddpdiag.lint import all_rules
+
+    return [rule.code for rule in all_rules()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LintOptions(Outputs):
-    select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE")
-    ignore: tuple[str, ...] = option((), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE")
+    select: tuple[str, ...] = option((), "Only rules with these codes or prefixes (a,b).", metavar="CODE", words=rules)
+    ignore: tuple[str, ...] = option(
+        (), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE", words=rules
+    )
     output_format: str | None = option(
-        None, "Format on standard output (default: text).", metavar="text|json|github|sarif"
+        None,
+        "Format on standard output (default: text).",
+        metavar="text|json|github|sarif",
+        words=lambda: ("text", "json", "github", "sarif"),
     )
     details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManualOutputs:
+class ExplainOptions(DisplayOptions):
+    json: str | None = option(
+        None, "Write what was found as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
+    )
+    github: bool = option(False, "Print annotations for GitHub Actions instead of text.", panel=OUT, variable=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManualOutputs(DisplayOptions):
     markdown: str = option(
         "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False
     )

@@ -244,7 +244,7 @@ def loads(text: str, where: str) -> tuple[BaselineSeries, ...]:
             raise UsageError(f"{where} has schema {schema!r}; this ddpdiag reads {SCHEMA!r}")
         return decode(data, _File, least=SMALLEST_NUMBER).series
     except msgspec.DecodeError as error:
-        raise UsageError(f"{where} is no ddpdiag baseline: {error}") from error
+        raise UsageError(f"{where}: not a ddpdiag baseline: {error}") from error
 
 
 def merge(old: Iterable[BaselineSeries], new: Iterable[BaselineSeries]) -> tuple[BaselineSeries, ...]:

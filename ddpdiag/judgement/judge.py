@@ -274,7 +274,7 @@ def _of_json(data: bytes, where: str) -> Report:
     try:
         return decode(data, Report, least=SMALLEST_NUMBER)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where} is no report that this version of ddpdiag can read: {error}") from error
+        raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
 
 
 def _of_recording(path: str) -> Report:

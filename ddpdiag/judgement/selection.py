@@ -6,7 +6,7 @@ from typing import Any
 
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model import Options
 
 # So many names fit into a sentence.
@@ -71,7 +71,8 @@ def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -
 def _those(name: str, known: Sequence[str], word: str) -> str:
     """What there is instead: all of a few, and of many those with similar names."""
     if len(known) <= _FEW:
-        return f"expected {', '.join(known)}" if known else "there is none"
+        near = nearest(name, known) if len(known) > 1 else ""
+        return f"expected {', '.join(known)}{near}" if known else "there is none"
     near = get_close_matches(name, known, n=3)
     meant = f"did you mean {', '.join(near)}? " if near else ""
     return f"{meant}`ddpdiag checks` lists the {word}s"

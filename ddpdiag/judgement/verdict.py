@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.findings import Effect, Section, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.world import World
+from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
 from ddpdiag.judgement.hosts import slow_hosts
@@ -92,7 +92,8 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
         return errors[0].title
     for own in judged:
         if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.check, world)):
-            fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if own.skip.grounds else ""
+            is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
+            fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if is_gpuless else ""
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
         if not own.readable:
             return f"this version of ddpdiag cannot read the recorded data of {own.check.code}"

@@ -11,7 +11,6 @@ import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple
@@ -22,7 +21,7 @@ from msgspec import Struct
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
 from ddpdiag.lint.reading import Hit, Reading, Rule
 from ddpdiag.lint.rules import all_rules
@@ -68,7 +67,8 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
     rules = chosen(how.select or configured.select, how.ignore or configured.ignore)
     wanted = how.output_format or configured.output_format
     if wanted != "text" and wanted not in FORMATS:
-        raise UsageError(f"--output-format {wanted}: expected one of text, {', '.join(FORMATS)}")
+        known = ("text", *FORMATS)
+        raise UsageError(f"--output-format {wanted}: expected {', '.join(known)}{nearest(wanted, known)}")
     report = judged(paths, rules)
     stream = sys.stderr if json == "-" else sys.stdout
     width, has_color = terminal(stream, how.color)
@@ -107,8 +107,8 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
     for option, names in (("--select", wanted), ("--ignore", left_out)):
         for name in names:
             if not name or not any(code.startswith(name) for code in codes):
-                near = "".join(f"; did you mean {code}?" for code in get_close_matches(name, codes, n=1))
-                raise UsageError(f"{option} {name}: no rule of lint has this code{near}")
+                known = f"expected {codes[0]} to {codes[-1]}, or a prefix{nearest(name, codes)}"
+                raise UsageError(f"{option} {name}: unknown code of a lint rule; {known}")
     return tuple(
         rule
         for rule in all_rules()

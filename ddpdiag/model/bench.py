@@ -8,8 +8,6 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
-
 
 class Average(Enum):
     """Which rank's time a row shows; nccl-tests' numbers of -a."""

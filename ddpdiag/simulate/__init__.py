@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from ddpdiag.cli.options import option
 
+_FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "leaf", "transient", "systemic")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
@@ -13,15 +15,20 @@ class SimulateOptions:
     ranks_per_host: int = option(8, "Ranks of each host.", metavar="G", min=1, max=64)
     fault: tuple[str, ...] = option(
         (),
-        "Fault: slow-host, slow-inside, dead-host, hang, slow-link, leaf, transient, systemic or none (repeatable).",
+        f"Fault: {', '.join(_FAULTS)} or none (repeatable).",
         metavar="KIND[:COUNT]",
+        words=lambda: _FAULTS,
     )
-    slower: float = option(0.25, "How much slower slow hosts and links are, as a share.", min=0.0, max=0.99)
-    noise: float = option(0.02, "Standard deviation of a test, as a share.", min=0.0, max=0.5)
-    transients: float = option(0.01, "Share of tests that are slow by chance.", min=0.0, max=0.5)
-    congestion: float = option(0.0, "Share of leaves on which congestion begins in a round.", min=0.0, max=1.0)
+    slower: float = option(
+        0.25, "How much slower slow hosts and links are, as a share.", metavar="SHARE", min=0.0, max=0.99
+    )
+    noise: float = option(0.02, "Standard deviation of a test, as a share.", metavar="SHARE", min=0.0, max=0.5)
+    transients: float = option(0.01, "Share of tests that are slow by chance.", metavar="SHARE", min=0.0, max=0.5)
+    congestion: float = option(
+        0.0, "Share of leaves on which congestion begins in a round.", metavar="SHARE", min=0.0, max=1.0
+    )
     hosts_per_leaf: int = option(32, "Hosts on a leaf switch.", metavar="N", min=1)
-    seed: int = option(0, "The same seed gives the same run.")
+    seed: int = option(0, "The same seed gives the same run.", metavar="N")
     trials: int | None = option(
         None, "Number of runs; prints how often hosts were blamed, instead of a report.", metavar="N", min=1
     )

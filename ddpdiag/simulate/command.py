@@ -11,7 +11,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import Outputs, counter, publish, show
 from ddpdiag.codec import disassemble
-from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report
 from ddpdiag.simulate import SimulateOptions
@@ -69,7 +69,8 @@ def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
     for word in words:
         kind, colon, count = word.partition(":")
         if kind not in known or (colon and not (count.isdigit() and int(count) > 0)):
-            raise UsageError(f"--fault {word}: expected KIND or KIND:COUNT, with a kind of {', '.join(known)}")
+            near = "" if kind in known else nearest(kind, known)
+            raise UsageError(f"--fault {word}: expected KIND or KIND:COUNT, with {', '.join(known)} as KIND{near}")
         yield Fault(kind), int(count) if colon else 1
 
 

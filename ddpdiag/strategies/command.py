@@ -1,16 +1,14 @@
 """`ddpdiag train`: options into data, then a run whose only measurement is the training by strategies."""
 
-import os
 from collections.abc import Sequence
 
 from ddpdiag.cli import check
+from ddpdiag.cli.backends import refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import readable
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model.train import Strategy, Train
-from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 
@@ -28,16 +26,11 @@ def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
     return check.run(launch, run_options, outputs, train=train_of(options))
 
 
-def refuse_nccl_without_gpus(backend: str) -> None:
-    """UsageError now, rather than from every rank."""
-    if backend.lower() == "nccl" and visible_gpus(os.environ, proc_root(os.environ)) == 0:
-        raise UsageError("--backend nccl needs a GPU, and this host shows none; expected gloo, or a host with GPUs")
-
-
 def train_of(options: TrainOptions) -> Train:
     """What the options ask for; UsageError for a value that makes no sense, before anything is started."""
     if options.dtype not in TOLERANCES:
-        raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}")
+        near = nearest(options.dtype, TOLERANCES)
+        raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}{near}")
     return Train(
         strategies=_strategies(options.strategy),
         steps=number_within("--steps", options.steps, 2, MOST_STEPS),
@@ -56,7 +49,8 @@ def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
         names = dict.fromkeys([*known])
     for name in names:
         if name not in known:
-            raise UsageError(f"--strategy {readable(name)}: expected {', '.join(known)} or all")
+            near = nearest(name, known)
+            raise UsageError(f"--strategy {readable(name)}: expected {', '.join(known)} or all{near}")
     return tuple(known[name] for name in names)
 
 

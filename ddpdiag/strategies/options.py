@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.options import option
+from ddpdiag.cli.options import backends, option
 
 _WHAT = "What is trained"
+_STRATEGIES = ("single", "dp", "ddp", "fsdp", "tensor-parallel", "pipeline", "model-parallel", "all")
+_DTYPES = ("float32", "float64", "bfloat16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,14 +15,16 @@ class TrainOptions:
 
     strategy: tuple[str, ...] = option(
         ("single,ddp,fsdp",),
-        "single, dp, ddp, fsdp, tensor-parallel, pipeline, model-parallel, all (a,b; default: "
-        "single,ddp,fsdp). single is always run: the others are compared with it.",
+        f"{', '.join(_STRATEGIES)} (a,b; default: single,ddp,fsdp). single always runs, for the comparison.",
         metavar="NAME",
         panel=_WHAT,
+        words=lambda: _STRATEGIES,
     )
     steps: int = option(30, "Steps of each training; the first 3 are not timed.", metavar="N", panel=_WHAT)
     batch_size: int = option(64, "Images of a step, over all ranks.", metavar="N", panel=_WHAT)
-    dtype: str = option("float32", "float32, float64 or bfloat16.", metavar="TYPE", panel=_WHAT)
+    dtype: str = option(
+        "float32", f"{', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}.", metavar="TYPE", panel=_WHAT, words=lambda: _DTYPES
+    )
     group_size: int = option(
         2, "Devices over which each rank of model-parallel cuts its network.", metavar="N", panel=_WHAT
     )
@@ -34,7 +38,9 @@ class TrainOptions:
     rounds: int = option(
         2, "With --compare-launchers: trainings with each launcher; the best one counts.", metavar="N", panel=_WHAT
     )
-    backend: str = option("auto", "auto, nccl, gloo or any other backend of torch.", metavar="NAME", panel=_WHAT)
+    backend: str = option(
+        "auto", "auto, nccl, gloo or any other backend of torch.", metavar="NAME", panel=_WHAT, words=backends
+    )
     budget: float = option(120.0, "Time limit of the run.", metavar="SECONDS", panel=_WHAT, min=5.0)
     data_dir: str | None = option(
         None, "MNIST files of your own (IDX, plain or .gz) instead of those shipped.", metavar="DIR", panel=_WHAT

@@ -177,20 +177,24 @@ class SignalProbe:
 
 
 def end_all(command: Child, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> str:
-    """SIGTERM to the command and to those of its peers on this host, which end their ranks; what still runs after the
-    grace is killed. A sentence if a signal is refused."""
+    """SIGTERM to the command and to those of its peers on this host, which end their ranks; SIGKILL to what still runs
+    after the grace. A sentence on these, and on processes that this user may not signal."""
     command.send(signal.SIGTERM)
     for pid in others:
         _kill(pid, signal.SIGTERM)
+    killed: dict[int, str] = {}
     refused: list[int] = []
     end = time.monotonic() + grace_seconds
     while time.monotonic() < end and not (command.is_over() and not living()):
         time.sleep(_POLL_SECONDS)
     while (left := living()) and time.monotonic() < end + grace_seconds:
+        names = dict(zip(left, _named(left), strict=True))
         refused = [pid for pid in left if not _kill(pid, signal.SIGKILL)]
+        killed |= {pid: name for pid, name in names.items() if pid not in refused}
         command.is_over()
         time.sleep(_POLL_SECONDS)
-    return f"Not ended: {_refused(refused)}" if refused else ""
+    sentences = [f"--kill: SIGKILL to {', '.join(killed.values())}, still running {grace_seconds:g} s after SIGTERM."]
+    return " ".join([*(sentences if killed else ()), *([f"Not ended: {_refused(refused)}"] if refused else ())])
 
 
 def _kill(pid: int, signum: int) -> bool:
@@ -205,8 +209,14 @@ def _kill(pid: int, signum: int) -> bool:
 
 
 def _refused(pids: Sequence[int]) -> str:
-    known = [f"pid {pid} ({readable(process.name)})" for pid in pids if (process := read_process(pid)) is not None]
-    return f"user {os.geteuid()} is not permitted to signal {', '.join(known) or 'its processes'}."
+    known = ", ".join(name for name in _named(pids) if name.endswith(")"))
+    return f"user {os.geteuid()} is not permitted to signal {known or 'its processes'}."
+
+
+def _named(pids: Sequence[int]) -> list[str]:
+    """Such as "pid 7 (python)"; "pid 7" where it has ended."""
+    seen = [(pid, read_process(pid)) for pid in pids]
+    return [f"pid {pid}" + (f" ({readable(process.name)})" if process is not None else "") for pid, process in seen]
 
 
 def leave_as(status: int) -> int:

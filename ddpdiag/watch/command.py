@@ -24,6 +24,7 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.text import ranks_text
 from ddpdiag.watch import report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
 from ddpdiag.watch.evidence import recorder_variables, timed_out
@@ -193,7 +194,7 @@ class Watch:
         self._silence.looked()
         verdict = self._report(stall, why)
         if self._wanted.how.kill and not why and not verdict.moving:
-            self._kill(verdict)
+            self._kill(stall, verdict)
 
     def _why_not_kill(self, stall: Stall) -> str:
         """A sentence where the silence does not prove that a healthy job would be seen to write; else nothing."""
@@ -232,10 +233,20 @@ class Watch:
         self._before = stall
         return stall
 
-    def _kill(self, verdict: Judged) -> None:
+    def _kill(self, stall: Stall, verdict: Judged) -> None:
         self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
         others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
+        self._say(kill_text(stall, verdict, [self._command.pid, *others]))
         self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
+
+
+def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
+    """Which processes --kill ends, by which signals, and why."""
+    why = f"{ranks_text(verdict.named)} named above" if verdict.named else "no rank named"
+    return (
+        f"--kill: SIGTERM to {stall.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
+        f"{stall.silent_seconds:.0f} s, {why}. SIGKILL follows after {GRACE_SECONDS:g} s to what still runs."
+    )
 
 
 _LEAST_STALL = 1.0
@@ -265,7 +276,7 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
         for relay in dict.fromkeys(written.relays.values()):
             relay.start()
         peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
-        reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept), complain)
+        reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept, how), complain)
         watching = Watch(Wanted(command, how, notes, folder), child, written, peers, reporter)
         watching.run()
     finally:
@@ -278,12 +289,12 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
     return 0 if child.status is None else leave_as(child.status)
 
 
-def read(paths: Sequence[str]) -> int:
+def read(paths: Sequence[str], how: WatchOptions) -> int:
     """Judge what --bundle kept, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
     if not all(paths):
         raise UsageError("--read: the name of a file is empty")
     stall = merged([stall for path in paths for stall in report.read_bundle(path)])
     verdict = judged(stall)
-    width, color = terminal(sys.stdout)
-    show(report.render(stall, verdict, color=color, width=width, stacks=True), sys.stdout)
+    width, color = terminal(sys.stdout, how.color)
+    show(report.render(stall, verdict, color=color, width=width, stacks=True, quiet=how.quiet), sys.stdout)
     return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN

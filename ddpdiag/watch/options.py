@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ddpdiag.cli.options import OUT, option
+from ddpdiag.cli.options import FILES, OUT, DisplayOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchOptions:
+class WatchOptions(DisplayOptions):
     """How a command is watched, as it was typed."""
 
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
@@ -18,12 +18,13 @@ class WatchOptions:
     output: tuple[str, ...] = option(
         (), "A file that the ranks write besides their output, or a pattern (*, **) (repeatable).", metavar="FILE"
     )
-    bundle: str | None = option(None, "Save all that was seen: one file, one line per look.", metavar="DIR", panel=OUT)
+    bundle: str | None = option(
+        None, "Save all that was seen: one file, one line per look.", metavar="DIR", panel=FILES
+    )
     read: bool = option(
         False,
         "Start nothing: judge the files that --bundle saved (given in place of COMMAND), all hosts together, as "
         "far as they contain a look at the newest silence.",
-        panel=OUT,
     )
     flight_recorder: bool = option(
         False,
@@ -32,6 +33,7 @@ class WatchOptions:
         "TORCH_DIST_USE_NCCL2=0. For ranks of this host only: where srun, mpirun and such start them, start "
         "`ddpdiag watch` behind those (refused if the command or a shell script shows this, else reported once seen).",
     )
+    quiet: bool = option(False, "Report without stacks, threads and GPUs (--bundle keeps them).", "-q", panel=OUT)
     alone: bool = option(
         False, "Report on this command only (default: all `ddpdiag watch` of one job on a host make one report)."
     )

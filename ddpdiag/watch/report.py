@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from ddpdiag.cli.options import DisplayOptions
 from ddpdiag.cli.outputs import terminal
 from ddpdiag.codec import decode, encode, read_bytes, readable
 from ddpdiag.errors import UsageError
@@ -97,11 +98,11 @@ def _briefly(write: Callable[[], None]) -> None:
     thread.join(_SHOW_SECONDS)
 
 
-def show(stall: Stall, verdict: Judged, bundle: Bundle | None) -> None:
+def show(stall: Stall, verdict: Judged, bundle: Bundle | None, how: DisplayOptions) -> None:
     """Write a look to standard error, and keep it."""
-    width, color = terminal(sys.stderr)
+    width, color = terminal(sys.stderr, how.color)
     # A progress bar leaves the cursor in the middle of its line.
-    text = "\n" + render(stall, verdict, color=color, width=width)
+    text = "\n" + render(stall, verdict, color=color, width=width, quiet=how.quiet)
     if bundle is not None:
         try:
             bundle.keep(stall)
@@ -114,10 +115,10 @@ def show(stall: Stall, verdict: Judged, bundle: Bundle | None) -> None:
         return
 
 
-def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: bool = False) -> str:
+def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: bool = False, quiet: bool = False) -> str:
     """What each rank does, for which rank the others wait, and the fix, as text of `width` columns.
 
-    Stacks are shown at the first look at a silence, on request, and if `stacks` is set.
+    Stacks are shown at the first look at a silence, on request, and if `stacks` is set; never if `quiet` is.
     """
     page = Page(color=color, width=width)
     page.write(_head(stall, judged), lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
@@ -125,15 +126,22 @@ def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: boo
     if judged.fix:
         page.write(one_line(judged.fix), indent=4, lead="Fix: ", lead_style="bold")
     _groups(page, judged)
+    if quiet:
+        _notes(page, judged)
+        return page.text()
     if stall.looks <= 1 or stall.asked or stacks:
         _stacks(page, judged)
         _threads(page, stall.ranks)
     elif judged.stacks:
         page.write("stacks: shown at the first look; SIGUSR1 shows them again", indent=4, style="dim")
     _gpus(page, stall)
+    _notes(page, judged)
+    return page.text()
+
+
+def _notes(page: Page, judged: Judged) -> None:
     for note in judged.notes:
         page.write(one_line(note), indent=4, lead="note: ")
-    return page.text()
 
 
 def _head(stall: Stall, judged: Judged) -> str:

@@ -16,7 +16,10 @@ DATA = {
     "ddpdiag/data/mnist/t10k-labels-idx1-ubyte.gz",
     "ddpdiag/data/mnist/train-images-idx3-ubyte.gz",
     "ddpdiag/data/mnist/train-labels-idx1-ubyte.gz",
-    *(f"ddpdiag/explain/cards/{name}.toml" for name in ("slurm", "cuda", "nccl", "c10d", "training", "torchrun")),
+    *(
+        f"ddpdiag/explain/cards/{name}.toml"
+        for name in ("slurm", "cuda", "nccl", "c10d", "training", "torchrun", "unknown")
+    ),
 }
 
 

@@ -75,7 +75,7 @@ def test_bad_input_is_a_sentence(flags, words):
 
 def test_nccl_needs_a_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match="needs a GPU"):
+    with pytest.raises(UsageError, match="--backend nccl: no GPU is visible on this host"):
         read(backend=("gloo,nccl",))
 
 

@@ -10,7 +10,7 @@ import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import module_of
 from ddpdiag.cli.app import app
-from ddpdiag.cli.options import normalized
+from ddpdiag.cli.parsing import normalized
 
 ROOM = Path(ddpdiag.__file__).parent
 HOMES = ("checks", "bench", "strategies")

@@ -7,7 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ddpdiag.cli.options import command, option, typed
+from ddpdiag.cli.options import option
+from ddpdiag.cli.parsing import command, typed
 from ddpdiag.errors import UsageError
 
 

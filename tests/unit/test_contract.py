@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from ddpdiag.cli.app import app
-from ddpdiag.cli.options import normalized
+from ddpdiag.cli.parsing import normalized
 from ddpdiag.compare.reports import Comparison
 from ddpdiag.comparison.benchmarks import _File as Baseline
 from ddpdiag.errors import ExitCode

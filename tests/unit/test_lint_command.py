@@ -201,7 +201,7 @@ def test_rules_are_chosen_by_code_or_prefix(faulty, select, ignore, found):
 
 @pytest.mark.parametrize("option", ["select", "ignore"])
 def test_an_unknown_code_is_refused_with_the_nearest(faulty, option):
-    with pytest.raises(UsageError, match=f"--{option} LNT01O: no rule"):
+    with pytest.raises(UsageError, match=f"--{option} LNT01O: unknown code of a lint rule; expected LNT001 to"):
         run([str(faulty)], LintOptions(details=False, **{option: ("LNT01O",)}))
 
 

@@ -15,8 +15,11 @@ from typer.testing import CliRunner
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.app import app
-from ddpdiag.cli.options import FORMER_NAMES, CheckOptions, HostOptions, LaunchOptions, variable_of
+from ddpdiag.cli.backends import check_backend, nccl_without_gpus
+from ddpdiag.cli.edge import located
+from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variable_of
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.parsing import FORMER_NAMES
 from ddpdiag.errors import UsageError
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch.options import WatchOptions
@@ -101,26 +104,95 @@ def test_ranks_that_there_cannot_be_are_refused(text):
 
 @pytest.mark.parametrize("name", ["NCCL", " gloo ", "cpu:gloo,cuda:nccl", "standin"])
 def test_a_backend_that_torch_or_a_package_declares_is_taken(name):
-    check.check_backend(name)
+    check_backend(name)
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.0", None])
+def test_nccl_without_a_gpu_has_a_fix(golden, monkeypatch, version):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("ddpdiag.cli.backends.torch_version", lambda: version)
+    assert nccl_without_gpus("gloo") is None
+    golden(nccl_without_gpus(" NCCL "))
 
 
 # Each is one line on standard error, and nothing else.
 MISTAKES = (
     *("chek", "--bogus", "check --bogus", "check --budgt 3", "check --budget", "check --budget x", "check extra"),
     *("check --stage gpus", "check --select FOO001", "check --backend ncll", "check --nproc-per-node many", "explain"),
-    *("bench -g 8", "bench --datatype float8", "compare one.jsonl", "simulate --hosts 1"),
+    *("bench -g 8", "bench --datatype float8", "compare one.jsonl", "simulate --hosts 1", "train --strategy dpp"),
+    *("check --budget -5", "check --color sometimes", "check --depth quik", "check --strict=3", "check --output jsn=x"),
+    *("judge gone.jsonl", "watch --stall -1 -- true", "bench -f 2 -i 8", "check --json /nowhere/report.json"),
+    *("DDPDIAG_BUDGET=x check", "DDPDIAG_STAGE=gpus check", "DDPDIAG_STRICT=x check", "lint --select LNT026 x.py"),
+    *("explain TRN001.divergd", "lint --output-format sarf x.py", "simulate --fault slow-hst", "check --select COL01"),
 )
 
 
 def test_wrong_usage_is_one_sentence(golden):
     lines = []
     for words in MISTAKES:
-        command = [sys.executable, "-c", "from ddpdiag.cli import main; main()", *shlex.split(words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        given = [word for word in shlex.split(words) if word.startswith("DDPDIAG_")]
+        command = [sys.executable, "-c", "from ddpdiag.cli import main; main()", *shlex.split(words)[len(given) :]]
+        environment = os.environ | dict(word.split("=") for word in given)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         assert (done.returncode, done.stdout) == (2, ""), words
-        lines.append(f"$ ddpdiag {words}\n{done.stderr.rstrip()}")
+        lines.append(f"$ {shlex.join([*given, 'ddpdiag', *shlex.split(words)[len(given) :]])}\n{done.stderr.rstrip()}")
         assert done.stderr.count("\n") == 1, words
     golden("\n".join(lines))
+
+
+def test_a_variable_is_named_where_its_value_is_wrong():
+    sentence = "--stage gpus: unknown stage"
+    assert located(sentence, ["check"], {"DDPDIAG_STAGE": "gpus"}) == f"DDPDIAG_STAGE: {sentence}"
+    assert located(sentence, ["check", "--stage=gpus"], {"DDPDIAG_STAGE": "host"}) == sentence
+    assert located(sentence, ["check"], {}) == sentence
+    assert located("-n -1: expected 1 or more", [], {"DDPDIAG_N": "1"}) == "-n -1: expected 1 or more"
+
+
+@pytest.mark.parametrize("name", sorted(typer.main.get_command(app).commands))
+def test_every_command_takes_quiet_and_colour(name):
+    options = {word for each in typer.main.get_command(app).commands[name].params for word in each.opts}
+    assert {"-q", "--quiet", "--color"} <= options
+
+
+@pytest.mark.parametrize("words", ["checks", "explain COL001", "explain 'NCCL WARN Duplicate GPU detected'"])
+def test_the_command_line_decides_on_colours(words):
+    shown = {
+        when: CliRunner().invoke(app, [*shlex.split(words), "--color", when], env={"NO_COLOR": "1"}).output
+        for when in ("auto", "always", "never")
+    }
+    assert "\x1b[" in shown["always"], "wins over NO_COLOR"
+    assert "\x1b[" not in shown["never"] + shown["auto"]
+
+
+def completed(words):
+    """What a shell completes the last of `words` to."""
+    typed = shlex.split(f"ddpdiag {words}") + ([""] if words.endswith(" ") else [])
+    variables = {"_DDPDIAG_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+    command = [sys.executable, "-c", "from ddpdiag.cli import main; main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | variables)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("che", ["check", "checks"]),
+        ("check --st", ["--stage", "--strict"]),
+        ("check --stage ", ["launch", "host", "gpu", "rendezvous", "collective", "p2p", "fabric", "training"]),
+        ("check --stage gpu,co", ["gpu,collective"]),
+        ("check --select COL", ["COL001", "COL002"]),
+        ("check --backend n", ["nccl"]),
+        ("check --depth ", ["quick", "standard", "deep"]),
+        ("host --ignore HST00", [f"HST00{number}" for number in range(1, 8)]),
+        ("allreduce-bench --op m", ["min", "max"]),
+        ("train --strategy single,dd", ["single,ddp"]),
+        ("lint --output-format s", ["sarif"]),
+        ("simulate --fault slow-", ["slow-host", "slow-inside", "slow-link"]),
+        ("explain pcie-l", ["pcie-link"]),
+    ],
+)
+def test_a_shell_completes_values(words, values):
+    assert completed(words) == values
 
 
 def test_the_version_is_printed():

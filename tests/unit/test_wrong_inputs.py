@@ -58,7 +58,7 @@ def test_an_empty_command_cannot_be_watched(golden) -> None:
     with pytest.raises(UsageError) as command:
         watch.run([""], WatchOptions())
     with pytest.raises(UsageError) as file:
-        watch.read([""])
+        watch.read([""], WatchOptions())
     golden(str(command.value), str(file.value))
 
 

@@ -60,7 +60,7 @@ def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int,
     foreign = any(names is not TORCHRUN and names.rank in env and not _set_by_slurm(env, names) for names in LAUNCHERS)
     here = Here(host=slurm.node_name(env, host, foreign=foreign), gpus=gpus, cores=cores, fresh=fresh)
     if asked.run_id is not None and plain_name(asked.run_id) != asked.run_id:
-        raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'.")
+        raise UsageError(f"--run-id {asked.run_id!r}: expected up to 64 letters, digits, '.', '_' or '-'")
     for names in LAUNCHERS:
         rank = number(env, names.rank)
         if rank is not None and not _set_by_slurm(env, names):
@@ -140,9 +140,9 @@ def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tupl
     """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
     address, port = master_addr(env, asked.master_addr), master_port(env, asked.master_port)
     if needed and address is None:
-        raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process.")
+        raise UsageError(f"{who}, but MASTER_ADDR is not set: export MASTER_ADDR=<host of rank 0> in every process")
     if needed and port is None:
-        raise UsageError(f"{who}, but MASTER_PORT is not set: export MASTER_PORT={TORCH_PORT} in every process.")
+        raise UsageError(f"{who}, but MASTER_PORT is not set: export MASTER_PORT={TORCH_PORT} in every process")
     return address or "127.0.0.1", port or TORCH_PORT
 
 
@@ -176,7 +176,7 @@ def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     check_below(rank, world)
     check_below(local_rank, local_size)
     if local_size and local_size.value > world.value:
-        raise UsageError(f"{local_size}: expected at most {world.value}, because of {world}.")
+        raise UsageError(f"{local_size}: expected at most {world.value}, because of {world}")
     node = number(env, *names.node_rank)
     return world, place(
         here, names.launcher, rank.value, world, local_rank=local_rank, local_size=local_size, node=node
@@ -243,7 +243,7 @@ def _check_same_world(env: Environ, world: Given) -> None:
     """An exported WORLD_SIZE, which the user's script will read, must be true."""
     exported = number(env, "WORLD_SIZE")
     if exported is not None and exported.value != world.value:
-        raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE.")
+        raise UsageError(f"{exported} contradicts {world}: expected the same, or no WORLD_SIZE")
 
 
 # The command line alone ----------------------------------------------------------------------------------------------
@@ -320,17 +320,17 @@ def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[
     """--master-addr is needed as soon as there are others; --master-port has torch's default."""
     address = master_addr(env, asked.master_addr)
     if address is None and others:
-        raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere.")
+        raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere")
     return address or "127.0.0.1", master_port(env, asked.master_port) or TORCH_PORT
 
 
 def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:
     """A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps."""
     if asked.master_addr is not None:
-        raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given.")
+        raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given")
     if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
         world = option("--world-size", asked.world_size)
-        raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node.")
+        raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node")
     stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
     if stray and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
         unset = " ".join(f"-u {name}" for name in stray)

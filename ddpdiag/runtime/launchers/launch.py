@@ -39,49 +39,49 @@ def number(env: Environ, *names: str) -> Given | None:
     text = env[name].strip()
     # At most what an unsigned 32-bit number needs: Slurm's step ids are such.
     if not re.fullmatch(r"[0-9]{1,10}", text):
-        raise UsageError(f"{name}={env[name]!r}: expected a whole number, 0 or more.")
+        raise UsageError(f"{name}={env[name]!r}: expected a whole number, 0 or more")
     return Given(name, int(text))
 
 
 def option(name: str, value: int | None) -> Given | None:
     """The command line's value for one option."""
     if value is not None and value < 0:
-        raise UsageError(f"{name} {value}: expected a whole number, 0 or more.")
+        raise UsageError(f"{name} {value}: expected a whole number, 0 or more")
     return None if value is None else Given(name, value)
 
 
 def agreed(variable: Given | None, given: Given | None) -> Given | None:
     """A value that environment and command line may both give, if they agree."""
     if variable and given and variable.value != given.value:
-        raise UsageError(f"{given} contradicts {variable}: expected the same, or only one of them.")
+        raise UsageError(f"{given} contradicts {variable}: expected the same, or only one of them")
     return variable or given
 
 
 def needed(found: Given | None, name: str, because: object, expected: str) -> Given:
     """The value, which must have been given."""
     if found is None:
-        raise UsageError(f"{because}, but {name} is not given: expected {expected}.")
+        raise UsageError(f"{because}, but {name} is not given: expected {expected}")
     return found
 
 
 def check_positive(said: Given | None) -> None:
     """Refuse a size of zero."""
     if said is not None and said.value < 1:
-        raise UsageError(f"{said}: expected 1 or more.")
+        raise UsageError(f"{said}: expected 1 or more")
 
 
 def check_below(rank: Given | None, size: Given | None) -> None:
     """Refuse a rank outside its world, or host."""
     check_positive(size)
     if rank is not None and size is not None and rank.value >= size.value:
-        raise UsageError(f"{rank}: expected 0 to {size.value - 1}, because of {size}.")
+        raise UsageError(f"{rank}: expected 0 to {size.value - 1}, because of {size}")
 
 
 def master_port(env: Environ, given: int | None) -> int | None:
     """MASTER_PORT or --master-port."""
     said = agreed(number(env, "MASTER_PORT"), option("--master-port", given))
     if said is not None and not 1 <= said.value <= 65535:
-        raise UsageError(f"{said}: expected a port, 1 to 65535.")
+        raise UsageError(f"{said}: expected a port, 1 to 65535")
     return None if said is None else said.value
 
 
@@ -89,7 +89,7 @@ def master_addr(env: Environ, given: str | None) -> str | None:
     """MASTER_ADDR or --master-addr: one host name or address."""
     variable = env.get("MASTER_ADDR", "").strip()
     if variable and given and variable != given:
-        raise UsageError(f"--master-addr {given} contradicts MASTER_ADDR={variable}: expected the same.")
+        raise UsageError(f"--master-addr {given} contradicts MASTER_ADDR={variable}: expected the same")
     if variable:
         return one_host(variable, f"MASTER_ADDR={variable}")
     return one_host(given, f"--master-addr {given}") if given else None
@@ -101,7 +101,7 @@ def one_host(name: str, said: str) -> str:
         fix = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         raise UsageError(f"{said}: expected one host, not a list of hosts; in a Slurm job: {fix}")
     if not name.isprintable() or set(name) & set(" /") or name.count(":") == 1:
-        raise UsageError(f"{said!r}: expected one host name or address, without a port.")
+        raise UsageError(f"{said!r}: expected one host name or address, without a port")
     return name
 
 
@@ -313,14 +313,14 @@ def ranks_here(asked: Asked) -> int | None:
     wanted = option("--nproc-per-node", asked.nproc_per_node)
     check_positive(wanted)
     if wanted is not None and wanted.value > MOST_RANKS_HERE:
-        raise UsageError(f"{wanted}: expected at most {MOST_RANKS_HERE}.")
+        raise UsageError(f"{wanted}: expected at most {MOST_RANKS_HERE}")
     return None if wanted is None else wanted.value
 
 
 def check_world(world: Given) -> None:
     """Refuse a world that no cluster holds: lists of its ranks would fill the memory."""
     if world.value > MOST_RANKS:
-        raise UsageError(f"{world}: expected at most {MOST_RANKS:,} ranks.")
+        raise UsageError(f"{world}: expected at most {MOST_RANKS:,} ranks")
 
 
 def refuse_block(asked: Asked, rank: Given) -> None:
@@ -328,14 +328,14 @@ def refuse_block(asked: Asked, rank: Given) -> None:
     blocks = {"--nproc-per-node": asked.nproc_per_node, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
     for name, value in blocks.items():
         if value is not None:
-            raise UsageError(f"{name} {value} contradicts {rank}: this process is that rank, and starts no others.")
+            raise UsageError(f"{name} {value} contradicts {rank}: this process is that rank, and starts no others")
 
 
 def refuse_single(asked: Asked, because: str) -> None:
     """A process that starts several ranks is none of them."""
     for name, value in {"--rank": asked.rank, "--local-rank": asked.local_rank}.items():
         if value is not None:
-            raise UsageError(f"{name} {value} has no meaning here: {because}.")
+            raise UsageError(f"{name} {value} has no meaning here: {because}")
 
 
 def run_id(asked: Asked, own: str | None, *shared: object) -> str:

@@ -119,7 +119,7 @@ def first_of(nodelist: str) -> str:
     first = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", nodelist.strip())
     name = re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
     if not name:
-        raise UsageError(f"SLURM_STEP_NODELIST={nodelist!r}: expected the hosts of the step.")
+        raise UsageError(f"SLURM_STEP_NODELIST={nodelist!r}: expected the hosts of the step")
     return one_host(name, f"SLURM_STEP_NODELIST={nodelist}")
 
 
@@ -148,7 +148,7 @@ def check_master(env: Environ, address: str, step: Step) -> None:
         raise UsageError(
             f"MASTER_ADDR={address} is a node of job {step.job_id}, but not of its step {step.job_id}.{step.step_id} "
             f"({env['SLURM_STEP_NODELIST']}), so no rank runs there: expected {step.first_node}, the first node of the "
-            "step; unset MASTER_ADDR, or take it from SLURM_STEP_NODELIST within the step."
+            "step; unset MASTER_ADDR, or take it from SLURM_STEP_NODELIST within the step"
         )
 
 

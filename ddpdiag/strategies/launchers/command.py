@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
+from ddpdiag.cli.backends import refuse_nccl_without_gpus
 from ddpdiag.cli.check import launched
 from ddpdiag.cli.options import LaunchOptions, spelled
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
@@ -21,7 +22,7 @@ from ddpdiag.render import files
 from ddpdiag.render.page import Column, Page, one_line
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.strategies.command import MOST_IMAGES, MOST_STEPS, number_within, refuse_nccl_without_gpus
+from ddpdiag.strategies.command import MOST_IMAGES, MOST_STEPS, number_within
 from ddpdiag.strategies.launchers.judge import Seen, judged
 from ddpdiag.strategies.launchers.methods import Compare, LauncherRow, LaunchersReport, LaunchMethod, typed
 from ddpdiag.strategies.launchers.turns import Rounds

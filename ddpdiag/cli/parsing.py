@@ -1,0 +1,197 @@
+"""Dataclasses of options as parameters of Typer's commands: their names, their help, and what was given."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, get_annotations, signature
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+
+from ddpdiag.cli.options import spelled, variable_of
+from ddpdiag.errors import UsageError, nearest
+
+R = TypeVar("R")
+
+# What is watched may have empty arguments of its own.
+_FREE = "command"
+# Options and commands by the names that they had, or have elsewhere; these work and are not in --help.
+FORMER_NAMES = {
+    "env-file": "write-workaround",
+    "exclude-file": "write-failing-hosts",
+    "good-hosts": "write-healthy-hosts",
+    "board-wait": "join-timeout",
+    "board-port": "control-port",
+    "bench": "allreduce-bench",
+}
+
+
+def normalized(name: str) -> str:
+    """The name of an option or command as it is declared: people and launchers also write --local_rank."""
+    name = name.replace("_", "-")
+    return FORMER_NAMES.get(name, name)
+
+
+def show_all(context: typer.Context, wanted: bool) -> None:
+    """Print the help of a command with its advanced options, and exit."""
+    if wanted:
+        for parameter in context.command.params:
+            parameter.hidden = False  # type: ignore[attr-defined]
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = typer.Option("--help-all", help="Show all options and exit.", callback=show_all, is_eager=True)
+
+
+def typed(context: typer.Context) -> list[str]:
+    """The options on the command line, by the names of their fields."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def command(body: Callable[..., R]) -> Callable[..., R]:
+    """`body` as Typer wants it: a parameter that is a dataclass gives way to an option for each of its fields.
+
+    Of `Annotated[Outputs, "json", "record"]` these fields alone are options, in this order. What stands before the
+    command (the context's object) is taken where an option is not given. UsageError for a text that is empty.
+    """
+    hints = get_type_hints(body, include_extras=True)
+    groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_plain(hint))}
+    arguments = {name: hints[name] for name in signature(body).parameters if name not in groups}
+    has_advanced = any(each.metadata["shown"]["hidden"] for group in groups.values() for each in group.fields)
+    parameters = [
+        *([_keyword("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
+        *(_keyword(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
+        *(_parameter(each, group.fields) for group in groups.values() for each in group.fields),
+    ]
+
+    @wraps(body)
+    def called(context: typer.Context, help_all: bool = False, **values: object) -> R:
+        for name, value in values.items():
+            if name != _FREE and "" in (value if isinstance(value, list) else (value,)):
+                # An argument goes by the name under which users know it: "FILE".
+                metavar = get_args(arguments[name])[1].metavar.removesuffix("...") if name in arguments else None
+                subject = metavar or spelled(name)
+                raise UsageError(f"{subject}: the value is empty; is a variable not set?")
+        values |= {name: group.made(values, context.obj or {}) for name, group in groups.items()}
+        if "context" in arguments:
+            values["context"] = context
+        return body(**values)
+
+    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return called
+
+
+class _Group:
+    """A dataclass with the fields of it that are options."""
+
+    def __init__(self, hint: object) -> None:
+        self._kind = _plain(hint)
+        known = {each.name: each for each in fields(self._kind)}
+        # Those of a base class last: how a report is shown follows what it is.
+        own_first = dict.fromkeys(name for kind in self._kind.__mro__ for name in get_annotations(kind))
+        self.fields = [known[name] for name in get_args(hint)[1:] or own_first]
+
+    def made(self, values: dict[str, object], before: Mapping[str, object]) -> object:
+        """The dataclass, from its own `values`, which are taken away."""
+        own = {each.name: values.pop(each.name) for each in self.fields}
+        for each in self.fields:
+            texts = own[each.name] if "formats" in each.metadata else None
+            for text in texts if isinstance(texts, list) else ():
+                name, file = _named_output(text, _formats(each, self.fields))
+                if own[name] is not None:
+                    raise UsageError(f"--output {text}: {spelled(name)} {own[name]} is given as well")
+                own[name] = file
+        return self._kind(**{each.name: _value(each, own[each.name], before) for each in self.fields})
+
+
+def _plain(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of an argument
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _named_output(text: str, formats: Mapping[str, str]) -> tuple[str, str]:
+    """The field and the file of FORMAT=FILE; UsageError for anything else."""
+    name, equals, file = text.partition("=")
+    if name not in formats or not equals or not file:
+        near = "" if name in formats else nearest(name, formats)
+        raise UsageError(f"--output {text}: expected FORMAT=FILE, with {', '.join(formats)} as FORMAT{near}")
+    return formats[name], file
+
+
+def _formats(declared: "Field[Any]", others: "Sequence[Field[Any]]") -> dict[str, str]:
+    """The field of each format that --output takes: those that the command has."""
+    names = {each.name for each in others}
+    return {name: field for name, field in declared.metadata["formats"].items() if field in names}
+
+
+def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _parameter(declared: "Field[Any]", others: "Sequence[Field[Any]]") -> Parameter:
+    texts = declared.metadata["shown"]
+    if "formats" in declared.metadata:
+        *first, last = _formats(declared, others)
+        texts = texts | {"help": texts["help"].format(f"{', '.join(first)} or {last}")}
+    shown = typer.Option(
+        ...,
+        spelled(declared.name),
+        *declared.metadata["names"],
+        **texts,
+        envvar=variable_of(declared),
+        show_envvar=False,
+    )
+    if get_origin(declared.type) is tuple:
+        return _keyword(declared.name, Annotated[list[str] | None, shown], None)
+    return _keyword(declared.name, Annotated[declared.type, shown], declared.default)
+
+
+def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) -> object:
+    """What was given, made a tuple where it may be repeated."""
+    if value is None or value == []:
+        return before.get(declared.name, declared.default)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def examples(*lines: str) -> str:
+    """An epilog of one example a line."""
+    return "\n\n".join(["Examples:", *lines])
+
+
+def sentence_of(error: Exception, program: str) -> str:
+    """A mistake on the command line as one sentence: what, where, what is expected; `error` is one of click's."""
+    message = error.format_message().rstrip(".").replace(". Did", "; did")  # type: ignore[attr-defined]
+    option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
+    if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
+        return f"{option} {wrong}"
+    if near := getattr(error, "possibilities", None):  # the nearest first
+        message = f"{message.partition(' (')[0].partition(';')[0]}; did you mean {near[0]}?"
+    message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
+    message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)
+    message = re.sub(r"^Option '(\S+)' does not take a value$", r"\1: expected no value", message)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else program
+    see = " See" if message.endswith("?") else "; see"
+    return f"{message[:1].lower()}{message[1:]}{see} `{command} --help`"
+
+
+_WRONG = re.compile(r"'?(.*?)'? is not (a valid|one of|in the range) (.*)", re.DOTALL)
+
+
+def _wrong_value(message: str) -> str | None:
+    """What click says of a value, as "VALUE: expected ..."; None for anything else."""
+    if (parts := _WRONG.fullmatch(message.rstrip("."))) is None:
+        return None
+    value, kind, rest = parts.groups()
+    match kind:
+        case "one of":
+            words = re.findall(r"'([^']*)'", rest)
+            return f"{value}: expected {', '.join(words)}{nearest(value, words)}"
+        case "in the range":
+            bounds = [number.removesuffix(".0") for number in re.findall(r"[\d.]+", rest)]
+            least = " to ".join(bounds) if len(bounds) == 2 else f"{bounds[0]} or {'more' if '>' in rest else 'less'}"
+            return f"{value.removesuffix('.0')}: expected {least}"
+    expected = {"int": "a whole number", "flo": "a number", "boo": "true or false"}.get(rest[:3])
+    return f"{value}: expected {expected}" if expected is not None else None
