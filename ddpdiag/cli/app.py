@@ -319,7 +319,7 @@ def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE...|-",
+            metavar="CODE|NAME|TEXT|FILE|-",
             help="The code of a check, finding or lint rule, the name of a check, an error text, or logs ('-': "
             "standard input).",
             autocompletion=completion(codes_and_names),

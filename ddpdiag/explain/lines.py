@@ -26,6 +26,7 @@ _PREFIXES = tuple(
         ("[", r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?"),
         # pdsh, clush; DeepSpeed's launcher, whose hosts are called worker-1; `kubectl logs --prefix`; docker compose.
         (_LETTERS, rf"{_NO_HOST}(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{{0,60}}\d[a-z0-9.-]{{0,60}}): "),
+        (string.digits, r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): "),
         ("w", r"worker-\d{1,6}: "),
         ("[", r"\[pod/(?P<host>[a-z0-9.-]{1,80})/[a-z0-9.-]{1,80}\] "),
         (_LETTERS, r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?"),

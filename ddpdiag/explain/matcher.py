@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import structs
 
 from ddpdiag.explain.card import Card, Role, all_cards
-from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, table_origin, window
+from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, read_prefixes, table_origin, window
 from ddpdiag.explain.order import in_order, related
 from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally
-from ddpdiag.explain.tracebacks import Traceback, tracebacks
+from ddpdiag.explain.tracebacks import Traceback, message_after, tracebacks
 from ddpdiag.foreign import without_secrets
 
 __all__ = ["Call", "Explanation", "Sighting", "all_cards", "explain_log", "read_line"]
@@ -83,7 +83,7 @@ class _Matcher:
 
     def read(self, block: bytes) -> None:
         """A block of lines."""
-        raised = {found.start: found for found in tracebacks(block)}
+        raised = {found.start: found for found in tracebacks(block, is_first=self.lines == 0)}
         counted, line = 0, self.lines + 1
         for start, (end, hits) in sorted(self._hits(block, raised).items()):
             line += block.count(b"\n", counted, start)
@@ -148,6 +148,8 @@ class _Matcher:
                 origin = table_origin(block[max(0, start - _LOOK_BACK) : start].decode("utf-8", "replace"), origin)
             groups = {name: value for name, value in match.groupdict().items() if value}
             key = card.name, groups.get("kind", "")
+            if card.fallback and key not in self._tallies and text.endswith(":"):
+                text += f" {message_after(block, end, read_prefixes(window(line, 0))[0])}"
             if tally := self._tally(card, key, number, text):
                 self._follow(key, tally, origin, traceback)
                 tally.add(number, origin, groups)

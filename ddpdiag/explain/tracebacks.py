@@ -5,6 +5,7 @@ A traceback is read from its first line on, over lines of the same origin only, 
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from ddpdiag.explain.lines import Origin, read_prefixes, window
@@ -13,6 +14,7 @@ _BEGIN = b"Traceback (most recent call last)"
 # A log that has more of them repeats itself; a longer one is a recursion.
 _MOST, _MOST_LINES = 500, 300
 _LOOK_BACK = 400
+_MESSAGE_LINES = 3
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})(?:, in (?P<function>.{1,200}))?')
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?::(?: |$)|$)")
 _CHAINED = ("During handling of the above exception", "direct cause of the following exception")
@@ -38,9 +40,12 @@ class Traceback(NamedTuple):
     is_ignored: bool
 
 
-def tracebacks(block: bytes) -> Iterator[Traceback]:
-    """The tracebacks that a block of lines holds to their end."""
+def tracebacks(block: bytes, *, is_first: bool = False) -> Iterator[Traceback]:
+    """The tracebacks that a block of lines holds to their end; the first block of a log may begin inside of one."""
     at = block.find(_BEGIN)
+    frame = block.find(b'File "', 0, at if at >= 0 else len(block)) if is_first else -1
+    if frame >= 0 and (found := _read(block, block.rfind(b"\n", 0, frame) + 1, frame)) is not None:
+        yield found
     for _ in range(_MOST):
         if at < 0:
             return
@@ -48,6 +53,12 @@ def tracebacks(block: bytes) -> Iterator[Traceback]:
         if (found := _read(block, start, at)) is not None:
             yield found
         at = block.find(_BEGIN, at + len(_BEGIN))
+
+
+def message_after(block: bytes, end: int, origin: Origin) -> str:
+    """The lines after one that ends with a colon: the message of an exception that begins on the next line."""
+    texts = (text.strip() for _, text in _following(block, end, origin))
+    return " ".join(islice(filter(None, texts), _MESSAGE_LINES))
 
 
 def _read(block: bytes, start: int, at: int) -> Traceback | None:

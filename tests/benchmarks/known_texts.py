@@ -1,16 +1,17 @@
-"""What `ddpdiag explain` makes of a sample of real logs: right first, named, a symptom, unknown, or a false blame.
+"""What `ddpdiag explain` makes of a sample of logs: right first, named, a symptom, unknown, or a false blame.
 
     python tests/benchmarks/known_texts.py tests/benchmarks/known_texts_a.toml FOLDER
 
-The labels are committed; the logs are other people's text and never are. FOLDER holds one file for each label,
-"KEY.txt"; a label without a file is skipped and counted. A label:
+The labels are committed; the logs are other people's text, or written after it, and never are. What a score is worth
+depends on them: logs that were shortened or written after a thread lack the length and noise of real ones. FOLDER holds
+one file for each label, "KEY.txt"; a label without a file is skipped and counted. A label:
 
     [issue_owner_repo_123]
     address = "https://github.com/owner/repo/issues/123"
     about = "one line: what was wrong"
-    expect = ["card-a", "card-b"]           # names of cards; any of them is right
+    expect = ["card-a", "new:card-b"]       # names of cards; any of them is right, and "new:" does not exist yet
     quote = "fragment of the line that first shows it"
-    innocent = ["card-c", 3]                # cards and ranks that would be a false blame if named first
+    innocent = ["card-c", "rank 3"]         # cards and ranks that would be a false blame if named first
     symptom = true                          # no card can tell the cause: `expect` is empty, the quoted line is enough
     healthy = true                          # a job without a failure: any failure named is a false blame
 
@@ -46,7 +47,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     title: str = ""
     expect: tuple[str, ...] = ()
     quote: str = ""
-    innocent: tuple[str | int, ...] = ()
+    innocent: tuple[str, ...] = ()
     symptom: bool = False
     healthy: bool = False
 
@@ -71,7 +72,7 @@ def labels_of(path: Path) -> dict[str, Label]:
     labels = msgspec.toml.decode(path.read_bytes(), type=dict[str, Label])
     known = {card.name for card in all_cards()}
     for key, label in labels.items():
-        names = [name for name in (*label.expect, *label.innocent) if isinstance(name, str)]
+        names = [name for name in (*label.expect, *label.innocent) if not name.startswith(("new:", "rank "))]
         if missing := [name for name in names if name not in known]:
             print(f"note: {key}: no card has the name {', '.join(missing)}")
         if not label.expect and not label.symptom and not label.healthy:
@@ -91,17 +92,19 @@ def outcome_of(label: Label, found: Explanation) -> Outcome:
     failures = [one for one in found.sightings if one.card.role in _FAILURES]
     if label.healthy:
         return Outcome.FALSE if found.is_explained and failures else Outcome.FIRST
-    if not found.is_explained:
+    if not found.sightings:
         return Outcome.UNKNOWN
     first = found.sightings[0]
-    if first.card.name in label.innocent or set(blamed_ranks(first)) & set(label.innocent):
+    innocent = {first.card.name, *(f"rank {rank}" for rank in blamed_ranks(first))}
+    if innocent & set(label.innocent) and first.card.role is not Role.ECHO:
         return Outcome.FALSE
     is_quoted = bool(label.quote) and " ".join(label.quote.split()) in " ".join(first.excerpt.split())
-    if first.card.name in label.expect or (label.symptom and is_quoted):
+    is_named = {first.card.name, f"new:{first.card.name}"} & set(label.expect)
+    if is_named or (label.symptom and is_quoted and found.is_explained):
         return Outcome.FIRST
     if any(one.card.name in label.expect for one in found.sightings):
         return Outcome.NAMED
-    if is_quoted:
+    if is_quoted and first.card.role is not Role.ECHO:
         return Outcome.SYMPTOM
     return Outcome.FALSE if first.card.role is Role.CAUSE else Outcome.UNKNOWN
 

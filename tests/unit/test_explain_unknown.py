@@ -51,6 +51,7 @@ def raised(exception: str, frame: str = '  File "/job/train.py", line 3, in step
         ("what(): CUDA driver error: 217", "unknown-cuda-driver-error"),
         ("cudaErrorLaunchMaxDepthExceeded", "unknown-cuda-error"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear", "unknown-gpu-library-error"),
+        ("  what():  basic_string::_M_create", "unknown-cpp-exception"),
         ("ValueError: batch of 3 images", "exception"),
         ("binascii.Error: Incorrect padding", "exception"),
         ("omegaconf.errors.ConfigKeyError", "exception-bare"),
@@ -59,7 +60,7 @@ def raised(exception: str, frame: str = '  File "/job/train.py", line 3, in step
 def test_an_unknown_text_is_quoted_under_its_subsystem(line: str, name: str) -> None:
     (one,) = explain_log([line.encode()], "").sightings
     assert (one.card.name, one.card.role) == (name, Role.FAILURE)
-    assert one.excerpt == line
+    assert one.excerpt == line.strip()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_an_unknown_text_is_quoted_under_its_subsystem(line: str, name: str) -> 
         ("(RayTrainWorker pid=123, ip=1.2.3.4) ", ("1.2.3.4",)),
         ("(RayTrainWorker pid=123) ", ()),
         ("n1: ", ("n1",)),
+        ("10.1.20.11: 10.1.20.11: ", ("10.1.20.11",)),
         ("worker-1: ", ()),
     ],
 )
@@ -101,6 +103,24 @@ def test_json_lines_are_read(key: str) -> None:
         assert (one.excerpt, one.frame) == (TRACEBACK[-1], "/job/train.py, line 12, in main")
     assert explained(whole).sightings[0].ranks == (3,)
     assert roles(explained(json.dumps({key: PEER}))) == [("peer-closed", "echo")]
+
+
+def test_a_log_may_begin_inside_of_a_traceback() -> None:
+    (one,) = explained(*TRACEBACK[1:]).sightings
+    assert (one.card.name, one.excerpt, one.line) == ("exception-named", TRACEBACK[-1], 5)
+
+
+def test_a_message_that_begins_on_the_next_line_is_quoted() -> None:
+    (one,) = explained(
+        "3: lit.MisconfigurationException: ", "0: step 1", "3:     You requested [0, 1]", "3: "
+    ).sightings
+    assert one.excerpt == "lit.MisconfigurationException: You requested [0, 1]"
+
+
+def test_nccls_list_of_calls_shows_that_a_warning_was_the_failure() -> None:
+    found = explained(WARNING, "n0:71:90 [0] NCCL INFO transport/net.cc:223 -> 2")
+    assert roles(found) == [("unknown-nccl-warning", "failure"), ("nccl-call-failed", "echo")]
+    assert roles(explained("n0:71:90 [0] NCCL INFO transport/net.cc:223 -> 0")) == []
 
 
 def test_ranks_that_write_between_each_others_lines_are_kept_apart() -> None:
