@@ -13,6 +13,7 @@ from ddpdiag.cli.edge import guarded, leave
 from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
+    ExplainOptions,
     JudgeOutputs,
     LintOptions,
     ManualOutputs,
@@ -298,6 +299,7 @@ def lint(
     "ddpdiag explain TRN001.diverged",
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
+    "ddpdiag explain rank*.log --json explained.json",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
@@ -305,20 +307,20 @@ def explain(
         list[str],
         typer.Argument(
             metavar="CODE|NAME|TEXT|FILE|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or a log ('-': "
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs ('-': "
             "standard input).",
             autocompletion=completion(codes_and_names),
         ),
     ],
-    display: DisplayOptions,
+    how: Annotated[ExplainOptions, "json", "github", "quiet", "color"],
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code, 3 no known error in the text or log.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in one of the logs.
     """
     from ddpdiag.explain import command
 
-    raise typer.Exit(command.run(what, quiet=display.quiet, color=display.color))
+    raise typer.Exit(command.run(what, how))
 
 
 @_command("ddpdiag manual --markdown manual.md")

@@ -224,6 +224,14 @@ class LintOptions(Outputs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExplainOptions(DisplayOptions):
+    json: str | None = option(
+        None, "Write what was found as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
+    )
+    github: bool = option(False, "Print annotations for GitHub Actions instead of text.", panel=OUT, variable=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ManualOutputs(DisplayOptions):
     markdown: str = option(
         "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False

@@ -1,11 +1,19 @@
 """Cards: error texts of other programs, and what each means; they are read from cards/*.toml."""
 
+import re
 import tomllib
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, structs
+
+PLACEHOLDER = re.compile(r"(?<![$\w])\{([a-z_]{1,30})\}")
+# A log is text from elsewhere: what is put into a command has no character that a shell obeys.
+_FILLED = ("meaning", "confirm", "fix")
+_PLAIN = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
 
 class Role(Enum):
@@ -29,14 +37,25 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `anchor` are words that every such line holds as they stand here; they are searched for first, which is fast.
     `pattern` is a regular expression that the line must fit, too. Its groups have a meaning: `rank` and `host` printed
-    the line, `missing` are ranks that were waited for in vain, `work` is the number of a collective, `operation` and
-    `elements` what it is, `group` the group in which it is counted, and of each `kind` there is a sighting of its own.
+    the line, `other` is a second rank that it is about, `missing` are ranks that were waited for in vain, `work` is the
+    number of a collective, `operation` and `elements` what it is, `group` the group in which it is counted, and of each
+    `kind` there is a sighting of its own.
+
+    `meaning`, `confirm` and `fix` may name further groups in braces: "{port}" becomes the port of the first line. Where
+    that names none, it becomes the one in `defaults`, or the name in capitals (PORT). A value with a character that a
+    shell obeys is not taken.
 
     `code` is the check, the finding or the lint rule whose page explains the text. `example` is a real line, and
     `source` is where it is printed or was seen. `in_table`: a line of torchrun's table of failures, which names rank
     and host in the lines before. `waiting_rank` is the rank that waits where the line names none. Beside a text of a
     card of `echo_of` this one is an echo. The card `mismatch` takes its place where ranks name different collectives of
-    one number.
+    one number. `is_retried`: the program tries again after it, so beside another failure it is a note.
+
+    `vague`: the text shows only which library failed, or only that a process ended. `fallback`: the card is tried where
+    no other fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
+    that are printed later. A fallback with the role "hint" is a warning; it becomes the failure where the log shows
+    that the job failed, and at most which library did. `in_traceback`: the card is held against the last line of each
+    of Python's tracebacks.
     """
 
     name: str
@@ -53,12 +72,26 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     waiting_rank: int | None = None
     echo_of: tuple[str, ...] = ()
     mismatch: str = ""
+    is_retried: bool = False
+    defaults: dict[str, str] = {}
+    vague: Literal["", "library", "process"] = ""
+    fallback: bool = False
+    in_traceback: bool = False
+
+    def filled(self, values: Mapping[str, str]) -> "Card":
+        """The card with the values of a line in place of its placeholders."""
+        known = self.defaults | {name: value for name, value in values.items() if _PLAIN.fullmatch(value)}
+        texts = {
+            name: PLACEHOLDER.sub(lambda match: known.get(match[1], match[1].upper()), getattr(self, name))
+            for name in _FILLED
+        }
+        return structs.replace(self, **texts)
 
 
 # In the order in which their cards are tried: the first one that fits a line is taken.
 _FILES = (
     "kernel", "xid", "slurm", "slurm_start", "mpi", "kubernetes", "containers", "launchers", "programs", "elastic",
-    "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun",
+    "memory", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "python", "files", "training", "torchrun", "unknown",
 )  # fmt: skip
 
 

@@ -4,59 +4,99 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.options import Color
-from ddpdiag.cli.outputs import show, terminal
+from ddpdiag.cli.outputs import ExplainOptions, is_one_file, show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
+from ddpdiag.explain.tally import STANDARD_INPUT
+from ddpdiag.render import files
 
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
 # What logs are called.
 _SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
+_AS_TEXT = ExplainOptions()
 
 
-def run(words: Sequence[str], *, quiet: bool = False, color: Color = Color.AUTO) -> int:
-    """Print what explains `words`; 3 where no known failure is in a text or log."""
+def run(words: Sequence[str], how: ExplainOptions = _AS_TEXT) -> int:
+    """Print what explains `words`; 3 where a text or log has no known failure."""
     text = " ".join(words)
-    if text == "-":
-        return _show(explain_log(_standard_input(quiet=quiet), "standard input"), color)
+    if how.json is not None:
+        _check_output(how.json, words)
     if len(words) == 1 and (code := text if _CODE.fullmatch(text) else code_of(text)) is not None:
-        _show_page(code, color)
+        if how.json is not None or how.github:
+            option = "--github" if how.json is None else "--json"
+            raise UsageError(f"{option}: {readable(text)} is a manual page; give an error text or a log")
+        _show_page(code, how.color)
         return ExitCode.FIT
-    if all(os.path.isfile(word) for word in words):
-        if len(words) > 1:
-            raise UsageError(f"{len(words)} files given, one expected; for several: `cat ... | ddpdiag explain -`")
-        return _show(explain_log(_file(text), readable(text)), color)
-    return _text(text, color)
+    if all(map(_is_log, words)):
+        return _show([_explained(word, quiet=how.quiet) for word in words], how)
+    if any(map(_is_log, words)) and (missing := [word for word in words if _is_missing_log(word)]):
+        raise UsageError(f"{readable(missing[0])}: no such file")
+    return _text(text, how)
 
 
-def _text(text: str, when: Color) -> int:
+def _is_log(word: str) -> bool:
+    return word == "-" or os.path.isfile(word)
+
+
+def _is_missing_log(word: str) -> bool:
+    return not _is_log(word) and ("/" in word or word.endswith(_SUFFIXES))
+
+
+def _check_output(path: str, words: Sequence[str]) -> None:
+    """UsageError over what is read, and over a log that was given to --json by mistake."""
+    files.check_writable(path)
+    if path == files.STANDARD_OUTPUT:
+        return
+    if any(is_one_file(path, word) for word in words):
+        raise UsageError(f"--json {path} would overwrite the log that is read; give it another file")
+    with suppress(OSError), open(path, "rb") as file:
+        if os.path.isfile(path) and file.read(1) not in (b"", b"{"):
+            raise UsageError(f"--json {path} would overwrite a file that is no JSON; `--json -` is standard output")
+
+
+def _explained(word: str, *, quiet: bool) -> Explanation:
+    if word == "-":
+        return explain_log(_standard_input(quiet=quiet), STANDARD_INPUT)
+    return explain_log(_file(word), readable(word))
+
+
+def _text(text: str, how: ExplainOptions) -> int:
     # Pasted text is a log without a name: the numbers of its lines are of no use.
     found = explain_log([text.encode("utf-8", "surrogateescape")], "")
     if not found.sightings and not re.search(r"\s", text.strip()):
-        if "/" in text or text.endswith(_SUFFIXES):
+        if _is_missing_log(text):
             raise UsageError(f"{readable(text)}: no such file")
         raise UsageError(
             f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
             "`ddpdiag checks` lists codes and names"
         )
-    exit_code = _show(found, when)
-    if found.is_explained:
-        _show_page(found.sightings[0].card.code, when, "\n")
+    exit_code = _show([found], how)
+    if found.is_explained and how == ExplainOptions(quiet=how.quiet, color=how.color):
+        _show_page(found.sightings[0].card.code, how.color, "\n")
     return exit_code
 
 
-def _show(found: Explanation, when: Color) -> int:
+def _show(found: Sequence[Explanation], how: ExplainOptions) -> int:
+    """Each log under its name. The exit code is that of the worst."""
+    from ddpdiag.explain.formats import as_github, as_json
     from ddpdiag.explain.render import render  # rich, which the page of a code does not need
 
-    width, color = terminal(sys.stdout, when)
-    show(render(found, width=width, color=color), sys.stdout)
-    return ExitCode.FIT if found.is_explained else ExitCode.UNKNOWN
+    exit_code = ExitCode.FIT if all(each.is_explained for each in found) else ExitCode.UNKNOWN
+    stream = sys.stderr if how.json == files.STANDARD_OUTPUT else sys.stdout
+    width, color = terminal(stream, how.color)
+    if how.json is not None:
+        files.write(how.json, as_json(found, exit_code))
+    pages = (render(each, width=width, color=color) for each in found)
+    show(as_github(found) if how.github else "\n".join(pages), stream)
+    return exit_code
 
 
 def _show_page(code: str, when: Color, before: str = "") -> None:

@@ -27,6 +27,10 @@ _HEALTHY = (
     "No failure found in this {}. Healthy jobs print such lines, too. If the job failed, look at the output of its "
     "other ranks and hosts, and test the allocation itself with `ddpdiag check`."
 )
+_HINTS = (
+    "No failure found in this {}. Healthy jobs print such lines, too; if the job hangs or failed, start with {}. Look "
+    "also at the output of its other ranks and hosts, and test the allocation itself with `ddpdiag check`."
+)
 
 
 def render(found: Explanation, *, width: int, color: bool) -> str:
@@ -37,15 +41,17 @@ def render(found: Explanation, *, width: int, color: bool) -> str:
         brief = sighting.card.role in (Role.ECHO, Role.NOTE) if number else False
         lines += _sighting(sighting, width, color=color, brief=brief or number >= _SHOWN_FULL, log=bool(found.source))
     if said := _end(found):
-        lines += ["", *textwrap.wrap(said, width)]
+        lines += ["", *textwrap.wrap(said, width, break_on_hyphens=False)]
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _head(found: Explanation, width: int) -> Iterator[str]:
     if found.source:
-        known = len(found.sightings)
-        said = f"{found.lines:,} {'line' if found.lines == 1 else 'lines'}, {known} known {_plural(known, 'text')}"
-        yield from textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {said}", width)
+        known = sum(not one.card.fallback for one in found.sightings)
+        parts = [count(found.lines, "line"), count(known, "known text")]
+        if others := len(found.sightings) - known:
+            parts.append(f"{others} unknown")
+        yield from textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {', '.join(parts)}", width)
 
 
 def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:
@@ -61,6 +67,8 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
         return
     if log:
         yield from _filled("> ", one_line(sighting.excerpt), width)
+    if sighting.frame:
+        yield from _filled("Raised in: ", one_line(sighting.frame), width)
     yield from _filled("", card.meaning, width)
     if sighting.missing:
         yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
@@ -141,16 +149,27 @@ def _plural(number: int, word: str) -> str:
 def _end(found: Explanation) -> str:
     if not found.sightings:
         return _UNKNOWN
+    first = found.sightings[0]
+    kind = "log" if found.source else "text"
     if all(one.card.role is Role.NOTE for one in found.sightings):
-        return _HEALTHY.format("log" if found.source else "text")
+        return _HEALTHY.format(kind)
+    if found.source and not found.has_failure:
+        return _HINTS.format(kind, _place(first))
     if not found.is_explained:
         return _ECHOES
     if not found.source:
         return ""
-    first = found.sightings[0]
-    who = _who(first)
-    start = f"Start with {first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"
+    if first.card.fallback:
+        return f"No known text explains this log. Start with its first unknown failure: {_place(first)}."
     if first.card.role is Role.WAIT:
         awaited = _ranks(first.missing) if first.missing else "the rank for which it waited"
-        return f"{start}: it only waited, so look at {awaited}; `ddpdiag check` finds the rank and the reason."
-    return f"{start}; `ddpdiag explain {first.card.code}` is its page."
+        return (
+            f"Start with {_place(first)}: it only waited, so look at {awaited}; `ddpdiag check` finds the rank and the "
+            "reason."
+        )
+    return f"Start with {_place(first)}; `ddpdiag explain {first.card.code}` is its page."
+
+
+def _place(first: Sighting) -> str:
+    who = _who(first)
+    return f"{first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"

@@ -10,6 +10,7 @@ from ddpdiag import __version__
 from ddpdiag.codec import encode
 from ddpdiag.lint.reading import Rule
 from ddpdiag.model import Severity
+from ddpdiag.render.github import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 LINT_SCHEMA = "ddpdiag.lint/1"
@@ -99,7 +100,6 @@ def _count(number: int, word: str) -> str:
 
 # For programs --------------------------------------------------------------------------------------------------------
 
-# docs.github.com/actions/reference/workflow-commands-for-github-actions, "Setting a warning message"
 _ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -112,18 +112,16 @@ def as_json(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
 def as_github(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
     """A workflow command for each finding, which GitHub shows at its line."""
     return "".join(
-        f"::{_ANNOTATIONS[each.severity]} file={_property(each.path)},line={each.line},col={each.column},"
-        f"title={each.code} {each.name}::{_escaped(f'{each.message} {each.fix}')}\n"
+        annotation(
+            _ANNOTATIONS[each.severity],
+            f"{each.message} {each.fix}",
+            title=f"{each.code} {each.name}",
+            path=each.path,
+            line=each.line,
+            column=each.column,
+        )
         for each in report.findings
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def as_sarif(report: LintReport, rules: Sequence[Rule] = ()) -> str:

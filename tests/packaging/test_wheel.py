@@ -18,7 +18,7 @@ DATA = {
     "ddpdiag/data/mnist/train-labels-idx1-ubyte.gz",
     *(
         f"ddpdiag/explain/cards/{name}.toml"
-        for name in ("slurm", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "training", "torchrun")
+        for name in ("slurm", "cuda", "ib", "nccl", "torch_nccl", "c10d", "ddp", "training", "torchrun", "unknown")
     ),
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import ValidationError
 from runs import faults
 
-from ddpdiag.explain.card import Card, Role, all_cards, read_cards
+from ddpdiag.explain.card import PLACEHOLDER, Card, Role, all_cards, read_cards
 from ddpdiag.explain.matcher import Explanation, explain_log, read_line
 from ddpdiag.explain.render import render
 
@@ -141,11 +141,88 @@ def test_a_card_with_a_wrong_field_is_refused(line: str, instead: str) -> None:
         read_cards(CARD.replace(line, instead))
 
 
+GROUPS_READ = {"rank", "other", "host", "missing", "work", "kind", "operation", "elements", "group"}
+
+
+def placeholders(card: Card) -> set[str]:
+    return {name for text in (card.meaning, card.confirm, card.fix) for name in PLACEHOLDER.findall(text)}
+
+
 @pytest.mark.parametrize("card", [card for card in all_cards() if card.pattern], ids=lambda card: card.name)
-def test_the_groups_of_a_pattern_are_those_that_the_matcher_reads(card: Card) -> None:
-    assert set(re.compile(card.pattern).groupindex) <= {
-        "rank", "host", "missing", "work", "kind", "operation", "elements", "group"
-    }  # fmt: skip
+def test_the_groups_of_a_pattern_are_read_by_the_matcher_or_shown(card: Card) -> None:
+    assert set(re.compile(card.pattern).groupindex) <= GROUPS_READ | placeholders(card)
+
+
+@pytest.mark.parametrize("card", [card for card in all_cards() if placeholders(card)], ids=lambda card: card.name)
+def test_every_placeholder_has_a_group_or_a_default(card: Card) -> None:
+    assert placeholders(card) <= set(re.compile(card.pattern).groupindex) | set(card.defaults)
+    assert set(card.defaults) <= placeholders(card)
+    (one,) = explained(card.example.encode()).sightings
+    assert placeholders(one.card) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
+            "failed to bind to [::]:29511 (errno: 98 - Address already in use).",
+            "'sport = :29511'",
+        ),
+        (
+            "DistNetworkError: The server socket has failed. port: 29502, name: EADDRINUSE, address already in use",
+            "29502",
+        ),
+        ("RuntimeError: Address already in use", "'sport = :29500'"),
+        (
+            "DistNetworkError: The client socket has timed out after 6ms while trying to connect to (n7, 29511).",
+            "nc -vz n7 29511",
+        ),
+        ("The client socket has timed out after 6ms", "nc -vz $MASTER_ADDR $MASTER_PORT"),
+        (
+            "The client socket has failed to connect to [n7]:29511 (errno: 113 - No path to it).",
+            "failed: No path to it",
+        ),
+        ("NVRM: Xid (PCI:0000:65:00): 171, pid=7, name=python, Timeout", "list for Xid 171"),
+        ("NVRM: Xid (PCI:0000:65:00): 119, pid=7, name=python, Timeout", "PCI address 0000:65:00"),
+        ("ImportError: libfoo.so.9: cannot open shared object file: No such file", "library libfoo.so.9 is"),
+        ("ModuleNotFoundError: No module named 'a.b'", "module a.b is"),
+        ("Timed out after 60 seconds waiting for clients. 3/4 clients joined.", "3 of 4"),
+    ],
+)
+def test_what_the_line_names_is_shown(line: str, shown: str) -> None:
+    (one,) = explained(line.encode()).sightings
+    assert shown in f"{one.card.meaning} {one.card.confirm} {one.card.fix}"
+
+
+def test_a_value_that_a_shell_obeys_is_not_shown() -> None:
+    line = b"[c10d] The IPv6 network addresses of ($(reboot), 29500) cannot be retrieved (gai error: -2 - x)."
+    (one,) = explained(line).sightings
+    assert "reboot" not in one.card.confirm
+    assert "$MASTER_ADDR" in one.card.confirm
+
+
+def test_both_ranks_of_a_pair_are_named() -> None:
+    pair = b"NCCL WARN Duplicate GPU detected : rank 5 and rank 1 both on CUDA device 1000"
+    assert explained(pair).sightings[0].ranks == (1, 5)
+    card = next(card for card in all_cards() if card.name == "collective-mismatch")
+    assert explained(card.example.encode()).sightings[0].ranks == (0, 1)
+
+
+def test_an_xid_that_follows_another_one_is_an_echo() -> None:
+    line = b"NVRM: Xid (PCI:0018:01:00): %s\n"
+    found = explained(line % b"45, pid=7, caused by previous Xid 149", line % b"149, pid=7, NETIR_LINK_EVT")
+    assert [(one.card.name, one.card.role) for one in found.sightings] == [
+        ("xid-nvlink", Role.CAUSE),
+        ("xid-cleanup", Role.ECHO),
+    ]
+    assert len(explained(line % b"79, x", line % b"94, x").sightings) == 2
+
+
+def test_an_address_of_dockers_bridge_needs_the_hosts_network() -> None:
+    line = b"NCCL WARN socketStartConnect: Connect to %s<41093> failed : Software caused connection abort"
+    assert names(explained(line % b"172.17.0.2")) == ["nccl-docker-bridge"]
+    assert names(explained(line % b"172.31.0.2")) == ["nccl-connect"]
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)

@@ -1,12 +1,14 @@
 """`ddpdiag explain`, as it is typed: codes, names, texts, logs, pipes."""
 
 import io
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.cli.outputs import ExplainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.command import run
 from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown
@@ -76,12 +78,98 @@ def test_an_empty_log_explains_nothing(capsys, monkeypatch, golden) -> None:
     golden(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("words", [[str(LOG), str(LOG)], ["-"]], ids=["several logs", "closed standard input"])
-def test_what_is_no_single_log_is_refused(golden, monkeypatch, words: list[str]) -> None:
+def test_a_closed_standard_input_is_refused(golden, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError) as caught:
-        run(words)
+        run(["-"])
     golden(str(caught.value))
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch) -> None:
+    """A log with a failure, and one without."""
+    (tmp_path / "rank0.log").write_text("[rank0]: ValueError: batch of 3 images, 100% wrong\n")
+    (tmp_path / "rank1.log").write_text("step 1\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("logs")
+def test_several_logs_are_shown_each_under_its_name_and_the_worst_code_counts(capsys) -> None:
+    assert run(["rank0.log", "rank0.log"]) == 0
+    assert run(["rank0.log", "rank1.log"]) == 3
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ddpdiag: ")]
+    assert [head.split(":")[1].strip() for head in heads] == ["rank0.log", "rank0.log", "rank0.log", "rank1.log"]
+
+
+@pytest.mark.usefixtures("logs")
+def test_a_missing_log_among_others_is_named_and_words_are_one_text(capsys) -> None:
+    with pytest.raises(UsageError, match=r"rank7\.log: no such file"):
+        run(["rank0.log", "rank7.log"])
+    assert run(["rank0.log", "failed:", "address", "already", "in", "use"]) == 0
+    assert not capsys.readouterr().out.startswith("ddpdiag: rank0.log")
+
+
+@pytest.mark.usefixtures("logs")
+def test_json_has_every_file_with_its_sightings(capsys) -> None:
+    assert run(["rank0.log", "rank1.log"], ExplainOptions(json="-")) == 3
+    printed = capsys.readouterr()
+    assert "No known error found" in printed.err
+    report = json.loads(printed.out)
+    assert (report["schema"], report["exit_code"]) == ("ddpdiag.explain/1", 3)
+    first, second = report["files"]
+    assert (second["path"], second["is_explained"], second["sightings"]) == ("rank1.log", False, [])
+    (row,) = first["sightings"]
+    expected = {"role": "failure", "card": "exception", "is_known": False, "code": "RUN003.raised", "line": 1}
+    assert {key: row[key] for key in expected} == expected
+    assert (row["ranks"], row["quote"]) == ([0], "ValueError: batch of 3 images, 100% wrong")
+    documented = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+    keys = [*report, *first, *row]
+    assert [key for key in keys if f"`{key}`" not in documented] == []
+
+
+@pytest.mark.usefixtures("logs")
+def test_json_of_an_error_text_has_no_path_and_no_page(capsys) -> None:
+    assert run(["NCCL WARN Duplicate GPU"], ExplainOptions(json="out.json")) == 0
+    (file,) = json.loads(Path("out.json").read_text())["files"]
+    assert (file["path"], file["sightings"][0]["card"]) == ("", "duplicate-gpu")
+    assert "GPU002 torch-view" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("logs")
+def test_annotations_are_escaped_and_name_file_and_line(capsys) -> None:
+    assert run(["rank0.log"], ExplainOptions(github=True)) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error file=rank0.log,line=1,title=failure%3A exception::ValueError: batch of 3 images, ")
+    assert "100%25 wrong%0A" in line
+    run(["CUDA error: out of luck"], ExplainOptions(github=True))
+    assert capsys.readouterr().out.startswith("::error title=failure%3A cuda-error::")
+
+
+def test_notes_are_no_annotations_and_a_pipe_has_no_file(capsys, monkeypatch) -> None:
+    note = b"destroy_process_group() was not called before program exit\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(note + b"ValueError: x\n"))))
+    assert run(["-"], ExplainOptions(github=True)) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error title=")
+
+
+@pytest.mark.usefixtures("logs")
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        (["COL001"], ExplainOptions(json="-")),
+        (["COL001"], ExplainOptions(github=True)),
+        (["rank0.log"], ExplainOptions(json="rank0.log")),
+        (["rank1.log"], ExplainOptions(json="rank0.log")),
+        (["rank0.log"], ExplainOptions(json="no/such/folder.json")),
+    ],
+    ids=["page-json", "page-github", "own-log", "other-log", "no-folder"],
+)
+def test_outputs_that_cannot_be_are_refused(golden, words: list[str], how: ExplainOptions) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(words, how)
+    golden(str(caught.value))
+    assert Path("rank0.log").read_text().startswith("[rank0]")
 
 
 def test_the_whole_manual_is_one_document() -> None:

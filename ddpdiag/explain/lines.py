@@ -1,0 +1,129 @@
+"""Lines of logs: what launchers, containers and loggers put before a text, and the rank and host that this shows."""
+
+import json
+import re
+import string
+from typing import NamedTuple
+
+# Longer lines are progress bars and dumps; what is searched for is near its anchor.
+_BEFORE, _AFTER, _HEAD = 1_000, 2_000, 200
+# Names with a counter (gpu1, worker1) are no hosts; gpu01 and worker-01 are, since counters have no leading 0.
+_NO_HOST = r"(?!python|(?:epoch|step|iter|iteration|batch|rank|line)[-_]?\d*: |(?:gpu|cuda|worker)[-_]?(?!0\d)\d*: )"
+_DAY_AND_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_LETTERS = string.ascii_lowercase
+# Each with the characters that it may begin with: most lines of a log begin with none of them.
+_PREFIXES = tuple(
+    (frozenset(first), re.compile(pattern))
+    for first, pattern in (
+        # `srun -l`, padded where there are ten tasks and more.
+        (" " + string.digits, r" {0,5}(?P<task>\d{1,6}): "),
+        # Open MPI's --tag-output; SageMaker names more than the rank there.
+        ("[", r"\[(?:\d{1,6},)?(?:mpirank:)?(?P<rank>\d{1,6})(?:,[\w.-]{1,60})?\]<std(?:out|err|diag)>:\s?"),
+        # Ray.
+        ("(", r"\([A-Za-z]\w{0,60} pid=\d{1,9}(?:, ip=(?P<host>[0-9a-fA-F.:]{1,45}))?\) ?"),
+        # torch's own; torchrun's --tee.
+        ("[", r"\[rank[ ]?(?P<rank>\d{1,6})\]:\s?"),
+        ("[", r"\[[a-z_]{1,40}(?P<local_rank>\d{1,6})\]:\s?"),
+        # pdsh, clush; DeepSpeed's launcher, whose hosts are called worker-1; `kubectl logs --prefix`; docker compose.
+        (_LETTERS, rf"{_NO_HOST}(?:slurmstepd-)?(?P<host>[a-z][a-z.-]{{0,60}}\d[a-z0-9.-]{{0,60}}): "),
+        (string.digits, r"(?P<host>\d{1,3}(?:\.\d{1,3}){3}): "),
+        ("w", r"worker-\d{1,6}: "),
+        ("[", r"\[pod/(?P<host>[a-z0-9.-]{1,80})/[a-z0-9.-]{1,80}\] "),
+        (_LETTERS, r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?"),
+        # containerd writes one line of a container so; loggers and CloudWatch write times; `aws logs` milliseconds.
+        (string.digits, rf"{_DAY_AND_TIME} std(?:out|err) [FP] "),
+        # What is indented remains so, for the frames of tracebacks.
+        ("[" + string.digits, rf"\[?{_DAY_AND_TIME}\]?[ \t](?:[ \t]{{1,3}}(?!File \"|[ \t]))?"),
+        ("1", r"1\d{12}[ \t]"),
+    )
+)
+# A container's time, a logger's, srun's task, torchrun's rank and torch's own: nothing has more.
+_MOST_PREFIXES = 5
+# The text of a line that is a JSON object; the brace may follow a time.
+_JSON = re.compile(r'"(?:log|message|msg|textPayload|MESSAGE)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)*)')
+_ORIGINS = (
+    ("Rank ", re.compile(r"\bRank (?P<rank>\d{1,6})\]")),
+    (" [", re.compile(r"(?:^|\s)(?P<host>[A-Za-z][\w.-]{0,80}):\d{1,7}:\d{1,7} \[\d{1,3}\]")),
+)
+# torchrun's table of failures has a line for each; one of four lies between the rank and its exit code.
+_TABLE_RANK = re.compile(r"rank {6}: (\d{1,6}) ")
+_TABLE_HOST = re.compile(r"host {6}: (\S{1,100})")
+
+
+class Origin(NamedTuple):
+    """The rank and host that printed a line, as far as the line shows them."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    task: int | None = None
+    host: str | None = None
+
+
+UNKNOWN_ORIGIN = Origin()
+
+
+# Lines up to this length are read whole.
+WHOLE = _HEAD + _BEFORE + _AFTER
+
+
+def window(line: bytes, at: int) -> str:
+    """The line as text; of a long one its head and what lies around `at`."""
+    if len(line) > WHOLE:
+        line = line[:_HEAD] + line[max(_HEAD, at - _BEFORE) : at + _AFTER]
+    return line.decode("utf-8", "replace")
+
+
+def read_line(text: str) -> tuple[Origin, str]:
+    """The line's origin, and the line without the prefixes of launchers and loggers.
+
+    Of a JSON object it is the message, which may have several lines.
+    """
+    named, text = _read_prefixes(text)
+    for words, pattern in _ORIGINS:
+        if words in text and (match := pattern.search(text)):
+            named = match.groupdict() | named
+    return _origin(named), text
+
+
+def read_prefixes(text: str) -> tuple[Origin, str]:
+    """As `read_line`, but the origin that the prefixes show, whatever the text itself names."""
+    named, text = _read_prefixes(text)
+    return _origin(named), text
+
+
+def _read_prefixes(text: str) -> tuple[dict[str, str], str]:
+    named: dict[str, str] = {}
+    for _ in range(_MOST_PREFIXES):
+        if text.startswith("{") and (inner := _message(text)) is not None:
+            text = inner
+            continue
+        first = text[:1]
+        match = next((match for chars, prefix in _PREFIXES if first in chars and (match := prefix.match(text))), None)
+        if match is None:
+            break
+        named |= {name: value for name, value in match.groupdict().items() if value is not None}
+        text = text[match.end() :]
+    return named, text.rstrip()
+
+
+def _origin(named: dict[str, str]) -> Origin:
+    host = named.pop("host", None)
+    return Origin(host=host, **{name: int(number) for name, number in named.items()})
+
+
+def _message(text: str) -> str | None:
+    match = _JSON.search(text)
+    if match is None:
+        return None
+    try:
+        message = json.loads(f'"{match[1]}"', strict=False)
+    except ValueError:
+        return match[1]
+    # Half of a surrogate pair can be escaped, but not written.
+    return str(message).encode("utf-8", "replace").decode()
+
+
+def table_origin(before: str, origin: Origin) -> Origin:
+    """The worker of a line of torchrun's table of failures, from the lines before it."""
+    ranks, hosts = _TABLE_RANK.findall(before), _TABLE_HOST.findall(before)
+    return origin._replace(rank=int(ranks[-1]) if ranks else origin.rank, host=hosts[-1] if hosts else origin.host)

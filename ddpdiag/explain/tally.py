@@ -1,0 +1,151 @@
+"""What was seen of each card in a log: counted while it is read, and the sightings that come out of it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.explain.card import Card, Role
+from ddpdiag.explain.lines import Origin
+from ddpdiag.stats import odd_ones_out
+
+# The source of what is read from a pipe: no file has this name.
+STANDARD_INPUT = "standard input"
+_MOST_NAMES = 100_000
+# Of these every rank must give as many elements as the others. What has two sides is called differently on each.
+_EQUAL_SIZES = frozenset({"ALLREDUCE", "BROADCAST", "REDUCE", "BARRIER"})
+_TWO_SIDED = frozenset({"SEND", "RECV", "COALESCED"})
+
+
+class Call(NamedTuple):
+    """The collective that ranks name under a number; `elements` where all ranks must give as many."""
+
+    operation: str
+    elements: int | None = None
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """A card's text in a log: how often, in which lines, and the ranks and hosts that printed it.
+
+    `ranks`, `tasks` (of `srun -l`), `local_ranks` (of torchrun's own prefix) and `hosts` are those that the lines name.
+    `missing` are ranks that others waited for; `works` the ranks whose last collective had each number. `calls` are
+    the different ones that ranks name of number `differing`, the most common one last. `line` is the first line,
+    `excerpt` its text.
+    """
+
+    card: Card
+    count: int
+    line: int
+    last_line: int
+    excerpt: str
+    ranks: tuple[int, ...] = ()
+    local_ranks: tuple[int, ...] = ()
+    tasks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    missing: tuple[int, ...] = ()
+    works: dict[int, tuple[int, ...]] = {}
+    differing: int | None = None
+    calls: tuple[tuple[Call, tuple[int, ...]], ...] = ()
+    frame: str = ""
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """What a text or a log contains: the sightings, the one that explains the others first; `lines` were read."""
+
+    sightings: tuple[Sighting, ...]
+    lines: int
+    source: str
+
+    @property
+    def is_explained(self) -> bool:
+        """Does any of it show more than that another process failed? An unknown warning alone does not."""
+        return any(
+            one.card.role not in (Role.ECHO, Role.NOTE) and not (one.card.fallback and one.card.role is Role.HINT)
+            for one in self.sightings
+        )
+
+    @property
+    def has_failure(self) -> bool:
+        """Does any of it show that a process failed or waited in vain? Hints and notes are printed in healthy jobs."""
+        return any(one.card.role not in (Role.HINT, Role.NOTE) for one in self.sightings)
+
+
+def _call(groups: Mapping[str, str]) -> Call:
+    elements = groups.get("elements")
+    return Call(groups["operation"], int(elements) if elements and groups["operation"] in _EQUAL_SIZES else None)
+
+
+@dataclass
+class Tally:
+    """What was seen so far of a card."""
+
+    card: Card
+    line: int
+    excerpt: str
+    count: int = 0
+    last_line: int = 0
+    ranks: set[int] = field(default_factory=set)
+    local_ranks: set[int] = field(default_factory=set)
+    tasks: set[int] = field(default_factory=set)
+    hosts: dict[str, None] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    works: dict[int, int] = field(default_factory=dict)
+    calls: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    frame: str = ""
+    # Was any of its lines printed by a process that had not reported a known failure before?
+    is_first: bool = False
+
+    def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
+        """One more line. Ranks and hosts that the text itself names count more than those of its prefixes."""
+        if not self.count:
+            self.values = dict(groups)
+        self.count += 1
+        self.last_line = line
+        rank, host = int(groups["rank"]) if "rank" in groups else origin.rank, groups.get("host", origin.host)
+        if "other" in groups:
+            self.ranks.add(int(groups["other"]))
+        for number, known in (rank, self.ranks), (origin.local_rank, self.local_ranks), (origin.task, self.tasks):
+            if number is not None and len(known) < _MOST_NAMES:
+                known.add(number)
+        if host is not None and len(self.hosts) < _MOST_NAMES:
+            self.hosts[host] = None
+        self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
+        if "work" in groups and rank is not None and len(self.works) < _MOST_NAMES:
+            self.works[rank] = int(groups["work"])
+            if groups.get("operation", "SEND") not in _TWO_SIDED:
+                self.calls.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = _call(groups)
+
+    def differing(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
+        """The first number of which ranks name different collectives, and these with their ranks."""
+        for (_, work), by_rank in sorted(self.calls.items(), key=lambda item: item[0][1]):
+            if (odd := odd_ones_out(by_rank)) is not None:
+                sides = {by_rank[ranks[0]]: ranks for ranks in odd.groups.values()}
+                return work, tuple(sorted(sides.items(), key=lambda side: (len(side[1]), side[1])))
+        return None, ()
+
+    def sighting(self) -> Sighting:
+        """What was seen, as data."""
+        differing, calls = self.differing()
+        return Sighting(
+            differing=differing,
+            calls=calls,
+            card=self.card.filled(self.values),
+            frame=self.frame,
+            count=self.count,
+            line=self.line,
+            last_line=self.last_line,
+            excerpt=self.excerpt,
+            ranks=tuple(sorted(self.ranks)),
+            # A global rank is more exact than the local one, which torchrun's prefix adds.
+            local_ranks=() if self.ranks else tuple(sorted(self.local_ranks)),
+            tasks=tuple(sorted(self.tasks)),
+            hosts=tuple(self.hosts),
+            missing=tuple(sorted(self.missing)),
+            works={
+                work: tuple(sorted(rank for rank, own in self.works.items() if own == work))
+                for work in sorted(set(self.works.values()))
+            },
+        )
