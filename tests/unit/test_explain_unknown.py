@@ -164,6 +164,12 @@ def test_an_exception_after_an_echo_of_its_own_process_is_one_too() -> None:
     ]
 
 
+def test_a_host_may_have_several_processes() -> None:
+    assert explained(f"n1: {PEER}", "n1: ValueError: x").sightings[0].card.role is Role.FAILURE
+    closed = "n0:71:90 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<41234>"
+    assert not explained(closed, WARNING).is_explained
+
+
 def test_an_exception_raised_because_of_an_echo_is_one_too() -> None:
     assert roles(explained(*raised(PEER), *HANDLING, *raised("app.Fatal: no"))) == [
         ("peer-closed", "echo"),
@@ -171,11 +177,20 @@ def test_an_exception_raised_because_of_an_echo_is_one_too() -> None:
     ]
 
 
+def test_an_exception_that_follows_a_cause_is_a_note() -> None:
+    cause = "ModuleNotFoundError: No module named 'apex'"
+    for found in (
+        explained(*raised(cause), *HANDLING, *raised("app.Fatal: no")),
+        explained(f"[rank0]: {cause}", "[rank0]: app.Error: no"),
+    ):
+        assert [one.card.role for one in found.sightings] == [Role.CAUSE, Role.NOTE]
+
+
 def test_the_last_exception_of_a_chain_is_the_failure() -> None:
     lines = (*raised("KeyError: 'lr'"), *HANDLING, *raised("app.Fatal: no lr"))
     found = explained(*(f"[rank2]: {line}".rstrip() for line in lines))
     assert found.sightings[0].excerpt == "app.Fatal: no lr"
-    assert found.sightings[1].card.role is Role.ECHO
+    assert found.sightings[1].card.role is Role.NOTE
 
 
 def test_exceptions_that_python_ignores_are_no_failure() -> None:
