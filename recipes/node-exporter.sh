@@ -3,9 +3,9 @@
 #   cron:     */5 * * * * root /opt/ddpdiag/recipes/node-exporter.sh
 #   systemd:  a service with ExecStart=/opt/ddpdiag/recipes/node-exporter.sh and Type=oneshot, and a timer with
 #             OnCalendar=*:0/5 and RandomizedDelaySec=60
-# node-exporter must be started with --collector.textfile.directory=DIRECTORY. What comes of it, ddpdiag_*, has the
-# verdict and each finding; alert on `time() - ddpdiag_run_timestamp_seconds > 1800` as well, or a host that cannot be
-# looked at any more looks healthy.
+# node-exporter must be started with --collector.textfile.directory=DIRECTORY. The metrics ddpdiag_* have the
+# verdict and each finding; alert on `time() - ddpdiag_run_timestamp_seconds > 1800` as well, or a host that is not
+# tested any more looks healthy.
 # Change: where ddpdiag lies, the directory (as DIRECTORY, or here), the options.
 DDPDIAG=${DDPDIAG:-/opt/ddpdiag/bin/ddpdiag}
 DIRECTORY=${DIRECTORY:-/var/lib/node_exporter/textfile_collector}
@@ -18,6 +18,6 @@ before=$(written)
 timeout --kill-after=2 60 "$DDPDIAG" host --budget 30 --prometheus "$DIRECTORY/ddpdiag.prom" >/dev/null
 code=$?
 # Whether the host is fit is in the metrics; the job itself failed if they could not be written, or were not: a broken
-# installation leaves with 1 as well.
+# installation exits with 1 as well.
 [ "$code" -le 1 ] || [ "$code" = 3 ] || exit "$code"
 [ "$(written)" != "$before" ] || exit $((code ? code : 1))

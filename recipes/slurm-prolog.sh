@@ -1,9 +1,9 @@
 #!/bin/bash
-# Slurm Prolog: look at a node before each job, for half a second; one that cannot train is drained, and the job waits
+# Slurm Prolog: test a node before each job, for half a second; a node that cannot train is drained, and the job waits
 # for another one. In slurm.conf on every node:
 #   Prolog=/etc/slurm/slurm-prolog.sh
 #   PrologFlags=Alloc                 # else it runs with the first step only
-#   PrologEpilogTimeout=60            # beyond our own limits
+#   PrologEpilogTimeout=60            # beyond the limits below
 # A job goes without it by `sbatch --comment=DDPDIAG_SKIP=1` (or --extra, which Slurm has since 23.11).
 # Change: where ddpdiag lies (a local disk: whatever lies on a file server waits for it), its options (--expect-gpus 8
 # where every node has eight; --torch takes 2 to 5 s more), what counts as a reason to drain.
@@ -25,9 +25,9 @@ report="ddpdiag host left with $code on ${SLURMD_NODENAME:-$(uname -n)}, job ${S
 $report"
 printf '%s\n' "$report" >&2
 printf '%s\n' "$report" | logger -t ddpdiag -p daemon.err 2>/dev/null
-# What is not 0 drains the node, so only what ddpdiag found to be wrong with it may: 1. Not 2 (wrong options), 3 (it
-# could not look, or something did not end in time), 4 (its own bug), 124 and 137 (the outer limit), 126 and 127 (it
-# cannot be started). And not a 1 without our verdict (FIT, where --strict minds a warning): Python leaves with 1 itself
+# Every exit code but 0 drains the node, so only 1 may be passed on: ddpdiag found a fault. Not 2 (wrong options), 3 (a
+# check was not possible, or did not end in time), 4 (a bug), 124 and 137 (the outer limit), 126 and 127 (it cannot be
+# started). And not a 1 without a verdict (FIT, with a warning under --strict): Python itself exits with 1
 # where an installation is broken, which would drain every node.
 [ "$code" = 1 ] && grep -Eq '^(UN)?FIT: ' <<<"$report" && exit 1
 exit 0

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Slurm TaskProlog: tell each job in its own output how its nodes are; nothing is drained, and no task is kept from
-# running. It sees what a task sees: its control group, its limits, its GPUs. In slurm.conf on every node:
+# Slurm TaskProlog: write the state of its nodes into each job's output; nothing is drained, and every task still
+# runs. It sees what a task sees: its control group, its limits, its GPUs. In slurm.conf on every node:
 #   TaskProlog=/etc/slurm/slurm-task-prolog.sh          (or for one step: srun --task-prolog=...)
 # Slurm reads its standard output: a line `print ...` reaches the task's output, `export N=V` sets a variable there. So
 # a script can ask for "$DDPDIAG_HOST" (fit, unfit, unknown) in the first task on each node.
@@ -15,10 +15,10 @@ PATH=/usr/bin:/bin
 # Once on each node.
 [ "${SLURM_LOCALID:-0}" = 0 ] || exit 0
 
-# The task's Python is not ours.
+# The task's Python is another one.
 report=$(timeout --kill-after=2 20 env -u PYTHONPATH -u PYTHONHOME "$DDPDIAG" host "${OPTIONS[@]}" 2>&1 </dev/null)
 code=$?
-# What has no verdict (FIT, where --strict minds a warning) is not ours: Python leaves with 1 itself where an installation
+# Not without a verdict (FIT, with a warning under --strict): Python itself exits with 1 where an installation
 # is broken.
 grep -Eq '^(UN)?FIT: ' <<<"$report" || code=none
 case $code in

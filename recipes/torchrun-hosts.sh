@@ -13,7 +13,7 @@ MASTER_PORT=${MASTER_PORT:-29500}
 
 launch=(torchrun --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node "$RANKS")
 launch+=(--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT")
-# Every rank leaves with the same exit code, so either all hosts go on or none. torchrun turns what is not 0 into 1.
+# Every rank exits with the same code, so either all hosts go on or none. torchrun turns what is not 0 into 1.
 # shellcheck disable=SC2086
 "${launch[@]}" -m ddpdiag check ${CHECK:-}
 exec "${launch[@]}" "$@"

@@ -10,13 +10,7 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import (
-    CheckOptions,
-    DisplayOptions,
-    HostOptions,
-    LaunchOptions,
-    completion,
-)
+from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
     ExplainOptions,
@@ -298,13 +292,6 @@ def lint(
     from ddpdiag.lint import command
 
     raise typer.Exit(command.run(files, how))
-
-
-def codes_and_names() -> list[str]:
-    """What `ddpdiag explain` has a page of."""
-    from ddpdiag.cli.manual import rows
-
-    return [word for row in rows() for word in (row.code, row.name)]
 
 
 @_command(

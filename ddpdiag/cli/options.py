@@ -137,6 +137,13 @@ def codes() -> list[str]:
     return [check.code for check in all_checks()]
 
 
+def codes_and_names() -> list[str]:
+    """What `ddpdiag explain` has a page of."""
+    from ddpdiag.cli.manual import rows
+
+    return [word for row in rows() for word in (row.code, row.name)]
+
+
 def backends() -> tuple[str, ...]:
     """The backends that most jobs take."""
     return "auto", "nccl", "gloo"

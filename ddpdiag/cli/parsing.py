@@ -162,19 +162,21 @@ def examples(*lines: str) -> str:
 
 def sentence_of(error: Exception, program: str) -> str:
     """A mistake on the command line as one sentence: what, where, what is expected; `error` is one of click's."""
-    message = error.format_message().rstrip(".").replace(". Did", "; did")  # type: ignore[attr-defined]
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    if context is not None and (command := re.match(r"No such command '(.*?)'", message)) is not None:
+        message = f"no such command: {command[1]}{nearest(command[1], context.command.list_commands(context))}"
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
     if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
         return f"{option} {wrong}"
-    if near := getattr(error, "possibilities", None):  # the nearest first
-        message = f"{message.partition(' (')[0].partition(';')[0]}; did you mean {near[0]}?"
+    if (unknown := getattr(error, "option_name", None)) and (near := getattr(error, "possibilities", None)):
+        message = f"no such option: {unknown}; did you mean {near[0]}?"  # the nearest is the first
     message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
     message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)
     message = re.sub(r"^Option '(\S+)' does not take a value$", r"\1: expected no value", message)
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else program
+    path = context.command_path if context is not None else program
     see = " See" if message.endswith("?") else "; see"
-    return f"{message[:1].lower()}{message[1:]}{see} `{command} --help`"
+    return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
 
 
 _WRONG = re.compile(r"'?(.*?)'? is not (a valid|one of|in the range) (.*)", re.DOTALL)

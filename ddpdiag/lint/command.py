@@ -183,9 +183,9 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         limit = f"{_MOST_SECONDS:g} s of processor time"
         raise UsageError(f"{path}: not judged within {limit}, the most for a file") from error
     except RecursionError as error:
-        raise UsageError(f"{path}: this Python is nested too deep to be read") from error
+        raise UsageError(f"{path}: nested too deep to be read") from error
     except tokenize.TokenError as error:
-        raise UsageError(f"{path}: this is no Python that can be read: {error.args[0]}") from error
+        raise UsageError(f"{path}: not valid Python: {error.args[0]}") from error
     shown = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
     findings = sorted({_finding(rule, hit, path) for rule, hit in shown}, key=lambda r: (r.line, r.column, r.code))
     return Read(ScriptLine(path=path, ignored=len(found) - len(shown)), tuple(findings))
@@ -221,7 +221,7 @@ def _decoded(source: bytes, path: str) -> str:
     except UnicodeDecodeError as error:
         line = source.count(b"\n", 0, error.start) + 1
         raise UsageError(
-            f"{path}:{line}: byte 0x{source[error.start]:02x} is no {error.encoding.upper()}; expected UTF-8, or the "
+            f"{path}:{line}: byte 0x{source[error.start]:02x} is not {error.encoding.upper()}; expected UTF-8, or the "
             "encoding that a comment in line 1 or 2 declares (# -*- coding: latin-1 -*-)"
         ) from error
     except (SyntaxError, LookupError, ValueError) as error:
@@ -235,10 +235,10 @@ def _parsed(source: str, path: str) -> ast.Module:
             return ast.parse(source)
     except SyntaxError as error:
         where = f"{path}:{error.lineno}" if error.lineno else path
-        raise UsageError(f"{where}: this is no Python that can be read: {error.msg}") from error
+        raise UsageError(f"{where}: not valid Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or "it is nested too deep"
-        raise UsageError(f"{path}: this is no Python that can be read: {reason}") from error
+        raise UsageError(f"{path}: not valid Python: {reason}") from error
 
 
 def _finding(rule: Rule, hit: Hit, path: str) -> LintFinding:

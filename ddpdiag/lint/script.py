@@ -115,7 +115,7 @@ class Script:
         """Why this file is none of ours, or None."""
         for framework in _FRAMEWORKS:
             if framework in self.imported_packages:
-                return f"it leaves DistributedDataParallel to {framework}"
+                return f"{framework} sets up DistributedDataParallel in it"
         if not self.wrappings and not self.groups:
             return "it makes no process group and no DistributedDataParallel"
         return None

@@ -202,7 +202,7 @@ class Watch:
             return ""
         if not self._monitor.active:
             files = f", nor to {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
-            return f"Not ended: the command has never written to its output{files}, so silence is no sign of a hang."
+            return f"Not ended: the command has never written to its output{files}, so silence does not prove a hang."
         if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
         return ""
@@ -242,10 +242,12 @@ class Watch:
 
 def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
     """Which processes --kill ends, by which signals, and why."""
-    why = f"{ranks_text(verdict.named)} named above" if verdict.named else "no rank named"
+    verb = "is" if len(verdict.named) == 1 else "are"
+    why = f"{ranks_text(verdict.named)} {verb} named above" if verdict.named else "no rank is named"
     return (
         f"--kill: SIGTERM to {stall.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
-        f"{stall.silent_seconds:.0f} s, {why}. SIGKILL follows after {GRACE_SECONDS:g} s to what still runs."
+        f"{stall.silent_seconds:.0f} s, and {why}. "
+        f"SIGKILL follows after {GRACE_SECONDS:g} s to processes that still run."
     )
 
 

@@ -40,7 +40,7 @@ Rule = Callable[[Stall, Activities], Judged | None]
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
 # Of a core, between two looks at a rank that does the same.
 _SAME_CORES = 0.2
-_ELSEWHERE_FIX = "Look at its stack, shown below: the other ranks only wait for it."
+_ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
 PATHS_FIX = (
     "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
@@ -274,7 +274,7 @@ def _alone(stall: Stall, activities: Activities) -> Judged | None:
         named=(seen.rank,),
         title=f"the only process of the training {f'is {state_text(seen.process)}' if seen.process else 'has ended'}",
         message=f"It is {doing_text(seen)}.",
-        fix="Look at its stack, shown below." if seen.process and seen.process.stack else "",
+        fix="Look at its stack." if seen.process and seen.process.stack else "",
     )
 
 

@@ -21,6 +21,7 @@ from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import command
 from ddpdiag.watch.model import RankSeen, Stall
+from ddpdiag.watch.options import WatchOptions
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent
@@ -96,7 +97,7 @@ READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
     "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
-    "watch": Reader(lambda path: command.read([str(path)]), _looks),
+    "watch": Reader(lambda path: command.read([str(path)], WatchOptions()), _looks),
     "lint": Reader(
         lambda path: lint.run([str(path)], LintOptions(details=True)),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.bandwidth import bound, expect, factor, work
-from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, Peer
+from ddpdiag.bench.options import COLLECTIVES
+from ddpdiag.model.bench import Bottleneck, Limits, Peer
 
 # The machine may be busy.
 relaxed = settings(deadline=None)

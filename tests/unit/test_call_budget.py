@@ -2,8 +2,12 @@
 
 import time
 
-from ddpdiag.bench.workloads.calls import LEAST_CALLS, CallBudget
+import pytest
+
 from ddpdiag.model.bench import Bench
+
+calls = pytest.importorskip("ddpdiag.bench.workloads.calls", reason="needs torch", exc_type=ModuleNotFoundError)
+LEAST_CALLS, CallBudget = calls.LEAST_CALLS, calls.CallBudget
 
 
 def budget(seconds: float, modes: int = 2, **bench: int) -> CallBudget:

@@ -539,7 +539,7 @@ def test_what_is_no_run_is_refused(content: str, tmp_path: Path) -> None:
 def test_a_broken_report_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text('{"schema": "ddpdiag.report/1", "verdict": "good"}')
-    with pytest.raises(UsageError, match=r"x\.json .*\$\.verdict"):
+    with pytest.raises(UsageError, match=r"x\.json: .*\$\.verdict"):
         read_report(str(path))
 
 

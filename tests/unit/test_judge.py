@@ -160,6 +160,13 @@ def test_a_named_backend_without_its_gpus_is_unknown(golden) -> None:
     assert report(recording(skips=skips, options=Options(backend="gloo"))).verdict is Verdict.FIT
 
 
+def test_a_stage_without_the_gpus_of_its_backend_has_a_fix() -> None:
+    skips = (Skip(code="COL001", reason="nccl needs GPUs, and no rank has a visible GPU", grounds=False),)
+    judged = report(recording(skips=skips, options=Options(backend="nccl", stages=("collective",))))
+    assert judged.verdict is Verdict.UNKNOWN
+    assert judged.sentence.endswith("or test with --backend gloo.")
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -89,6 +89,7 @@ def test_what_a_check_can_find_is_declared(check: Check) -> None:
 
 
 def test_what_helpers_can_find_is_declared_by_a_check_that_uses_them() -> None:
+    pytest.importorskip("torch.distributed")
     users: dict[str, list[Check]] = {}
     for module, check in CHECKS.items():
         for helper in helpers(module) - {module}:

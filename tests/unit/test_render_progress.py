@@ -172,7 +172,7 @@ def test_a_stage_stands_there_once_with_its_worst_part(golden, parts):
 
 
 def test_what_changes_the_course_of_the_run_stands_there():
-    text = "rank 3 on n1 is lost: nothing was heard of it for 6 s"
+    text = "rank 3 on n1 is lost: no message from it for 6 s"
     assert text in shown(*TOLD, (1.0, Happened(text=text)), at=2.0).splitlines()
 
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import ProcessState
@@ -44,6 +45,12 @@ def test_stacks_are_shown_of_a_later_look_that_is_read(golden):
     when = time.strftime("%H:%M:%S", time.localtime(1000.0))
     for stacks in (False, True):
         golden(render(stall, judged(stall), color=False, width=80, stacks=stacks).replace(when, "HH:MM:SS"))
+
+
+def test_a_quiet_report_has_no_stacks(golden):
+    stall = structs.replace(merged([look("n0", 1000.0, WAITS, COMPUTES)]), gpus_unseen="no GPU was looked at")
+    when = time.strftime("%H:%M:%S", time.localtime(1000.0))
+    golden(render(stall, judged(stall), color=False, width=80, stacks=True, quiet=True).replace(when, "HH:MM:SS"))
 
 
 def test_two_hosts_of_one_rank_are_of_two_trainings(golden):

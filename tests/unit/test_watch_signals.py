@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 
-from ddpdiag.watch.child import SignalProbe
+from ddpdiag.watch.child import SignalProbe, end_all
+from ddpdiag.watch.command import kill_text
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.report import Reporter
 
@@ -64,6 +66,32 @@ def test_a_bystander_that_is_gone_says_nothing_and_gets_a_successor():
 def test_without_the_program_there_is_no_bystander(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert SignalProbe().received(signal.SIGTERM) is None
+
+
+# What --kill ends ----------------------------------------------------------------------------------------------------
+
+
+class Command:
+    """A process as `end_all` takes it."""
+
+    def __init__(self, process: subprocess.Popen) -> None:
+        self.send = process.send_signal
+        self.is_over = lambda: process.poll() is not None
+
+
+def test_what_outlives_sigterm_is_killed_and_named():
+    stubborn = ("sh", "-c", "trap '' TERM; echo ready; read word")
+    with subprocess.Popen(stubborn, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        command = Command(process)
+        told = end_all(command, (), lambda: [] if command.is_over() else [process.pid], grace_seconds=0.2)
+        assert command.is_over()
+    assert told == f"--kill: SIGKILL to pid {process.pid} (sh), still running 0.2 s after SIGTERM."
+
+
+def test_a_kill_names_processes_signals_and_the_reason(golden):
+    for named in ((), (3,), (1, 2)):
+        golden(kill_text(look(), Judged(named=named, title="", message="", fix=""), [7, 9]))
 
 
 # What is told of it --------------------------------------------------------------------------------------------------

@@ -221,7 +221,7 @@ class Supervisor(TrialRunner):
             signum, since = self._told_to_leave
             if now - since > DEADLINES.leave + 1.0:
                 code = ExitCode.of_signal(signum)
-                sentence = f"rank {self.place.rank} was told to leave by {signal.Signals(signum).name}"
+                sentence = f"rank {self.place.rank} received {signal.Signals(signum).name}"
                 if silent > DEADLINES.leave + 0.5:
                     # Launchers that end a job because of rank 0 kill the others next.
                     self._lose_rank_0(silent)
@@ -233,7 +233,7 @@ class Supervisor(TrialRunner):
         if silent > patience:
             self._lose_rank_0(silent)
             raise Rank0Lost(
-                f"rank {self.place.rank} on {self.place.node} lost rank 0: nothing was heard of it for {patience:g} s"
+                f"rank {self.place.rank} on {self.place.node} lost rank 0: no message from it for {patience:g} s"
             )
 
     def _lose_rank_0(self, silent_seconds: float) -> None:
@@ -241,7 +241,7 @@ class Supervisor(TrialRunner):
         self._record.mark("candidate")  # at once: ending a hung trial takes seconds
         if self.running_trial is not None:
             self.expire(self.running_trial, told=True)
-        detail = f"nothing was heard of it for {silent_seconds:.0f} s by rank {self.place.rank} on {self.place.node}"
+        detail = f"rank {self.place.rank} on {self.place.node} received no message from it for {silent_seconds:.0f} s"
         self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
 
 

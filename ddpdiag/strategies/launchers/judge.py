@@ -224,11 +224,11 @@ def _verdict(rows: Sequence[LauncherRow], asked: Compare, told: int | None) -> t
     silent = [row.method.value for row in rows if row.ended is Ended.UNFINISHED]
     good = len(rows) - len(bad) - len(silent)
     ranks, work = _counted(asked.ranks, "rank"), "works" if good == 1 else "work"
-    parts = [f"{good or 'none'} of {len(rows)} ways of starting {ranks} {work}"]
+    parts = [f"{good or 'none'} of {len(rows)} launch methods {work} for {ranks}"]
     if bad and len(bad) < len(rows):
         parts.append(f"{', '.join(bad)} {'does' if len(bad) == 1 else 'do'} not")
     if silent:
-        parts.append(f"nothing is known of {', '.join(silent)}")
+        parts.append(f"not finished: {', '.join(silent)}")
     code = ExitCode.UNFIT if bad else ExitCode.UNKNOWN if silent else ExitCode.FIT
     return "; ".join(parts), int(code) if told is None else 128 + told
 
