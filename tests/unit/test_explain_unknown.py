@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ddpdiag.explain.card import Role
+from ddpdiag.explain.card import Role, all_cards
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.render import render
 
@@ -139,6 +139,11 @@ def test_a_known_text_wins_over_an_unknown_one_before_it() -> None:
     known = "RuntimeError: CUDA error: an illegal memory access was encountered"
     assert roles(explained("ValueError: x", known)) == [("illegal-access", "failure"), ("exception", "failure")]
     assert roles(explained(WAIT, "ValueError: x")) == [("gloo-operation-timeout", "wait"), ("exception", "failure")]
+
+
+def test_texts_that_only_show_that_a_process_died_say_so() -> None:
+    died = [card for card in all_cards() if card.role is Role.FAILURE and card.code == "RUN003.died"]
+    assert [card.name for card in died if card.vague != "process" and not card.fallback] == []
 
 
 def test_an_exception_wins_over_what_only_shows_that_a_process_ended() -> None:
