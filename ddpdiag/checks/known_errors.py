@@ -28,8 +28,6 @@ _NOISE = re.compile(
 )
 
 _REASONS = (Role.CAUSE, Role.FAILURE, Role.WAIT)
-# A card of each kind of exception means all of them, and so says nothing of one.
-_KIND = "(?P<kind>"
 
 
 class KnownError(Struct, frozen=True, kw_only=True):
@@ -94,7 +92,7 @@ def first_reason(log: Iterable[bytes]) -> Sighting | None:
     """The text of a failed job's log that explains the others; None where it gives no reason beyond its own words."""
     sightings = explain_log(log, "").sightings
     first = sightings[0] if sightings else None
-    if first is None or first.card.role not in _REASONS or _KIND in first.card.pattern:
+    if first is None or first.card.role not in _REASONS or first.card.fallback:
         return None
     return first
 

@@ -58,6 +58,11 @@ class Origin(NamedTuple):
     task: int | None = None
     host: str | None = None
 
+    @property
+    def is_process(self) -> bool:
+        """Is it one process, rather than all of a host or any?"""
+        return (self.rank, self.local_rank, self.task) != (None, None, None)
+
 
 UNKNOWN_ORIGIN = Origin()
 

@@ -12,8 +12,7 @@ already printed one.
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from msgspec import structs
+from functools import cache
 
 from ddpdiag.explain.card import Card, Role, all_cards
 from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, read_prefixes, table_origin, window
@@ -69,6 +68,12 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield _COLOUR.sub(b"", b"".join(rest))
 
 
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A card's pattern, when it is first needed; there are more than `re` keeps."""
+    return re.compile(pattern)
+
+
 class _Matcher:
     """What was seen so far of each card and kind, and how many lines were read."""
 
@@ -77,9 +82,9 @@ class _Matcher:
         self._tallies: dict[_Key, Tally] = {}
         self._cards = [(card, card.anchor.encode()) for card in cards if not card.in_traceback]
         self._in_traceback = [card for card in cards if card.in_traceback]
-        # By origin: what its last traceback ended with; the processes that printed a known failure.
+        # By origin: what its last traceback ended with; the role of the first known text that is no hint or note.
         self._raised: dict[Origin, _Key] = {}
-        self._failed: set[Origin] = set()
+        self._failed: dict[Origin, Role] = {}
 
     def read(self, block: bytes) -> None:
         """A block of lines."""
@@ -93,13 +98,7 @@ class _Matcher:
 
     def sightings(self) -> list[Sighting]:
         """What was seen, in the order of the cards' first lines."""
-        every = []
-        for tally in self._tallies.values():
-            one = tally.sighting()
-            if tally.card.fallback and not tally.is_first:
-                one = structs.replace(one, card=structs.replace(one.card, role=Role.ECHO))
-            every.append(one)
-        return every
+        return [tally.sighting() for tally in self._tallies.values()]
 
     def _hits(self, block: bytes, raised: Mapping[int, Traceback]) -> dict[int, tuple[int, list[tuple[Card, int]]]]:
         """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where."""
@@ -140,8 +139,7 @@ class _Matcher:
             elif "\n" in text:
                 # A JSON object's message.
                 text = next((read_line(part)[1] for part in text.split("\n") if card.anchor in part), text)
-            # Compiled when it is first needed, and kept by `re`.
-            match = re.search(card.pattern, text)
+            match = _compiled(card.pattern).search(text)
             if match is None:
                 continue
             if card.in_table:
@@ -164,7 +162,7 @@ class _Matcher:
         return self._tallies[key]
 
     def _follow(self, key: _Key, tally: Tally, origin: Origin, traceback: Traceback | None) -> None:
-        """Note whether a text follows from what its process printed before."""
+        """Note whether an unknown text follows from what its process printed before."""
         card = tally.card
         root = None
         if traceback is not None:
@@ -174,15 +172,19 @@ class _Matcher:
                 self._raised[traceback.origin] = key
         if not card.fallback:
             if card.role not in _HARMLESS and origin != UNKNOWN_ORIGIN and len(self._failed) < _MOST_ORIGINS:
-                self._failed.add(origin)
+                self._failed.setdefault(origin, card.role)
             return
+        # Several processes of a host write exceptions; NCCL names the host only.
+        before = self._failed.get(origin) if origin.is_process or card.role is Role.HINT else None
         if root is not None and root is not tally and root.card.fallback and root.count == 1:
-            # The last exception of a chain is the one that ended the process.
+            # The last exception of a chain is the one that ended the process; the others were handled.
             root.is_first = False
         elif root is not None and root.card.role not in _HARMLESS:
-            return
-        if origin not in self._failed:
+            before = root.card.role
+        if before is None:
             tally.is_first = True
+        elif not tally.count:
+            tally.follower = Role.ECHO if before is Role.ECHO else Role.NOTE
 
 
 class _Ends:

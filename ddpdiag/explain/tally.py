@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.explain.card import Card, Role
 from ddpdiag.explain.lines import Origin
@@ -95,8 +95,9 @@ class Tally:
     calls: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     frame: str = ""
-    # Was any of its lines printed by a process that had not reported a known failure before?
+    # Did any of its lines follow from no other text? Else its role, by the text that the first line followed.
     is_first: bool = False
+    follower: Role = Role.NOTE
 
     def add(self, line: int, origin: Origin, groups: Mapping[str, str]) -> None:
         """One more line. Ranks and hosts that the text itself names count more than those of its prefixes."""
@@ -127,12 +128,15 @@ class Tally:
         return None, ()
 
     def sighting(self) -> Sighting:
-        """What was seen, as data."""
+        """What was seen, as data. An unknown text that only followed another one is no failure of its own."""
+        card = self.card.filled(self.values)
+        if card.fallback and not self.is_first:
+            card = structs.replace(card, role=self.follower)
         differing, calls = self.differing()
         return Sighting(
             differing=differing,
             calls=calls,
-            card=self.card.filled(self.values),
+            card=card,
             frame=self.frame,
             count=self.count,
             line=self.line,

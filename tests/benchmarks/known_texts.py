@@ -83,8 +83,10 @@ def labels_of(path: Path) -> dict[str, Label]:
 
 
 def blamed_ranks(sighting: Sighting) -> tuple[int, ...]:
-    """The ranks at which a reader would look because of it."""
-    return sighting.missing if sighting.card.role is Role.WAIT else sighting.ranks
+    """The ranks at which a reader would look because of it; echoes, hints and notes blame none."""
+    if sighting.card.role is Role.WAIT:
+        return sighting.missing
+    return sighting.ranks if sighting.card.role in (Role.CAUSE, Role.FAILURE) else ()
 
 
 def outcome_of(label: Label, found: Explanation) -> Outcome:

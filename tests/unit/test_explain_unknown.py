@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from ddpdiag.explain.card import Role
+from ddpdiag.explain.card import Role, all_cards
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.render import render
 
@@ -44,13 +44,12 @@ def raised(exception: str, frame: str = '  File "/job/train.py", line 3, in step
     [
         (WARNING, "unknown-nccl-warning"),
         ("n0:7:9 [0] create_plugin:213 NCCL WARN NET/OFI Failed to find provider", "unknown-network-plugin"),
-        ("NCCL error: ncclInvalidArgument: Invalid value for an argument", "unknown-nccl-error"),
         ("all_reduce: ncclCommInitRank failed: 7", "unknown-nccl-error"),
         ("Test NCCL failure all_reduce.cu:42 'internal'", "unknown-nccl-test-failure"),
         ("RuntimeError: CUDA error: out of luck", "cuda-error"),
         ("what(): CUDA driver error: 217", "unknown-cuda-driver-error"),
         ("cudaErrorLaunchMaxDepthExceeded", "unknown-cuda-error"),
-        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear", "unknown-gpu-library-error"),
+        ("RuntimeError: cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling", "unknown-gpu-library-error"),
         ("  what():  basic_string::_M_create", "unknown-cpp-exception"),
         ("ValueError: batch of 3 images", "exception"),
         ("binascii.Error: Incorrect padding", "exception"),
@@ -141,6 +140,11 @@ def test_a_known_text_wins_over_an_unknown_one_before_it() -> None:
     assert roles(explained(WAIT, "ValueError: x")) == [("gloo-operation-timeout", "wait"), ("exception", "failure")]
 
 
+def test_texts_that_only_show_that_a_process_died_say_so() -> None:
+    died = [card for card in all_cards() if card.role is Role.FAILURE and card.code == "RUN003.died"]
+    assert [card.name for card in died if card.vague != "process" and not card.fallback] == []
+
+
 def test_an_exception_wins_over_what_only_shows_that_a_process_ended() -> None:
     assert roles(explained("ValueError: x", CRASH)) == [("exception", "failure"), ("worker-signal", "failure")]
     assert roles(explained("[rank1]: ValueError: x", f"[rank0]: {WAIT}"))[0] == ("exception", "failure")
@@ -164,6 +168,12 @@ def test_an_exception_after_an_echo_of_its_own_process_is_one_too() -> None:
     ]
 
 
+def test_a_host_may_have_several_processes() -> None:
+    assert explained(f"n1: {PEER}", "n1: ValueError: x").sightings[0].card.role is Role.FAILURE
+    closed = "n0:71:90 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<41234>"
+    assert not explained(closed, WARNING).is_explained
+
+
 def test_an_exception_raised_because_of_an_echo_is_one_too() -> None:
     assert roles(explained(*raised(PEER), *HANDLING, *raised("app.Fatal: no"))) == [
         ("peer-closed", "echo"),
@@ -171,11 +181,20 @@ def test_an_exception_raised_because_of_an_echo_is_one_too() -> None:
     ]
 
 
+def test_an_exception_that_follows_a_cause_is_a_note() -> None:
+    cause = "ModuleNotFoundError: No module named 'apex'"
+    for found in (
+        explained(*raised(cause), *HANDLING, *raised("app.Fatal: no")),
+        explained(f"[rank0]: {cause}", "[rank0]: app.Error: no"),
+    ):
+        assert [one.card.role for one in found.sightings] == [Role.CAUSE, Role.NOTE]
+
+
 def test_the_last_exception_of_a_chain_is_the_failure() -> None:
     lines = (*raised("KeyError: 'lr'"), *HANDLING, *raised("app.Fatal: no lr"))
     found = explained(*(f"[rank2]: {line}".rstrip() for line in lines))
     assert found.sightings[0].excerpt == "app.Fatal: no lr"
-    assert found.sightings[1].card.role is Role.ECHO
+    assert found.sightings[1].card.role is Role.NOTE
 
 
 def test_exceptions_that_python_ignores_are_no_failure() -> None:
