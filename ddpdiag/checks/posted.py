@@ -6,11 +6,27 @@ from typing import NamedTuple
 
 from ddpdiag.model import Collective
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count, size_text
 
 Traces = Mapping[int, Sequence[Collective]]
 
 # Every rank must give as many elements as the others; in a gather, a scatter or an all-to-all they may differ.
 _EQUAL_SIZES = frozenset({"all_reduce", "allreduce", "broadcast", "reduce", "barrier"})
+
+
+# As torch's flight recorder names types (c10/core/ScalarType.h), as Python does, and the bytes of an element.
+DTYPES = {
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "Half": ("float16", 2),
+    "BFloat16": ("bfloat16", 2),
+    "Long": ("int64", 8),
+    "Int": ("int32", 4),
+    "Short": ("int16", 2),
+    "Char": ("int8", 1),
+    "Byte": ("uint8", 1),
+    "Bool": ("bool", 1),
+}
 
 
 class Split(NamedTuple):
@@ -31,10 +47,11 @@ class Lag(NamedTuple):
 
 
 def in_words(collective: Collective) -> str:
-    """Such as "all_reduce #7 (1 Float element)"."""
-    unit = " ".join(filter(None, (collective.dtype, "element" if collective.elements == 1 else "elements")))
-    size = f" ({collective.elements:,} {unit})" if collective.elements or collective.dtype else ""
-    return f"{_operation(collective)} #{collective.seq}{size}"
+    """Such as "all_reduce #7 (1,024 float32, 4 KiB)"."""
+    name, each = DTYPES.get(collective.dtype, (collective.dtype, 0))
+    size = f"{collective.elements:,} {name}" if name else count(collective.elements, "element")
+    size += f", {size_text(each * collective.elements)}" if each else ""
+    return f"{_operation(collective)} #{collective.seq}" + (f" ({size})" if collective.elements or name else "")
 
 
 def split(traces: Traces) -> Split | None:

@@ -43,7 +43,7 @@ FAILURES = {
     "hangs in import torch": Failure("import", "RUN003.hung", "import torch"),
     "frozen rank 0": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP)),
     "frozen rank 0 under torchrun": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP), torchrun=True),
-    "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 Float elements)", (2,)),
+    "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 float32, 8 B)", (2,)),
     "holds the GIL": Failure("gil", "RUN003.hung", "connect all ranks: post", None),
     "is stopped": Failure("sleep", "RUN003.hung", "connect all ranks: post", None, ("worker", GUILTY, signal.SIGSTOP)),
     "loses its supervisor": Failure("sleep", "RUN002.lost", sent=("supervisor", GUILTY, signal.SIGKILL)),

@@ -33,7 +33,7 @@ SAID = {
         "the other ranks' is 'connect all ranks: wait'",
         "Look at rank 3",
     ),
-    "rank_stopped": ("rank 1; host n1", "pid 110 is stopped", "Ranks 0,2 wait for it", "Find out what stopped"),
+    "rank_stopped": ("rank 1; host n1", "pid 110 is stopped", "Ranks 0,2 wait for it", "kill -CONT 110"),
     "values_corrupt": (
         "rank 1; host n1",
         "up to 2 elements per rank differ",

@@ -183,7 +183,11 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
     logs = f"the kernel {'logs' if len(nodes) > 1 else 'log'} of {hosts}"
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
-            return f"Find out what stopped the process on {hosts} (a debugger, a suspended job, SIGSTOP)."
+            pid = outcome.process.pid if outcome.process and not several else "PID"
+            return (
+                f"Run `kill -CONT {pid}` on {hosts}, and find out what stopped the process (a debugger, a suspended "
+                "job, SIGSTOP)."
+            )
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
         case Status.DIED, _:

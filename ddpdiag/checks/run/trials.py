@@ -44,6 +44,7 @@ from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_bac
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.posted import DTYPES
 from ddpdiag.checks.run.failed_trials import blaming, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
@@ -76,8 +77,6 @@ FINDINGS = {
 D = TypeVar("D")
 
 _SLOW, _LOSS, _CLASSES = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group"
-# As torch's flight recorder names them; of others an element has one byte at least.
-_BYTES = {"Float": 4, "Double": 8, "Long": 8, "Int": 4, "Half": 2, "BFloat16": 2}
 # What needs so much of a trial's time for one collective leaves too little for the others.
 _SHARE_OF_TIME = 0.5
 # The word of a finding's code, the ranks, and whether it does not concern the job.
@@ -258,7 +257,7 @@ def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome
     Whatever the collective, nearly all of its bytes come from each host or go to it once: no less time than that.
     """
     posted = [o.collectives[-1] for o in outcomes if o.collectives]
-    size_bytes = max((own.elements * _BYTES.get(own.dtype, 1) for own in posted), default=0)
+    size_bytes = max((own.elements * DTYPES.get(own.dtype, ("", 1))[1] for own in posted), default=0)
     for cause in known:
         rate = cause.evidence["bytes_per_s"]
         if isinstance(rate, float) and size_bytes >= rate * trial.deadline_seconds * _SHARE_OF_TIME:

@@ -142,7 +142,8 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     if process is not None and process.survived:
         return f"Reboot {node}, or reset the GPU that pid {process.pid} waits for: it cannot be killed."
     if process is not None and process.state == "T":
-        return f"Find out what stopped the process on {node} (a debugger, a job suspend, SIGSTOP)."
+        stopped = "find out what stopped the process (a debugger, a suspended job, SIGSTOP)"
+        return f"Run `kill -CONT {process.pid}` on {node}, and {stopped}."
     if "out of memory" in outcome.error:
         return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
     look = f"Look for Xid lines in `dmesg` on {node}"
