@@ -81,7 +81,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     if not first.is_far_below(path.busbw_bytes_per_s, ratio):
         return ()
-    params = {"backend": seen.world.backend, "bytes": _size(first)}
+    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": _size(first)}
     if not seen.trials:
         return (new_trial(seen, params=params),)
     again = again_of(seen)
