@@ -73,6 +73,6 @@ def _those(name: str, known: Sequence[str], word: str) -> str:
     if len(known) <= _FEW:
         near = nearest(name, known) if len(known) > 1 else ""
         return f"expected {', '.join(known)}{near}" if known else "there is none"
-    near = get_close_matches(name, known, n=3)
-    meant = f"did you mean {', '.join(near)}? " if near else ""
+    similar = get_close_matches(name, known, n=3)
+    meant = f"did you mean {', '.join(similar)}? " if similar else ""
     return f"{meant}`ddpdiag checks` lists the {word}s"

@@ -25,7 +25,8 @@ class CudaFault:
     (warnings, where that is the severity) must name exactly `ranks`, or none; of copies, `pairs` as well. `fix` must be
     advised, in words or as a variable, and nothing of `never` may be the code or the fix of any finding. The evidence
     of one that is expected must hold each of `evidence`.
-    `of_rank` are variables of single ranks, which are then started by hand; `{other}` is the other group's value.
+    `of_rank` are variables of single ranks, which are then started by hand; `{other}` is the other group's value. In
+    `environment` `{port}` is a free port.
     """
 
     about: str
@@ -120,7 +121,7 @@ FAULTS = {
         ranks={1},
         never=NO_VARIABLE,
         evidence=("nccl_ras",),
-        environment=call("sleep 1 21") | {"FAKENCCL_RAS": "1"},
+        environment=call("sleep 1 21") | {"NCCL_RAS_ADDR": "localhost:{port}"},
     ),
     "rank_raises": CudaFault(
         about="One rank raises an exception, the others wait for it in NCCL (D4).",

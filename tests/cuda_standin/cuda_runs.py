@@ -128,7 +128,8 @@ def healthy(gpus: int) -> CudaFault:
 
 def run(standin: Standin, name: str, fault: CudaFault, group: str, folder: Path) -> CudaResult:
     """Run the check on so many GPUs, and note what it said and what it left."""
-    variables = standin.variables(fault.gpus, group) | fault.environment
+    variables = standin.variables(fault.gpus, group)
+    variables |= {key: value.replace("{port}", str(free_port())) for key, value in fault.environment.items()}
     options = ("--json", "{json}", "--budget", f"{fault.budget:g}", *fault.options)
     python = str(standin.python)
     if fault.of_rank:

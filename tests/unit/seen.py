@@ -49,6 +49,7 @@ def seen_of(
     *,
     statuses: Mapping[int, Status] | None = None,
     params: Mapping[str, str | int | float | bool] | None = None,
+    env: Mapping[str, str | None] | None = None,
     size: int | None = None,
     ranks_per_node: int = 2,
     gpus: int = 0,
@@ -60,7 +61,7 @@ def seen_of(
     world = world_of(size, ranks_per_node=ranks_per_node, gpus=gpus, options=options)
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
     empty = Seen(world, check, Recording(header=header, arrivals=world.arrivals))
-    trial = new_trial(empty, params=params)
+    trial = new_trial(empty, params=params, env=env)
     done = [
         Outcome(trial=0, code=check.code, rank=rank, status=Status.DONE, data=Raw(encode(row)))
         for rank, row in rows.items()

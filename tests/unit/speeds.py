@@ -57,9 +57,20 @@ def transport_of(rank, size, on_host, *, kind="P2P", name="CUMEM", links=H100, l
 
 
 def run(
-    rate, again=None, *, size=2, on_host=None, sick=None, health=True, before=FREE, others=(), options=None, **path
+    rate,
+    again=None,
+    around=None,
+    *,
+    size=2,
+    on_host=None,
+    sick=None,
+    health=True,
+    before=FREE,
+    others=(),
+    options=None,
+    **path,
 ):
-    """`size` ranks whose all-reduce of 4 MiB reaches `rate`, and one of 128 MiB `again`."""
+    """`size` ranks whose all-reduce of 4 MiB reaches `rate`, one of 128 MiB `again`, and `around` without P2P."""
     on_host = on_host or size
     world = {"size": size, "ranks_per_node": on_host, "gpus": on_host, "options": options}
     large = timing(seconds_of(4 << 20, rate, size))
@@ -72,8 +83,11 @@ def run(
         seen = together(seen, seen_of(memory_errors.CHECK, looks, **world))
     for other in others:
         seen = together(seen, other)
-    if again is not None:
-        large = timing(seconds_of(128 << 20, again, size))
-        row = Data(backend="nccl", bytes=128 << 20, small_seconds=timing(LATENCY), large_seconds=large, before=before)
-        seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), **world))
+    for rate, env in ((again, {}), (around, {"NCCL_P2P_DISABLE": "1"})):
+        if rate is not None:
+            large = timing(seconds_of(128 << 20, rate, size))
+            row = Data(
+                backend="nccl", bytes=128 << 20, small_seconds=timing(LATENCY), large_seconds=large, before=before
+            )
+            seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), env=env, **world))
     return seen.of(CHECK)

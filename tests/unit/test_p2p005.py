@@ -57,8 +57,27 @@ def test_between_hosts_no_host_is_blamed():
 def test_a_slow_all_reduce_is_measured_again_and_a_healthy_one_is_not():
     (trial,) = CHECK.plan(run(1.3 * GB))
     assert (trial.groups, trial.params) == (((0, 1),), {"backend": "nccl", "bytes": 128 << 20})
-    assert CHECK.plan(run(1.3 * GB, 1.3 * GB)) == ()
+    assert CHECK.plan(run(1.3 * GB, 300 * GB)) == ()
     assert CHECK.moot(run(230 * GB)) == "the all-reduce of COL001 reached 87 GB/s busbw at 4 MiB, 25 % of 352 GB/s"
+
+
+def test_a_slow_path_of_direct_copies_is_tried_without_them():
+    (trial,) = CHECK.plan(run(1.3 * GB, 1.3 * GB))
+    assert (trial.env, trial.fresh) == ({"NCCL_P2P_DISABLE": "1"}, True)
+    assert CHECK.plan(run(1.3 * GB, 1.3 * GB, 22 * GB)) == ()
+    assert CHECK.plan(run(1.3 * GB, 1.3 * GB, kind="SHM", name="direct")) == ()
+
+
+def test_a_path_without_direct_copies_that_is_faster_is_the_cause_and_the_fix(golden):
+    finding = only(1.3 * GB, 1.3 * GB, 22 * GB)
+    assert finding.severity is Severity.ERROR
+    assert "NCCL_P2P_DISABLE=1" in finding.fix
+    golden(finding)
+
+
+def test_a_path_without_direct_copies_that_is_no_faster_is_no_cause():
+    finding = only(1.3 * GB, 1.3 * GB, 2 * GB)
+    assert (finding.evidence["causes"], "NCCL_P2P_DISABLE" in finding.fix) == ([], False)
 
 
 def test_a_call_of_a_slow_path_takes_a_moment():

@@ -9,8 +9,8 @@ FAKETORCH_FAULT="KIND RANK NUMBER": what that rank does in its NUMBER-th all_red
     exit       the process ends with code 3
     longer     one element more
     other      a broadcast in its place
-FAKENCCL_RAS=1, beside a fault: from its first all_reduce on a process serves NCCL's RAS, as tests/inject/ras_server.py
-does; the first one on a host gets the port.
+NCCL_RAS_ADDR=localhost:PORT, beside a fault: from its first all_reduce on a process serves NCCL's RAS, as
+tests/inject/ras_server.py does; the first one on a host gets the port.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def _serve_ras():
     from ras_server import RasServer
 
     with contextlib.suppress(OSError):
-        RasServer(port=28028)
+        RasServer(port=int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2]))
 
 
 def _faulty(module, kind, rank, first):
@@ -53,7 +53,7 @@ def _faulty(module, kind, rank, first):
     real, calls = module.all_reduce, []
 
     def all_reduce(tensor, *arguments, **options):
-        if tensor.is_cuda and os.environ.get("FAKENCCL_RAS"):
+        if tensor.is_cuda and os.environ.get("NCCL_RAS_ADDR"):
             _serve_ras()
         # Ranks that a fork server starts differ in their environment after its import.
         if os.environ.get("RANK") != rank or not tensor.is_cuda:

@@ -7,6 +7,8 @@ messages are bound by latency, so the time of a call of 4 bytes is left out of b
 
 It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
 cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
+Where NCCL copies directly between GPUs (P2P) and is slow twice, a third measurement with NCCL_P2P_DISABLE=1 shows
+whether direct copies are the cause.
 For TCP sockets and for gloo no rate is expected: their speed depends on the hosts' cores.
 
 Findings:
@@ -31,7 +33,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.judge import Data, first_of, judge, path_here
+from ddpdiag.checks.p2p.speed.judge import AROUND, Data, again_of, first_of, judge, path_here
 from ddpdiag.checks.p2p.speed.path import FAR_RATIO, Timed
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Kind, Trial
@@ -73,13 +75,20 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once more, where COL001's all-reduce is far below what the path can do."""
-    first, path = first_of(seen), path_here(seen)
-    if seen.trials or first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
+    """Once more, where COL001's all-reduce is far below what the path can do; then without direct copies."""
+    first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
+    if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
         return ()
-    if not first.is_far_below(path.busbw_bytes_per_s, seen.number("far_ratio")):
+    if not first.is_far_below(path.busbw_bytes_per_s, ratio):
         return ()
-    return (new_trial(seen, params={"backend": seen.world.backend, "bytes": _size(first)}),)
+    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": _size(first)}
+    if not seen.trials:
+        return (new_trial(seen, params=params),)
+    again = again_of(seen)
+    is_slow = again is not None and again.is_far_below(path.busbw_bytes_per_s, ratio)
+    if len(seen.trials) > 1 or not is_slow or "P2P" not in path.transports:
+        return ()
+    return (new_trial(seen, params=params, env=AROUND, fresh=True, may_fail=True),)
 
 
 def _size(first: Timed) -> int:

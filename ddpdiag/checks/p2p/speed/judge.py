@@ -27,6 +27,15 @@ _SEEN_BY = {
     Bottleneck.PCIE: (*_COPIES, "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
     Bottleneck.NIC: ("P2P004.no-gdr", "GPU004.narrow", *_CLOCKS),
 }
+# NCCL goes through the host's memory then.
+AROUND = {"NCCL_P2P_DISABLE": "1"}
+_ASSIGNED = "NCCL_P2P_DISABLE=1"
+# Through the host's memory an all-reduce is slower than over links that work.
+_AROUND_RATIO = 2.0
+_GO_AROUND = (
+    f"Run the job with {_ASSIGNED} until direct copies are fast; check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's "
+    "command line, `lspci -vvv | grep ACSCtl`), and `nvidia-smi nvlink -s` on these GPUs."
+)
 _COMPARE = (
     "Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g 1` on the same GPUs while nothing else runs there, and "
     "compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load with a fast host's."
@@ -59,10 +68,23 @@ def first_of(seen: Seen[Data]) -> Timed | None:
 
 def again_of(seen: Seen[Data]) -> Timed | None:
     """The second measurement; None where a rank has no result."""
-    rows = seen.by_rank
+    return _measured(seen, {})
+
+
+def around_of(seen: Seen[Data]) -> Timed | None:
+    """The third measurement, with a path around direct copies; None where a rank has no result."""
+    return _measured(seen, AROUND)
+
+
+def _measured(seen: Seen[Data], env: Mapping[str, str]) -> Timed | None:
+    rows = _rows(seen, env)
     if len(rows) < seen.world.size:
         return None
     return _timed({rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+
+
+def _rows(seen: Seen[Data], env: Mapping[str, str]) -> dict[int, Data]:
+    return {row.place.rank: row.data for row in seen.rows if row.trial.env == env}
 
 
 def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
@@ -145,7 +167,7 @@ def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> 
     if (crowd := seen.world.ranks_per_core) > 1:
         yield f"{crowd:.1f} ranks share each core"
     yield from not_free(seen, _uuids(seen))
-    yield from used_meanwhile([(f"the GPU of rank {rank}", row.before) for rank, row in seen.by_rank.items()])
+    yield from used_meanwhile([(f"the GPU of rank {rank}", row.before) for rank, row in _rows(seen, {}).items()])
 
 
 def _uuids(seen: Seen[Data]) -> list[str]:
@@ -155,6 +177,9 @@ def _uuids(seen: Seen[Data]) -> list[str]:
 
 def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     """What this run shows of them, the likeliest first."""
+    again, around = again_of(seen), around_of(seen)
+    if again and around and around.busbw_bytes_per_s > _AROUND_RATIO * again.busbw_bytes_per_s:
+        yield Cause(f"with {_ASSIGNED} the same all-reduce reaches {rate_text(around.busbw_bytes_per_s)}", _GO_AROUND)
     for finding in seen.findings_of("P2P003"):
         if finding.code in ("P2P003.slow", "P2P003.held-back"):
             yield Cause(f"{finding.title} ({finding.code})", finding.fix)
