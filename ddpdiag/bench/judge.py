@@ -250,15 +250,15 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     for line in (line for lines in slow.values() for line in lines.values()):
         yield seen.finding(
             "slow-rank",
-            f"rank {line.rank} on {line.node} slows the others down over {line.backend}",
+            f"rank {line.rank} on {line.node} slows the {line.backend} ranks down",
             f"Rank {line.rank} on {line.node} {line.slow}.",
             ranks=[line.rank],
             evidence={
                 "copy_bytes_per_s": line.copy_bytes_per_s,
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
-            fix=f"Look on {line.node} for other processes, low or throttled clocks and a slow network card; compare it "
-            "with another host.",
+            fix=f"On {line.node} stop other processes (`top`, `nvidia-smi`), and compare clocks (`lscpu`, `nvidia-smi "
+            "-q -d CLOCK,PERFORMANCE`) and the network card (`ethtool`) with another host.",
         )
 
 

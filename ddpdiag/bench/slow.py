@@ -49,7 +49,7 @@ class RankEvidence(NamedTuple):
 
 
 def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -> dict[int, str]:
-    """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median of its peers".
+    """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median rank".
 
     None where more than half of the ranks would be named: then they share the cause. `crowded` means that ranks wait
     for each other's cores: then some are late and copy slowly by turns, and only pairs count, if they differ a lot.
@@ -61,7 +61,7 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
     for rank in sorted(evidence):
         reasons = []
         if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
-            reasons.append(f"copies its own memory {times_text(ratio)} slower than the median of its peers")
+            reasons.append(f"copies within its own memory {times_text(ratio)} slower than the median rank")
         if (ratio := pairs.get(rank, 0.0)) >= least_pair:
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
         late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0

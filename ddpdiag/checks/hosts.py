@@ -62,6 +62,14 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(shown) + (f" and {hidden:,} more" if hidden else "")
 
 
+def nvml_fix(host: str) -> str:
+    """What to do where NVML does not answer."""
+    return (
+        f"Run `nvidia-smi` on {host}. If it fails, load the driver (`modprobe nvidia`, as root) and read `dmesg | grep "
+        "-i nvrm`; in a container check that it was started with the GPUs."
+    )
+
+
 def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
     """A finding that the hosts beyond `most` did not try `what`."""
     hosts = len(seen.world.hosts)
@@ -69,7 +77,7 @@ def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
         yield seen.finding(
             "partly",
             f"not every host tried {what}",
-            f"{most} of {hosts} hosts tried {what}; the others did not.",
+            f"{most} of {hosts} hosts tried {what}; the check stops at {most}, so the others were not tested.",
         )
 
 

@@ -39,9 +39,10 @@ class Action(Enum):
 
 _FIXES = {
     Action.NONE: "",
-    Action.MONITOR: "Monitor it: look at `nvidia-smi -q -i {index}` on {host} again after the job.",
-    Action.RESET: "Reset it: `nvidia-smi --gpu-reset -i {index}` on {host} when nothing uses it (with NVSwitches all "
-    "GPUs of the host), or reboot.",
+    Action.MONITOR: "Run `nvidia-smi -q -i {index}` on {host} again after the job; if the values rise further, replace "
+    "the GPU.",
+    Action.RESET: "Stop all processes on it, then run `nvidia-smi --gpu-reset -i {index}` as root on {host}, or "
+    "reboot. On a host with NVSwitches stop the processes on all GPUs, and leave out -i.",
     Action.REBOOT: "Reboot {host}.",
     Action.ISOLATE: "Isolate it: leave {host} out of jobs until the GPU is repaired or replaced.",
 }
@@ -195,7 +196,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
     return seen.finding(
         fault.word,
         fault.title,
-        f"{card.label}: {fault.said}.{' It is UNKNOWN whether this job may use it.' if card.is_foreign else ''}",
+        f"{card.label}: {fault.said}.{' It is not known whether this job may use it.' if card.is_foreign else ''}",
         severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
         ranks=card.takers,
         nodes=(card.host.name,),

@@ -28,7 +28,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, 
 from ddpdiag.checks.gpu.clocks import HARMFUL
 from ddpdiag.checks.gpu.nvlink import numbers_text
 from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import nvml_fix, ranks_text
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.links import NvLink
@@ -201,11 +201,11 @@ def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
     return seen.finding(
         "unreadable",
         "the GPUs cannot be read any more",
-        f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: {error}): "
-        "it is UNKNOWN which counters rose during the run.",
+        f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: {error}), "
+        "so it is not known which counters rose during the run.",
         ranks=(rank,),
         evidence={"error": error},
-        fix=f"Run `nvidia-smi` on {node} and follow its message; look for Xid lines in `dmesg`.",
+        fix=nvml_fix(node),
     )
 
 
@@ -312,11 +312,13 @@ def _slowed(pair: Pair) -> Iterator[Fault]:
         celsius = pair.after.clocks.celsius
         yield Fault(
             "slowdown",
-            "the clocks of a GPU were held down after the run",
-            f"{' and '.join(names)} (clock events {after:#x}) at the end"
-            f"{'' if celsius is None else f', at {celsius} C'}; none at the beginning",
+            "the clocks of a GPU were reduced at the end of the run",
+            f"{' and '.join(names)} (clock events {after:#x}) reduced the clocks at the end"
+            f"{'' if celsius is None else f', at {celsius} C'}, and not at the beginning",
             Action.MONITOR,
-            "Look at the host's power supplies and cables." if new & 0x80 else "Look at fans and coolant.",
+            "Check the power supplies (`ipmitool sdr type 'Power Supply'`) and power cables."
+            if new & 0x80
+            else "Check fans and coolant.",
             {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
         )
 

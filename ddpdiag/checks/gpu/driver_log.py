@@ -225,7 +225,7 @@ def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
         "unreadable" if asked else "unread",
         "the kernel log cannot be read",
         f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
-        ": it is UNKNOWN whether the driver reported errors of GPUs.",
+        ", so it is not known whether the driver reported errors of GPUs.",
         nodes=tuple(errors),
         evidence={"error": error},
         fix="Read it as root: `dmesg | grep -i xid`.",

@@ -31,7 +31,7 @@ from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
-from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of
+from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, nvml_fix
 from ddpdiag.model import Finding, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look, look
@@ -101,11 +101,11 @@ def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
-                f"{host.name}: the state of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}): it is "
-                "UNKNOWN whether the GPUs are healthy.",
+                f"{host.name}: the state of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}), so it is "
+                "not known whether the GPUs are healthy.",
                 ranks=tuple(looks),
                 evidence={"error": error, "gpus": host.gpus},
-                fix=f"Run `nvidia-smi -q` on {host.name} and follow its message; update the driver.",
+                fix=nvml_fix(host.name),
             )
 
 
@@ -212,8 +212,8 @@ def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "the GPUs were not read",
-            f"{code} ({CHECK.name}), which reads the GPUs for all of these checks, was left out: the state of the GPUs "
-            "is UNKNOWN.",
+            f"{code} ({CHECK.name}), which reads the GPUs for all of these checks, was left out, so the state of the "
+            "GPUs is not known.",
             fix=f"Select {code} as well.",
         )
 

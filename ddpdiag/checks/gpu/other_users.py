@@ -104,11 +104,15 @@ def _shown(process: Process) -> str:
 def _mode(card: Card) -> Iterator[Fault]:
     mode, processes = card.health.compute_mode, card.health.processes or ()
     advice = f"Set the mode with `nvidia-smi -i {card.health.index} -c DEFAULT` on {card.host.name}."
+    if mode in _EXCLUSIVE and not processes and len(card.takers) <= 1:
+        advice = (
+            f"Nothing for this job; for several ranks on one GPU run `nvidia-smi -i {card.health.index} -c DEFAULT`."
+        )
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
         yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
-        then, severity = "harmless with one rank for each GPU", Severity.NOTE
+        then, severity = "which is harmless with one rank for each GPU", Severity.NOTE
         if processes:
             then, severity = f"and {_holders(card)} has it: a rank can use it only through MPS", Severity.WARNING
         elif len(card.takers) > 1:

@@ -30,6 +30,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
+from ddpdiag.checks.hosts import nvml_fix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
@@ -124,8 +125,8 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
         yield seen.finding(
             "unreadable",
             "the PCI bus cannot be read",
-            f"{host.name}: NVML shows {count(len(host.gpus), 'GPU')}, but /sys/bus/pci/devices cannot be read: it is "
-            "UNKNOWN whether the host has more.",
+            f"{host.name}: NVML shows {count(len(host.gpus), 'GPU')}, but /sys/bus/pci/devices cannot be read, so it "
+            "is not known whether the host has more.",
             ranks=host.ranks,
             fix="Mount /sys into the container, or give the number of GPUs of each host with --expect-gpus.",
         )
@@ -206,10 +207,9 @@ def _silent_nvml(seen: Seen[Data], host: HostGpus) -> Finding:
     return seen.finding(
         "nvml" if known else "unreadable",
         "NVML does not work",
-        f"{host.name}: NVML reports {host.error!r}{'' if known else '; it is UNKNOWN whether there are GPUs'}.",
+        f"{host.name}: NVML reports {host.error!r}{'' if known else ', so it is not known whether there are GPUs'}.",
         ranks=host.ranks,
-        fix=f"Run `nvidia-smi` on {host.name} and follow its message"
-        f"{'' if known else '; give --expect-gpus 0 if the job uses CPUs'}.",
+        fix=nvml_fix(host.name) + ("" if known else " If the job uses CPUs, give --expect-gpus 0."),
     )
 
 

@@ -96,7 +96,7 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data], unbound:
     return seen.finding(
         "unreadable",
         "the cores cannot be counted",
-        f"{host.name}: the system does not report {what}: it is UNKNOWN whether {whose} a core of its own.",
+        f"{host.name}: the system does not report {what}, so it is not known whether {whose} a core of its own.",
         ranks=unbound or tuple(rows),
         fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
     )

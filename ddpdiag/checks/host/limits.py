@@ -133,9 +133,9 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_lock
         yield seen.finding(
             "unreadable",
             "limits cannot be read",
-            f"{host.name} does not report {' or '.join(what)}: it is UNKNOWN whether the limits suffice.",
+            f"{host.name} does not report {' or '.join(what)}, so it is not known whether the limits are high enough.",
             ranks=host.ranks,
-            fix="Mount /proc and /sys into the container, and let its seccomp profile pass getrlimit.",
+            fix="Run `ulimit -a` there. In a container mount /proc and /sys, and allow getrlimit in seccomp.",
         )
 
 

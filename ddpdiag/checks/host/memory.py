@@ -83,8 +83,8 @@ def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Fi
         yield seen.finding(
             "unreadable",
             "the available memory of a host is not known",
-            f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit: it is "
-            f"UNKNOWN whether there is enough for {ranks}.",
+            f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit, so it "
+            f"is not known whether there is enough for {ranks}.",
             ranks=host.ranks,
             fix=f"Run `grep MemAvailable /proc/meminfo` on {host.name}; if this is a container, mount /proc into it.",
         )

@@ -76,8 +76,8 @@ _SHOWN = 4
 # And so many of the evidence's lists.
 _LISTED = 16
 _CABLE = (
-    "Reseat or replace its cable and transceiver, then try another port of the switch; replace the card if the fault "
-    "stays with the host."
+    "Unplug its cable and transceiver and plug them in again, or replace them; then try another port of the switch; "
+    "replace the card if the fault stays with the host."
 )
 
 
@@ -95,7 +95,7 @@ _INCIDENTS = (
     Incident(
         "link-down",
         "a link went down during the run on {}",
-        "no rise expected (NVSentinel fails on any rise)",
+        "no rise expected",
         _CABLE,
         breaks=True,
     ),
@@ -228,7 +228,7 @@ def _finding(
     return seen.finding(
         kind.word,
         kind.title.format(where),
-        f"{_some(lines)}; {kind.expected}.{end or (' This job uses it.' if breaks else '')}",
+        f"{_some(lines)}; {kind.expected}.{end or (' This job uses this port.' if breaks else '')}",
         severity=Severity.ERROR if breaks else None,
         nodes=() if shared else names,
         evidence={

@@ -146,7 +146,7 @@ def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "uneven",
             "hosts run different numbers of ranks",
-            f"process counts differ between hosts: {counts}; one count on every host is expected.",
+            f"The numbers of ranks differ: {counts}; the same number is expected on all hosts.",
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
             nodes=tuple(hosts[first].name for first in odd.ranks),
             fix="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",

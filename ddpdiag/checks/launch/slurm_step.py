@@ -243,10 +243,10 @@ def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     yield seen.finding(
         "order",
         "ranks are not numbered host by host",
-        f"{host.name} has {ranks_text(host.ranks)} (distribution {step.distribution or 'unknown'}): rank % GPUs is "
-        "not the local rank, and groups of neighbouring ranks span hosts.",
+        f"{host.name} has {ranks_text(host.ranks)} (Slurm's distribution: {step.distribution or 'unknown'}). A script "
+        "that takes rank % GPUs as its local rank chooses the wrong GPU, and neighbouring ranks are on several hosts.",
         evidence={"hosts": len(scattered), "distribution": step.distribution},
-        fix="Run srun --distribution=block ..., and use SLURM_LOCALID as the local rank.",
+        fix="Run srun --distribution=block ...; take the local rank from SLURM_LOCALID.",
         of_the_run=True,
     )
 

@@ -41,7 +41,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "the clocks were not compared",
-            "RDZ004 (mesh), which asks the other hosts for their time, was not run: the difference is UNKNOWN.",
+            "RDZ004 (mesh), which asks the other hosts for their time, was not run, so the difference is not known.",
             fix="Select RDZ004 as well.",
         )
     mesh = mesh_of(met)

@@ -141,16 +141,16 @@ def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     limit = seen.number("slow_seconds")
     if not data.addresses or (data.reverse_seconds is not None and data.reverse_seconds <= limit):
         return
-    took = "got no answer" if data.reverse_seconds is None else f"took {data.reverse_seconds:.1f} s"
+    took = "got no name" if data.reverse_seconds is None else f"took {data.reverse_seconds:.1f} s to get the name"
     yield seen.finding(
         "reverse",
         f"slow reverse look-up on {node}",
-        f"The look-up of the name of {data.addresses[0]} ({data.name}) {took} on {node}; at most {limit:g} s expected. "
-        "c10d makes this look-up at each connection.",
+        f"{node} {took} of {data.addresses[0]} ({data.name}); at most {limit:g} s expected. c10d looks it up at each "
+        "connection, so the job's start is slow.",
         nodes=[node],
         evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
-        fix=f"Add the job's hosts to /etc/hosts of {node} or to the reverse zone of the DNS, or repair the name "
-        "servers in /etc/resolv.conf (`options timeout:1 attempts:1` shortens the wait).",
+        fix=f"Add the job's hosts to /etc/hosts of {node}, or to the reverse zone of the DNS. `options timeout:1 "
+        "attempts:1` in /etc/resolv.conf shortens the wait.",
     )
 
 

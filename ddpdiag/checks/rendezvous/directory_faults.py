@@ -8,6 +8,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.host.shared_files import Mount, Space, Store
+from ddpdiag.text import size_text
 
 _MIB = 1 << 20
 
@@ -36,11 +37,11 @@ class Data(Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> str:
-        """Such as " (0 bytes free, 17 free inodes)"."""
+        """Such as " (0 B free, 17 free inodes)"."""
         if self.space is None:
             return ""
         inodes = "" if self.space.free_inodes is None else f", {self.space.free_inodes} free inodes"
-        return f" ({self.space.free_bytes} bytes free{inodes})"
+        return f" ({size_text(self.space.free_bytes)} free{inodes})"
 
     @property
     def evidence(self) -> dict[str, Scalar | list[Scalar]]:
@@ -100,10 +101,11 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
     for error in dict.fromkeys(failed.values()):
         ranks = [rank for rank, own in failed.items() if own == error]
         failure, data, hosts = _WRITE_ERRORS.get(error, _BROKEN), answers[ranks[0]], where(seen, ranks, len(answers))
+        room = data.room if failure is _FULL else ""
         yield seen.finding(
             failure.word,
             f"{data.directory} {failure.what}",
-            f"{data.name} {failure.what} on {hosts.text}: writing a small file gave {error}{data.room}.",
+            f"{data.name} {failure.what} on {hosts.text}: writing a small file gave {error}{room}.",
             nodes=hosts.nodes,
             evidence={"error": error, **data.evidence},
             fix=failure.fix,

@@ -143,9 +143,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 f"the interfaces of {host.name} cannot be listed",
-                f"{host.name} does not report its network interfaces: it is UNKNOWN which of them a job would use.",
+                f"{host.name} does not report its network interfaces, so it is not known which of them a job "
+                "would use.",
                 nodes=[host.name],
-                fix="Mount /proc into the container, and let its seccomp profile pass netlink sockets.",
+                fix="Run `ip -br addr` there. In a container mount /proc, and allow netlink sockets in its seccomp "
+                "profile.",
             )
             continue
         # A job over nccl uses gloo beside it; NCCL matters to other jobs if its variable is set.

@@ -189,7 +189,7 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
             f"{node} saw another host's file in {data.name} after {data.seconds:.1f} s; at most {limit:g} s expected.",
             nodes=where(seen, tuple(slow), len(writers)).nodes,
             evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
-            fix="Mount it with shorter caches (NFS: actimeo=1 or noac), or use a rendezvous over tcp:// or env://.",
+            fix="Mount it with a shorter cache time (NFS: actimeo=1 or noac), or use a rendezvous over tcp:// or env://.",
         )
 
 

@@ -190,7 +190,7 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
             )
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
-        case Status.DIED, _:
+        case ((Status.DIED | Status.UNHEARD), _):
             words = last_words(outcome.detail)[:160].rstrip(".")
             output = f" and at its last output: {words}" if words else ""
             return f"Look at {logs} (out of memory, segfault){output}."
@@ -208,4 +208,7 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
                 f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the other ranks, which only waited."
             )
         case _:
-            return f"Look at rank {outcome.rank} on {hosts} first; the other ranks only waited for it."
+            return (
+                f"Find out what rank {outcome.rank} on {hosts} waits for (its stack, `py-spy dump`); the other ranks "
+                "only waited for it."
+            )

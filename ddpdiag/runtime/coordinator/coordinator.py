@@ -304,7 +304,7 @@ class Coordinator:
                 self._open_barrier(dispatched, (rank,))
 
     def _unheard(self, dispatched: DispatchedTrial, rank: int) -> None:
-        why = "it was lost" if rank in self._membership.lost else "its supervisor sent no outcome"
+        why = "it was lost" if rank in self._membership.lost else "its process reported nothing"
         dispatched.pending.discard(rank)
         dispatched.fail(rank)
         self._lines.append(dispatched.missing_outcome(rank, Status.UNHEARD, error=why))

@@ -143,7 +143,7 @@ def _unreadable(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "RDMA adapters cannot be read",
-            f"{names}: /sys/class cannot be listed: UNKNOWN whether RDMA ports are well.",
+            f"{names}: /sys/class cannot be listed, so it is not known whether RDMA ports work.",
             nodes=seen.world.nodes_of(ranks),
             fix="Mount /sys into the container.",
         )

@@ -158,8 +158,8 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None)
     return seen.finding(
         "unmeasured",
         "not all copies between GPUs were measured",
-        f"rank {outcome.rank} on {node} was still making progress at '{step}' after {outcome.seconds:.1f} s: UNKNOWN "
-        "whether the other copies work.",
+        f"rank {outcome.rank} on {node} was still making progress at '{step}' after {outcome.seconds:.1f} s, so it is "
+        "not known whether the other copies work.",
         ranks=(outcome.rank,),
         evidence=_evidence(outcome, step),
         fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or find out what "
@@ -196,7 +196,7 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             yield seen.finding(
                 "unmeasured",
                 "not all copies between GPUs were measured",
-                f"{copies.host.name}: there was no time for {left} of {copies.jobs} steps: UNKNOWN whether these "
+                f"{copies.host.name}: there was no time for {left} of {copies.jobs} steps, so it is not known "
                 "copies work.",
                 nodes=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
@@ -215,7 +215,7 @@ def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             "unmeasured",
             f"no copies were tested on {names_text(names, 2)}, where torch shows no GPU",
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
-            "driver's list: UNKNOWN whether copies work.",
+            "driver's list, so it is not known whether copies work.",
             evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
             fix="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
             of_the_run=True,

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.hosts import nvml_fix
 from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, host_paths, label, status_of, words
 from ddpdiag.checks.p2p.paths.judge import acs, asymmetric, disabled, iommu, refused
 from ddpdiag.checks.world import World
@@ -101,12 +102,12 @@ def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     if paths.errors and not paths.gpus:
         yield seen.finding(
             "unreadable",
-            "the paths between GPUs cannot be read",
-            f"{paths.host.name}: NVML reports {paths.errors[0]!r}: UNKNOWN how its {paths.host.gpus} GPUs are "
-            "connected.",
+            "the links between GPUs cannot be read",
+            f"{paths.host.name}: NVML reports {paths.errors[0]!r}, so it is not known how its {paths.host.gpus} GPUs "
+            "are connected.",
             ranks=paths.host.ranks,
             evidence={"error": paths.errors[0]},
-            fix=f"Run `nvidia-smi topo -m` on {paths.host.name}, and fix the error that it prints.",
+            fix=nvml_fix(paths.host.name),
         )
 
 

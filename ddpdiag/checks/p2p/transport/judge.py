@@ -141,7 +141,7 @@ def unreadable(nccl: TransportLog) -> Iterator[Finding]:
             "unreadable",
             "NCCL's log does not show how ranks communicate",
             f"NCCL's log{which} on {ranks_text(silent)} (of {count(len(nccl.rows), 'rank')}) shows no path to any "
-            "peer: UNKNOWN which transport is used.",
+            "peer, so it is not known which transport is used.",
             ranks=silent,
             fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
             "with 'via'.",

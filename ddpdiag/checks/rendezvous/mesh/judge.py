@@ -32,7 +32,7 @@ _VERBS = {
     "dropped": "get no answer",
     "unreachable": "find no route",
     "silent": "are accepted, but then no data arrive",
-    "broken": "are cut",
+    "broken": "are closed right after they are made",
 }
 _WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
@@ -88,7 +88,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
 
 def _example(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
     (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
-    links = f"{len(subject.cells)} of {len(mesh.cells)} links"
+    links = f"{len(subject.cells)} of the {len(mesh.cells)} connections that were tried"
     port = seen.by_rank[cell.peer].port
     return f" ({links}, such as {mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {port})"
 
@@ -208,7 +208,7 @@ class Rates:
             return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
         if self._usual and rate * ratio < self._usual and self._beyond_noise(rate, self._usual):
             two = len(self._mesh.names) == 2
-            source = "what the other direction reaches" if two else "what most hosts reach on their best link"
+            source = "what the other direction reaches" if two else "most of the other hosts reach it"
             return Expected(self._usual, source, True)
         for possible, name in self._nominal(link):
             if rate * self._seen.number("very_slow_ratio") < possible:
