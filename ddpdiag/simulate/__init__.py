@@ -13,7 +13,8 @@ class SimulateOptions:
     ranks_per_host: int = option(8, "Ranks of each host.", metavar="G", min=1, max=64)
     fault: tuple[str, ...] = option(
         (),
-        "Fault: slow-host, slow-inside, dead-host, hang, slow-link, leaf, transient, systemic or none (repeatable).",
+        "Fault: slow-host, slow-inside, dead-host, hang, slow-link, uplink, leaf, transient, systemic or none "
+        "(repeatable).",
         metavar="KIND[:COUNT]",
     )
     slower: float = option(0.25, "How much slower slow hosts and links are, as a share.", min=0.0, max=0.99)

@@ -1,10 +1,12 @@
 """A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
 
 Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
-test at random; a congested leaf halves, for as long as it lasts, what goes there. Nothing is measured and nothing
-waits; the recording is one as any other: `ddpdiag judge` reads it.
+test at random; a congested leaf halves, for as long as it lasts, what goes there, whoever communicates. A leaf with
+narrow uplinks is congested by the tests themselves: it carries half of what its hosts can send. Nothing is measured and
+nothing waits; the recording is one as any other: `ddpdiag judge` reads it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from random import Random
@@ -32,6 +34,8 @@ HOSTS_PER_LEAF = 32
 SLOW_LOCAL_RANK = 1
 _TRANSIENT_SHARE = 0.5
 _CONGESTED_SHARE = 0.5
+# A narrow uplink carries what so many of its hosts can send.
+_NARROW_SHARE = 0.5
 
 
 class Fault(Enum):
@@ -43,6 +47,7 @@ class Fault(Enum):
     DEAD_HOST = "dead-host"  # its processes end in the first test
     HANG = "hang"  # no test with it ends
     SLOW_LINK = "slow-link"  # one pair of hosts
+    UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
     TRANSIENT = "transient"  # one test in twenty is slow, whoever takes part
     SYSTEMIC = "systemic"  # all hosts are far below what is expected
@@ -93,9 +98,11 @@ class Fleet:
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
         self.links: set[frozenset[int]] = set()
+        self.narrow: set[int] = set()
         self._random = Random(seed)
         self._transients = noise.transients
         self._congested: set[int] = set()
+        self._leaving: Counter[int] = Counter()
         for kind, count in faults.kinds:
             self._break(kind, count)
 
@@ -121,17 +128,20 @@ class Fleet:
                 while len(self.links) < count:
                     self.links.add(frozenset(self._random.sample(range(self.hosts), 2)))
             case Fault.LEAF:
-                if count > self._leaves:
-                    raise UsageError(
-                        f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}"
-                    )
-                for leaf in self._random.sample(range(self._leaves), count):
+                for leaf in self._choose_leaves(count):
                     first, size = leaf * self.hosts_per_leaf, self.hosts_per_leaf
                     self.slow.update(range(first, min(self.hosts, first + size), 2))
+            case Fault.UPLINK:
+                self.narrow.update(self._choose_leaves(count))
             case Fault.TRANSIENT:
                 self._transients = 0.05
             case Fault.SYSTEMIC:
                 self.level = 0.2
+
+    def _choose_leaves(self, count: int) -> list[int]:
+        if count > self._leaves:
+            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}")
+        return self._random.sample(range(self._leaves), count)
 
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
@@ -143,8 +153,14 @@ class Fleet:
     def _leaves(self) -> int:
         return -(-self.hosts // self.hosts_per_leaf)
 
-    def next_round(self) -> None:
-        """Congestion goes on or ends, and begins elsewhere."""
+    def leaf_of(self, host: int) -> int:
+        """The number of its leaf switch."""
+        return host // self.hosts_per_leaf
+
+    def next_round(self, groups: Sequence[Sequence[int]] = ()) -> None:
+        """Congestion goes on or ends, and begins elsewhere; these groups of hosts communicate at the same time."""
+        if self.narrow:
+            self._leaving = Counter(leaf for group in groups for leaf in self._left_by(group))
         if not self.noise.congested:
             return
         self._congested = {
@@ -152,6 +168,11 @@ class Fleet:
             for leaf in range(self._leaves)
             if self._random.random() < (self.noise.lasting if leaf in self._congested else self.noise.congested)
         }
+
+    def _left_by(self, group: Sequence[int]) -> set[int]:
+        """The narrow leaves that a group leaves: once each, as the ring of an all-reduce does."""
+        leaves = set(map(self.leaf_of, group))
+        return leaves & self.narrow if len(leaves) > 1 else set()
 
     def ends(self, group: Sequence[int]) -> bool:
         """Does a test of these hosts end?"""
@@ -170,8 +191,11 @@ class Fleet:
         rate = self.usual * self.level
         if self._is_slow(group, inside):
             rate *= 1 - self.slower
-        if self._congested and len(group) > 1 and any(host // self.hosts_per_leaf in self._congested for host in group):
+        if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE
+        if self.narrow:
+            carried = self.hosts_per_leaf * _NARROW_SHARE
+            rate *= min((carried / max(carried, self._leaving[leaf]) for leaf in self._left_by(group)), default=1.0)
         if self._random.random() < self._transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
@@ -245,7 +269,7 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
 
 def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
     """What every rank of a trial would have answered, one after the other."""
-    fleet.next_round()
+    fleet.next_round([sorted({rank // ranks_per_host for rank in group}) for group in trial.groups])
     # Cards for what is usual, so that a fleet far below is seen to be.
     nominal = fleet.usual / NETWORK_SHARE
     limits = Limits(nic="8 rails", nic_bytes_per_s=nominal, nic_ports=8, nic_port_bytes_per_s=nominal / 8)

@@ -71,6 +71,17 @@ def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], me
     return best
 
 
+def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
+    """As many of the pairs as can be tried at the same time, beside units that are busy."""
+    taken = set(busy)
+    chosen = []
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return tuple(chosen)
+
+
 def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
     """Round `number` of n - 1 (n if that is odd) in which everybody meets everybody once: the circle method."""
     circle: list[int | None] = [*units, *([None] if len(units) % 2 else [])]

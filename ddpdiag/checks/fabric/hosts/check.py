@@ -39,7 +39,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricState
 from ddpdiag.checks.fabric.hosts.judge import findings
-from ddpdiag.checks.fabric.pair_confirm_cover import Phase
+from ddpdiag.checks.fabric.notes import Phase
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Located
 from ddpdiag.checks.findings import Explained
@@ -64,7 +64,14 @@ FINDINGS = {
         "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
         "do not end: the configuration is at fault, not a host."
     ),
-    "undecided": Explained.warning("there are two hosts only, or no healthy host is left to test a suspect with."),
+    "congested": Explained(
+        "pairs that share a part of the network are slow: only while other hosts communicate (a warning), or always. "
+        "The hosts behind it are listed (JSON: evidence.hosts), and none is blamed."
+    ),
+    "undecided": Explained.warning(
+        "two hosts are slow, and no third one tells whether they are at fault or what they share: there are two hosts "
+        "only, or both are all of their leaf."
+    ),
     "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
     "unproven": Explained.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
     "clear": Explained.note("no other host is slow or fails; the smallest slowdown that would have been found."),

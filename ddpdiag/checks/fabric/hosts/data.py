@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth import busbw, expect
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.matching import Domain
+from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
@@ -123,6 +124,10 @@ class FabricState:
         arrivals = self._seen.world.arrivals
         told = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
         return self.given_domains or {unit: leaf for unit, leaf in enumerate(told) if leaf}
+
+    def of_domain(self, domain: Domain | None) -> tuple[int, ...]:
+        """The hosts of a leaf; none if it is not known."""
+        return tuple(unit for unit in self.units if domain is not None and self._domains.get(unit) == domain)
 
     @cached_property
     def given_domains(self) -> Mapping[int, str]:

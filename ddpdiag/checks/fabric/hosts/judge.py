@@ -5,8 +5,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.congestion import usual_of
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
@@ -29,6 +30,11 @@ _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
     "hosts carries less than that between two."
 )
+# By whether it is slow in quiet rounds as well.
+_CONGESTED = (
+    "They share a part of the network that does not carry all of them at once: no host is at fault.",
+    "So many at once are slowed down by what they share, and not each by itself: no host is blamed.",
+)
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
@@ -49,6 +55,7 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     if state.diagnosis.systemic:
         yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
         return
+    yield from (_congested(seen, fabric, part, state.diagnosis) for part in state.diagnosis.congested)
     yield from _blamed(seen, fabric, state.diagnosis)
     yield from _proof(seen, state)
     if not state.diagnosis.open:
@@ -142,6 +149,43 @@ def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int
     )
 
 
+def _congested(seen: Seen[D], fabric: FabricState, part: Congested, found: Diagnosis) -> Finding:
+    units = fabric.of_domain(part.domain) or part.units
+    names = [[fabric.fleet.names[unit] for unit in side] for side in part.sides or (units,)]
+    where = f"between {_side(names[0])} and {_side(names[1])}" if part.sides else f"behind {_side(names[0])}"
+    loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
+    in_quiet = quiet is not None and quiet < found.bar.least
+    rate = "not known" if quiet is None else f"{rate_text(quiet)} busbw"
+    known = f"{part.domain}: " if part.domain is not None else ""
+    return seen.finding(
+        "congested",
+        f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
+        f"{_pairs_text(part)} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate; in quiet "
+        f"rounds: {rate}. Other pairs reach {rate_text(found.bar.usual)}. {_CONGESTED[in_quiet]}",
+        severity=severity(part.quiet, found.bar.usual, seen.number("error_share")) if in_quiet else Severity.WARNING,
+        nodes=(),
+        evidence={
+            "hosts": [fabric.fleet.names[unit] for unit in units],
+            "sides": [" ".join(side) for side in names] if part.sides else [],
+            "domain": str(part.domain) if part.domain is not None else None,
+            "loaded_bytes_per_s": loaded,
+            "quiet_bytes_per_s": quiet,
+            "usual_bytes_per_s": found.bar.usual,
+        },
+        fix="Ask the network team what these hosts share (leaf switch, uplinks, trunks): its load by other jobs, links "
+        "that are down, its oversubscription, and its counters of drops, ECN marks and PFC pauses. No host needs to be "
+        "replaced.",
+    )
+
+
+def _side(names: Sequence[str]) -> str:
+    return names_text(names) if len(names) <= _SHOWN else f"{len(names)} hosts ({names_text(names, 3)})"
+
+
+def _pairs_text(part: Congested) -> str:
+    return "Pairs across" if part.sides else f"Pairs of these {len(part.units)} hosts with others"
+
+
 def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
     if not pairs:
         return seen.finding(
@@ -180,11 +224,11 @@ def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     names = tuple(fabric.fleet.names[unit] for unit in found.open)
     return seen.finding(
         "undecided",
-        "some hosts could be neither cleared nor blamed",
-        f"{names_text(names, _SHOWN)}: slow or failing in {count(found.rounds, 'round')}, and no healthy partner is "
-        f"left to test {'it' if len(names) == 1 else 'them'} with.",
+        "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
+        f"{names_text(names, _SHOWN)}: slow in {count(found.rounds, 'round')}. No other host of this run is behind the "
+        "same leaf switch: either the hosts are slow, or the switch.",
         evidence={"hosts": [*names]},
-        fix="Run again with more hosts.",
+        fix="Run again with a third host behind that switch: it shows which it is.",
     )
 
 
@@ -204,7 +248,8 @@ def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
 
 def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
     found = state.diagnosis
-    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
+    behind = {unit for part in found.congested for unit in part.units} - found.cleared
+    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad} | behind
     proven = state.proof.rate if state.proof is not None else None
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
