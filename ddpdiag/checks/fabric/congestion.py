@@ -6,20 +6,20 @@ that is slow while its neighbours are not is at fault itself. Without known doma
 - Neighbours. Schedulers number hosts along their cables, so that hosts next to each other mostly share a switch. A row
   of slow ones counts as one if chance would make such a row in fewer than 0.05 runs (Chernoff bound of a scan).
 - Time: units that were slow as long as others communicated, and are not in quiet rounds.
-- A cut: two groups that are fast inside and slow across, in more pairs than chance makes fail.
+- A cut: two groups that are fast inside and slow across (see `cut`).
 
 With two units alone, or of two that are all of a domain, this cannot be told.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import median
 
-from ddpdiag.checks.fabric.matching import Domain, Pair
+from ddpdiag.checks.fabric.cut import cut_of, is_across
+from ddpdiag.checks.fabric.matching import Domain
 from ddpdiag.checks.fabric.notes import FINAL_ROUNDS, Congested, Notes, Reached
-from ddpdiag.checks.fabric.rules import SOME_UNITS, by_chance
 
 # Two that are slow together may be two that are slow.
 _LEAST = 3
@@ -116,67 +116,12 @@ def _chance(size: int, length: int, share: float) -> float:
     return math.exp(-length * distance)
 
 
-# Cuts -----------------------------------------------------------------------------------------------------------------
-
-
-def cut_of(notes: Notes) -> tuple[tuple[int, ...], ...]:
-    """Two groups of good units that pass inside and fail across, the smaller one first; or nothing.
-
-    Of many units so few pairs are tried that groups do not hang together.
-    """
-    if len(notes.units) > SOME_UNITS:
-        return ()
-    pairs = {pair: not any(map(notes.passes, tests)) for pair, tests in notes.tests.items()}
-    pairs = {pair: fails for pair, fails in pairs.items() if notes.cleared.issuperset(pair)}
-    failing = sum(pairs.values())
-    colours = _coloured(pairs) if failing >= _LEAST else None
-    if colours is None:
-        return ()
-    inside = Counter(colours[one] for one, other in pairs if colours[one] == colours[other])
-    across = len(pairs) - inside.total()
-    sides = sorted(
-        (sorted(unit for unit, own in colours.items() if own == side) for side in (0, 1)),
-        key=lambda own: (len(own), own),
-    )
-    # In how many ways the sides may be chosen, and how likely it is that chance makes so many of their pairs fail.
-    ways = _log_choices(len(colours), len(sides[0]))
-    chance = _log_choices(across, failing) + failing * math.log(by_chance(len(notes.units), notes.rules))
-    if len(inside) < 2 or ways + chance > math.log(notes.rules.alpha):
-        return ()
-    return tuple(map(tuple, sides))
-
-
-def _log_choices(count: int, chosen: int) -> float:
-    """The logarithm of the binomial coefficient."""
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
-
-
-def _coloured(pairs: Mapping[Pair, bool]) -> dict[int, int] | None:
-    """Each unit's side, so that each pair that fails has its ends on two sides; None if there are no such sides.
-
-    Pairs that pass join what failing ones leave apart: a pair across passes, too, while no other one communicates.
-    """
-    groups: dict[int, dict[int, int]] = {}  # each unit's group with the sides in it
-    for (one, other), fails in sorted(pairs.items(), key=lambda item: not item[1]):
-        first, second = (groups.setdefault(unit, {unit: 0}) for unit in (one, other))
-        if first is second:
-            if fails and first[one] == first[other]:
-                return None
-            continue
-        turned = (first[one] != second[other]) != fails
-        for unit, side in second.items():
-            first[unit] = side ^ turned
-            groups[unit] = first
-    colours = next(iter(groups.values()))
-    return colours if len(colours) == len(groups) else None
-
-
 def _cut(notes: Notes) -> Iterator[Congested]:
     sides = cut_of(notes)
     if not sides:
         return
-    across = [pair for pair in notes.tests if sum(unit in sides[0] for unit in pair) == 1]
-    loaded = tuple(tested for pair in across for tested in notes.tests[pair] if not notes.passes(tested))
+    across = [pair for pair in notes.tests if is_across(pair, sides[0]) and notes.cleared.issuperset(pair)]
+    loaded = tuple(tested for pair in across for tested in notes.tests[pair])
     eased = (notes.quiet[unit][-1] for unit in notes.retested if unit in notes.quiet and unit in notes.cleared)
     # Few beside many: the few share what is slow.
     units = sides[0] if 2 * len(sides[0]) <= len(sides[1]) else tuple(sorted(chain(*sides)))

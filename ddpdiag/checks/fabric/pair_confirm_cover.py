@@ -14,7 +14,8 @@ of which most are bad, cannot be told apart, and that is said.
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 
-from ddpdiag.checks.fabric.congestion import congested_parts, cut_of
+from ddpdiag.checks.fabric.congestion import congested_parts
+from ddpdiag.checks.fabric.cut import cut_of
 from ddpdiag.checks.fabric.matching import Domain, Pair, apart, pair_up, partners, round_robin
 from ddpdiag.checks.fabric.notes import (
     PATH_FAILURES,

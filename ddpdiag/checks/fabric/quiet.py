@@ -16,6 +16,7 @@ congestion that others cause and that half of the time is over by the next round
 from collections.abc import Generator, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 
+from ddpdiag.checks.fabric.cut import is_across
 from ddpdiag.checks.fabric.matching import Pair, apart, partners
 from ddpdiag.checks.fabric.notes import FINAL_ROUNDS, PATH_FAILURES, Notes, Phase, Results, Round
 from ddpdiag.checks.fabric.rules import MOST_ROUNDS, SOME_UNITS
@@ -93,9 +94,12 @@ def _witnesses(notes: Notes, suspects: Sequence[int]) -> Iterator[int]:
 
 
 def _open_pairs(notes: Notes) -> list[Pair]:
-    """Pairs that failed whenever they were tried, often enough to be blamed but for quiet rounds."""
+    """Pairs across a cut, the slowest first; else those that failed each time, often enough to be blamed."""
+    if notes.cut:
+        across = [pair for pair in notes.tests if is_across(pair, notes.cut[0]) and notes.cleared.issuperset(pair)]
+        return sorted(across, key=lambda pair: notes.tests[pair][0].rate or 0.0)
     pairs = [pair for pair in notes.between_good() if not notes.passed(pair) and pair not in notes.alone]
-    return pairs if notes.cut else [pair for pair in pairs if len(notes.tests[pair]) >= PATH_FAILURES]
+    return [pair for pair in pairs if len(notes.tests[pair]) >= PATH_FAILURES]
 
 
 def _alone(notes: Notes) -> Generator[Round, Results, None]:
