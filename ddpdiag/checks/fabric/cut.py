@@ -1,11 +1,11 @@
 """Two groups of units that are fast inside and slow across: what joins the groups is slow, and no unit.
 
-The rates of pairs are explained by two sides: one rate inside, another one across. The sides are those of the leading
-eigenvector of the pairs' weights (how far each is above or below the middle of fast and slow pairs), as in spectral
-clustering. They count if chance would explain the rates as well in fewer than `alpha` runs, over all ways to choose
-sides of these sizes (likelihood ratio of normal rates with one mean and with two), and if pairs across are slower by
-the least slowdown that matters. Single tests may fail or pass: all of them together decide, so that noise of single
-tests hides nothing.
+The rates of pairs (their logarithms, since some are many times faster than others) are explained by two sides: one rate
+inside, another one across. The sides are those of the leading eigenvector of the pairs' weights (how far each is above
+or below the middle of fast and slow pairs), as in spectral clustering. They count if in fewer than `alpha` runs chance
+would explain the rates as well, over all ways to choose sides of these sizes: by the likelihood ratio of normal rates
+with one mean and with two, and by the number of slow pairs. And pairs across must be slower than the noise, and by the
+least slowdown that matters. All tests together decide, whichever of them fail: noise of single ones hides nothing.
 """
 
 import math
@@ -15,12 +15,14 @@ from statistics import fmean, median, pvariance
 
 from ddpdiag.checks.fabric.matching import Pair
 from ddpdiag.checks.fabric.notes import Notes
-from ddpdiag.checks.fabric.rules import SOME_UNITS
+from ddpdiag.checks.fabric.rules import SOME_UNITS, by_chance
 
 # Two units that are slow with all others may be two slow ones.
 _LEAST_SIDE = 3
 _STEPS = 100  # of the power iteration; two sides that differ at all part in fewer
 _MEANS = 20
+# What tests saw of noise in themselves may be the congestion that is looked for.
+_MOST_NOISE = 0.3
 
 Sides = tuple[tuple[int, ...], ...]
 
@@ -32,7 +34,7 @@ def cut_of(notes: Notes) -> Sides:
     """
     if len(notes.units) > SOME_UNITS:
         return ()
-    rates = {pair: fmean(own) for pair, own in _rates(notes).items() if notes.cleared.issuperset(pair)}
+    rates = {pair: math.log(rate) for pair, rate in _rates(notes).items() if notes.cleared.issuperset(pair)}
     if not rates:
         return ()
     first, second = _sides(rates)
@@ -40,9 +42,11 @@ def cut_of(notes: Notes) -> Sides:
     inside = [rate for pair, rate in rates.items() if not is_across(pair, first)]
     if min(len(first), len(second)) < _LEAST_SIDE or not inside or not across:
         return ()
-    slow = median(across) <= (1 - notes.rules.floor) * median(inside)
     ways = _log_choices(len(first) + len(second), len(first))
-    if not slow or ways + _log_chance(inside, across) > math.log(notes.rules.alpha):
+    least = math.log(notes.rules.alpha) - ways
+    least_slower = max(notes.rules.floor, min(notes.bar.sigma, _MOST_NOISE))
+    is_slow = median(across) <= median(inside) + math.log(1 - least_slower)
+    if not is_slow or max(_log_ratio(inside, across), _log_failing(notes, inside, across)) > least:
         return ()
     return tuple(sorted((first, second), key=lambda side: (len(side), side)))
 
@@ -52,10 +56,9 @@ def is_across(pair: Pair, side: Sequence[int]) -> bool:
     return (pair[0] in side) != (pair[1] in side)
 
 
-def _rates(notes: Notes) -> Mapping[Pair, list[float]]:
-    """What each pair reached, of pairs that always ended."""
-    tests = {pair: [tested.rate for tested in own] for pair, own in notes.tests.items()}
-    return {pair: [rate for rate in own if rate is not None] for pair, own in tests.items() if None not in own}
+def _rates(notes: Notes) -> Mapping[Pair, float]:
+    """What each pair reached in its first test, if that ended."""
+    return {pair: own[0].rate for pair, own in notes.tests.items() if own[0].rate}
 
 
 def _sides(rates: Mapping[Pair, float]) -> Sides:
@@ -90,7 +93,17 @@ def _middle(rates: Sequence[float]) -> float:
     return middle
 
 
-def _log_chance(inside: Sequence[float], across: Sequence[float]) -> float:
+def _log_failing(notes: Notes, inside: Sequence[float], across: Sequence[float]) -> float:
+    """The logarithm of the chance that so many of the pairs across are slow, if each is as seldom as a test may fail.
+
+    Pairs that are slow for no reason are further away than noise would have them.
+    """
+    middle = (median(inside) + median(across)) / 2
+    slow = sum(rate < middle for rate in across)
+    return _log_choices(len(across), slow) + slow * math.log(by_chance(len(notes.units), notes.rules))
+
+
+def _log_ratio(inside: Sequence[float], across: Sequence[float]) -> float:
     """The logarithm of the likelihood ratio of one mean for all rates, and of one for each group."""
     whole = pvariance([*inside, *across])
     left = (len(inside) * pvariance(inside) + len(across) * pvariance(across)) / (len(inside) + len(across))

@@ -119,10 +119,15 @@ def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
 
 def z_of(units: int, rules: Rules) -> float:
     """How many standard deviations the bar lies below the usual rate (see above)."""
-    each = (rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units))
+    each = by_chance(units, rules)
     # What transients use up is not there for noise.
     left = max(each - rules.transients, each / 10)
     return min(_MOST_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
+
+
+def by_chance(units: int, rules: Rules) -> float:
+    """The share of healthy tests that may fail in a round (see above)."""
+    return float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
 
 
 def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
