@@ -121,7 +121,8 @@ def _cut(notes: Notes) -> Iterator[Congested]:
     if not sides:
         return
     across = [pair for pair in notes.tests if is_across(pair, sides[0]) and notes.cleared.issuperset(pair)]
-    loaded = tuple(tested for pair in across for tested in notes.tests[pair])
+    tests = [tested for pair in across for tested in notes.tests[pair]]
+    loaded = tuple(tested for tested in tests if not notes.passes(tested)) or tuple(tests)
     eased = (notes.quiet[unit][-1] for unit in notes.retested if unit in notes.quiet and unit in notes.cleared)
     # Few beside many: the few share what is slow.
     units = sides[0] if 2 * len(sides[0]) <= len(sides[1]) else tuple(sorted(chain(*sides)))
