@@ -237,11 +237,13 @@ def simulate(
 def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:
     """The run after these trials as well."""
     trials, outcomes = [*known.trials], [*known.outcomes]
+    begin = spent_seconds(outcomes)
     for trial in planned:
-        begin = spent_seconds(outcomes)
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
         trials.append(numbered)
-        outcomes += outcomes_of(fleet, numbered, ranks_per_host)
+        own = [*outcomes_of(fleet, numbered, ranks_per_host)]
+        outcomes += own
+        begin += spent_seconds(own)
     return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))
 
 
