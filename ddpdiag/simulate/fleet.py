@@ -12,7 +12,7 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from msgspec import Raw, structs
+from msgspec import Raw, json, structs
 
 from ddpdiag.bandwidth import NETWORK_SHARE, factor
 from ddpdiag.checks.api import Seen
@@ -20,12 +20,10 @@ from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data
 from ddpdiag.checks.world import World
-from ddpdiag.codec import encode
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import End, Header, Skip
-from ddpdiag.model.trial import spent_seconds
 from ddpdiag.stats import Samples
 
 # A leaf switch has so many hosts by default.
@@ -219,32 +217,32 @@ def simulate(
     header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
-    known = Recording(header=header, arrivals=arrivals)
+    known, seconds = Recording(header=header, arrivals=arrivals), 0.0
     for check in (fab001.CHECK, gpus.CHECK):
         while planned := check.plan(Seen(world, check, known)):
-            known = _tried(fleet, known, planned, ranks_per_host)
+            known, seconds = _tried(fleet, known, planned, ranks_per_host, seconds)
         seen = Seen(world, check, known)
         reason = check.ground(world) or (check.moot(seen) if check.moot is not None and not seen.trials else None)
         if reason:
             skip = Skip(code=check.code, reason=reason, grounds=True)
             known = structs.replace(known, skips=(*known.skips, skip))
-    seconds = spent_seconds(known.outcomes)
     # No budget ends what takes no time, so the run had at least what it took.
     given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
     return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
 
 
-def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:
-    """The run after these trials as well."""
+def _tried(
+    fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
+) -> tuple[Recording, float]:
+    """The run after these trials as well, and how long it has taken."""
     trials, outcomes = [*known.trials], [*known.outcomes]
-    begin = spent_seconds(outcomes)
     for trial in planned:
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
         trials.append(numbered)
         own = [*outcomes_of(fleet, numbered, ranks_per_host)]
         outcomes += own
-        begin += spent_seconds(own)
-    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))
+        begin += max(outcome.seconds for outcome in own)
+    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes)), begin
 
 
 def host_name(host: int) -> str:
@@ -283,7 +281,8 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
         seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
-        data = Raw(encode(Data(len(group), _BYTES, samples, limits=limits)))
+        # Not the codec's encode, which spells numbers that JSON has not: these are finite, and many.
+        data = Raw(json.encode(Data(len(group), _BYTES, samples, limits=limits)))
         for rank in group:
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS

@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import Data, answers_of
+from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.hosts.judge import compared, how, path_title, rates, severity, tests_text, truncation_of
 from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Results, Round
 from ddpdiag.checks.fabric.pair_confirm_cover import localise
@@ -75,7 +75,7 @@ def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int,
     """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
     host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
     answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
-    for results in answers_of(seen):
+    for results in answers_of(seen, outcomes_of(seen)):
         own: dict[int, dict[tuple[int, ...], Reached]] = {}
         for group, reached in results.items():
             own.setdefault(host_of[group[0]], {})[group] = reached
