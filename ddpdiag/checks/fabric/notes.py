@@ -49,11 +49,12 @@ class Round(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """A unit that failed with every partner: with whom, and what it reached there."""
+    """A unit that failed with every partner: with whom, what it reached there, and what in quiet rounds."""
 
     unit: int
     partners: tuple[int, ...]
     tests: tuple[Reached, ...]
+    quiet: tuple[Reached, ...] = ()
 
 
 class Path(NamedTuple):

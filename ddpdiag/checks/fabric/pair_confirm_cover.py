@@ -2,10 +2,12 @@
 
 1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
    its ends suspects, until one of them passes with somebody else.
-2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared; who fails every
-   time is bad. A pair that failed while both its ends are cleared is tried again: it goes on failing (the path between
-   the two is bad) or it does not (a transient).
+2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared. A pair that failed
+   while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or it does not
+   (a transient).
 3. Cover, if asked for: more matchings look for paths.
+4. Quiet: what failed every time is tried again while hardly any other unit communicates (see `quiet`). A unit that
+   fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congestion`).
 
 The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
 of which most are bad, cannot be told apart, and that is said.
@@ -183,7 +185,10 @@ def _diagnose(notes: Notes, systemic: str = "") -> Diagnosis:
     return Diagnosis(
         bar=notes.bar,
         rounds=notes.rounds,
-        bad=tuple(Bad(unit, notes.partners_of(unit), tuple(notes.loaded_tests(unit))) for unit in named),
+        bad=tuple(
+            Bad(unit, notes.partners_of(unit), tuple(notes.loaded_tests(unit)), tuple(notes.quiet.get(unit, ())))
+            for unit in named
+        ),
         cleared=frozenset(notes.cleared) if not systemic else frozenset(),
         open=tuple(unit for unit in notes.suspects if unit not in named and unit not in shared),
         paths=_paths(notes, sure),

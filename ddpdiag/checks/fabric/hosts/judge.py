@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.congestion import usual_of
+from ddpdiag.checks.fabric.hosts.congested import congested
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached
+from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
@@ -30,11 +30,6 @@ _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
     "hosts carries less than that between two."
 )
-# By whether it is slow in quiet rounds as well.
-_CONGESTED = (
-    "They share a part of the network that does not carry all of them at once: no host is at fault.",
-    "So many at once are slowed down by what they share, and not each by itself: no host is blamed.",
-)
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
@@ -55,7 +50,9 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     if state.diagnosis.systemic:
         yield _systemic(seen, state.diagnosis, pairs=len(fabric.units) > 2)
         return
-    yield from (_congested(seen, fabric, part, state.diagnosis) for part in state.diagnosis.congested)
+    for part in state.diagnosis.congested:
+        serious = severity(part.quiet, state.diagnosis.bar.usual, seen.number("error_share"))
+        yield congested(seen, fabric, part, state.diagnosis.bar, serious)
     yield from _blamed(seen, fabric, state.diagnosis)
     yield from _proof(seen, state)
     if not state.diagnosis.open:
@@ -95,12 +92,13 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     others = tuple(dict.fromkeys(partners))
+    too = ", in quiet rounds too" if bad.quiet else ""
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
         f"{name} {compared(bad.tests, found.bar.usual, 'hosts')}",
         f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(others), 'partner')} "
-        f"({names_text(others, _SHOWN)}): {tests_text(bad.tests)}. Pairs of hosts usually reach "
+        f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
@@ -109,6 +107,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Fin
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
+            "quiet_bytes_per_s": rates(bad.quiet),
             **_slower(bad.tests, found.bar.usual),
         },
         fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
@@ -147,43 +146,6 @@ def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int
         evidence={"domain": domain},
         fix=f"Check the switch, power and cooling of {domain}; exclude its hosts until then.",
     )
-
-
-def _congested(seen: Seen[D], fabric: FabricState, part: Congested, found: Diagnosis) -> Finding:
-    units = fabric.of_domain(part.domain) or part.units
-    names = [[fabric.fleet.names[unit] for unit in side] for side in part.sides or (units,)]
-    where = f"between {_side(names[0])} and {_side(names[1])}" if part.sides else f"behind {_side(names[0])}"
-    loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
-    in_quiet = quiet is not None and quiet < found.bar.least
-    rate = "not known" if quiet is None else f"{rate_text(quiet)} busbw"
-    known = f"{part.domain}: " if part.domain is not None else ""
-    return seen.finding(
-        "congested",
-        f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
-        f"{_pairs_text(part)} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate; in quiet "
-        f"rounds: {rate}. Other pairs reach {rate_text(found.bar.usual)}. {_CONGESTED[in_quiet]}",
-        severity=severity(part.quiet, found.bar.usual, seen.number("error_share")) if in_quiet else Severity.WARNING,
-        nodes=(),
-        evidence={
-            "hosts": [fabric.fleet.names[unit] for unit in units],
-            "sides": [" ".join(side) for side in names] if part.sides else [],
-            "domain": str(part.domain) if part.domain is not None else None,
-            "loaded_bytes_per_s": loaded,
-            "quiet_bytes_per_s": quiet,
-            "usual_bytes_per_s": found.bar.usual,
-        },
-        fix="Ask the network team what these hosts share (leaf switch, uplinks, trunks): its load by other jobs, links "
-        "that are down, its oversubscription, and its counters of drops, ECN marks and PFC pauses. No host needs to be "
-        "replaced.",
-    )
-
-
-def _side(names: Sequence[str]) -> str:
-    return names_text(names) if len(names) <= _SHOWN else f"{len(names)} hosts ({names_text(names, 3)})"
-
-
-def _pairs_text(part: Congested) -> str:
-    return "Pairs across" if part.sides else f"Pairs of these {len(part.units)} hosts with others"
 
 
 def _systemic(seen: Seen[D], found: Diagnosis, *, pairs: bool) -> Finding:
