@@ -15,8 +15,8 @@ of groups in one. The conditions:
                                        host is at fault for it, though it fails with partner after partner. Where
                                        the leaves are known, a leaf may be named as a whole: its hosts do not count
                                        as blamed then (the finding does list those of them that failed)
-    narrow uplinks                     congestion by the tests themselves: those of 0.5 % of the leaves carry half of what
-                                       their hosts can send; 1 % of hosts 25 % slower
+    narrow uplinks                     congestion by the tests themselves: those of 0.5 % of the leaves carry half of
+                                       what their hosts can send; 1 % of hosts 25 % slower
     congested leaves to the end        as congested leaves, but congestion that began once stays
 
 Shown are means over the runs: rounds (and the most), tests per host, healthy hosts blamed per run with the wider of
