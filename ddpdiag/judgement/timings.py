@@ -204,7 +204,7 @@ def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wa
 
 def known(seconds: float | None) -> float:
     """A time as it can be: what no clock gives (not known, negative, no number) is nothing."""
-    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else 0.0
+    return seconds if seconds is not None and 0 < seconds < math.inf else 0.0
 
 
 def told(trial: Trial, outcomes: Sequence[Outcome]) -> Told:
@@ -273,7 +273,8 @@ def _more(late: Mapping[str, float], usual: Mapping[str, float]) -> str:
 
 def _arrivals(outcomes: Iterable[Outcome], group_of: Mapping[int, int], one: Outcome) -> dict[int, float]:
     """When the ranks of one's group reached the barrier, if they did, in seconds of its trial."""
-    peers = (own for own in outcomes if group_of.get(own.rank) == group_of.get(one.rank))
+    group = group_of.get(one.rank)
+    peers = (own for own in outcomes if group_of.get(own.rank) == group)
     return {own.rank: known(own.timings["arrive"]) for own in peers if "arrive" in own.timings}
 
 

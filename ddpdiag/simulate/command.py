@@ -1,5 +1,6 @@
 """`ddpdiag simulate`: a fleet that does not exist, judged as a real one."""
 
+import gc
 import math
 import sys
 from collections import Counter
@@ -39,6 +40,7 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
         show(rates, sys.stdout)
         return int(ExitCode.FIT)
     outputs.check()
+    gc.disable()  # nothing here is dropped in circles, and to look for such takes a tenth of the time of a large fleet
     with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
         progress.tell(f"simulating {count(wanted.hosts, 'host')} ...")
         recording = simulate(

@@ -1,16 +1,18 @@
 """A fleet of hosts with faults and noise: what a group of them would reach, and the recording of a whole run.
 
 Seeded, so that a run can be repeated. A group is as slow as its slowest member or link, times noise. Transients halve a
-test at random; a congested leaf halves, for as long as it lasts, what goes there. Nothing is measured and nothing
-waits; the recording is one as any other: `ddpdiag judge` reads it.
+test at random; a congested leaf halves, for as long as it lasts, what goes there, whoever communicates. A leaf with
+narrow uplinks is congested by the tests themselves: it carries half of what its hosts can send. Nothing is measured and
+nothing waits; the recording is one as any other: `ddpdiag judge` reads it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from msgspec import Raw, structs
+from msgspec import Raw, json, structs
 
 from ddpdiag.bandwidth import NETWORK_SHARE, factor
 from ddpdiag.checks.api import Seen
@@ -18,12 +20,10 @@ from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data
 from ddpdiag.checks.world import World
-from ddpdiag.codec import encode
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import End, Header, Skip
-from ddpdiag.model.trial import spent_seconds
 from ddpdiag.stats import Samples
 
 # A leaf switch has so many hosts by default.
@@ -32,6 +32,8 @@ HOSTS_PER_LEAF = 32
 SLOW_LOCAL_RANK = 1
 _TRANSIENT_SHARE = 0.5
 _CONGESTED_SHARE = 0.5
+# A narrow uplink carries what so many of its hosts can send.
+_NARROW_SHARE = 0.5
 
 
 class Fault(Enum):
@@ -43,6 +45,7 @@ class Fault(Enum):
     DEAD_HOST = "dead-host"  # its processes end in the first test
     HANG = "hang"  # no test with it ends
     SLOW_LINK = "slow-link"  # one pair of hosts
+    UPLINK = "uplink"  # the uplinks of one leaf carry half of what its hosts can send; no host is at fault
     LEAF = "leaf"  # half of the hosts of one leaf are slow
     TRANSIENT = "transient"  # one test in twenty is slow, whoever takes part
     SYSTEMIC = "systemic"  # all hosts are far below what is expected
@@ -93,9 +96,11 @@ class Fleet:
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
         self.links: set[frozenset[int]] = set()
+        self.narrow: set[int] = set()
         self._random = Random(seed)
         self._transients = noise.transients
         self._congested: set[int] = set()
+        self._leaving: Counter[int] = Counter()
         for kind, count in faults.kinds:
             self._break(kind, count)
 
@@ -121,17 +126,20 @@ class Fleet:
                 while len(self.links) < count:
                     self.links.add(frozenset(self._random.sample(range(self.hosts), 2)))
             case Fault.LEAF:
-                if count > self._leaves:
-                    raise UsageError(
-                        f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}"
-                    )
-                for leaf in self._random.sample(range(self._leaves), count):
+                for leaf in self._choose_leaves(count):
                     first, size = leaf * self.hosts_per_leaf, self.hosts_per_leaf
                     self.slow.update(range(first, min(self.hosts, first + size), 2))
+            case Fault.UPLINK:
+                self.narrow.update(self._choose_leaves(count))
             case Fault.TRANSIENT:
                 self._transients = 0.05
             case Fault.SYSTEMIC:
                 self.level = 0.2
+
+    def _choose_leaves(self, count: int) -> list[int]:
+        if count > self._leaves:
+            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}")
+        return self._random.sample(range(self._leaves), count)
 
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
@@ -143,8 +151,14 @@ class Fleet:
     def _leaves(self) -> int:
         return -(-self.hosts // self.hosts_per_leaf)
 
-    def next_round(self) -> None:
-        """Congestion goes on or ends, and begins elsewhere."""
+    def leaf_of(self, host: int) -> int:
+        """The number of its leaf switch."""
+        return host // self.hosts_per_leaf
+
+    def next_round(self, groups: Sequence[Sequence[int]] = ()) -> None:
+        """Congestion goes on or ends, and begins elsewhere; these groups of hosts communicate at the same time."""
+        if self.narrow:
+            self._leaving = Counter(leaf for group in groups for leaf in self._left_by(group))
         if not self.noise.congested:
             return
         self._congested = {
@@ -152,6 +166,11 @@ class Fleet:
             for leaf in range(self._leaves)
             if self._random.random() < (self.noise.lasting if leaf in self._congested else self.noise.congested)
         }
+
+    def _left_by(self, group: Sequence[int]) -> set[int]:
+        """The narrow leaves that a group leaves: once each, as the ring of an all-reduce does."""
+        leaves = set(map(self.leaf_of, group))
+        return leaves & self.narrow if len(leaves) > 1 else set()
 
     def ends(self, group: Sequence[int]) -> bool:
         """Does a test of these hosts end?"""
@@ -170,8 +189,11 @@ class Fleet:
         rate = self.usual * self.level
         if self._is_slow(group, inside):
             rate *= 1 - self.slower
-        if self._congested and len(group) > 1 and any(host // self.hosts_per_leaf in self._congested for host in group):
+        if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE
+        if self.narrow:
+            carried = self.hosts_per_leaf * _NARROW_SHARE
+            rate *= min((carried / max(carried, self._leaving[leaf]) for leaf in self._left_by(group)), default=1.0)
         if self._random.random() < self._transients:
             rate *= _TRANSIENT_SHARE
         return rate * max(0.01, 1 + self.noise.sigma * self._random.gauss(0, 1))
@@ -195,30 +217,32 @@ def simulate(
     header = Header(run_id=run_id, world_size=ranks, launcher="simulated", options=wanted, created="", version="")
     arrivals = dict(_arrivals(fleet, ranks_per_host))
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
-    known = Recording(header=header, arrivals=arrivals)
+    known, seconds = Recording(header=header, arrivals=arrivals), 0.0
     for check in (fab001.CHECK, gpus.CHECK):
         while planned := check.plan(Seen(world, check, known)):
-            known = _tried(fleet, known, planned, ranks_per_host)
+            known, seconds = _tried(fleet, known, planned, ranks_per_host, seconds)
         seen = Seen(world, check, known)
         reason = check.ground(world) or (check.moot(seen) if check.moot is not None and not seen.trials else None)
         if reason:
             skip = Skip(code=check.code, reason=reason, grounds=True)
             known = structs.replace(known, skips=(*known.skips, skip))
-    seconds = spent_seconds(known.outcomes)
     # No budget ends what takes no time, so the run had at least what it took.
     given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
     return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))
 
 
-def _tried(fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int) -> Recording:
-    """The run after these trials as well."""
+def _tried(
+    fleet: Fleet, known: Recording, planned: Sequence[Trial], ranks_per_host: int, begin: float
+) -> tuple[Recording, float]:
+    """The run after these trials as well, and how long it has taken."""
     trials, outcomes = [*known.trials], [*known.outcomes]
     for trial in planned:
-        begin = spent_seconds(outcomes)
         numbered = structs.replace(trial, number=len(trials) + 1, begin_seconds=begin)
         trials.append(numbered)
-        outcomes += outcomes_of(fleet, numbered, ranks_per_host)
-    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes))
+        own = [*outcomes_of(fleet, numbered, ranks_per_host)]
+        outcomes += own
+        begin += max(outcome.seconds for outcome in own)
+    return structs.replace(known, trials=tuple(trials), outcomes=tuple(outcomes)), begin
 
 
 def host_name(host: int) -> str:
@@ -245,7 +269,7 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
 
 def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
     """What every rank of a trial would have answered, one after the other."""
-    fleet.next_round()
+    fleet.next_round([sorted({rank // ranks_per_host for rank in group}) for group in trial.groups])
     # Cards for what is usual, so that a fleet far below is seen to be.
     nominal = fleet.usual / NETWORK_SHARE
     limits = Limits(nic="8 rails", nic_bytes_per_s=nominal, nic_ports=8, nic_port_bytes_per_s=nominal / 8)
@@ -257,7 +281,8 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
         inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
         seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
         samples = Samples(min=seconds, median=1.005 * seconds, p95=1.02 * seconds, count=6)
-        data = Raw(encode(Data(len(group), _BYTES, samples, limits=limits)))
+        # Not the codec's encode, which spells numbers that JSON has not: these are finite, and many.
+        data = Raw(json.encode(Data(len(group), _BYTES, samples, limits=limits)))
         for rank in group:
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS

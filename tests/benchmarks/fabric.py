@@ -15,6 +15,9 @@ of groups in one. The conditions:
                                        host is at fault for it, though it fails with partner after partner. Where
                                        the leaves are known, a leaf may be named as a whole: its hosts do not count
                                        as blamed then (the finding does list those of them that failed)
+    narrow uplinks                     congestion by the tests themselves: those of 0.5 % of the leaves carry half of
+                                       what their hosts can send; 1 % of hosts 25 % slower
+    congested leaves to the end        as congested leaves, but congestion that began once stays
 
 Shown are means over the runs: rounds (and the most), tests per host, healthy hosts blamed per run with the wider of
 two 95 % intervals (exact for Poisson counts, and by the deviation among the runs), and the bad hosts missed.
@@ -35,7 +38,7 @@ from typing import NamedTuple
 
 from schemes import OURS, SCHEMES, Scheme, ours
 
-from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise
+from ddpdiag.simulate.fleet import HOSTS_PER_LEAF, Fault, Faults, Fleet, Noise
 
 MOST_HOSTS = 16_384
 FEWEST_HOSTS = 3
@@ -50,6 +53,8 @@ class Condition(NamedTuple):
     slower: float = 0.25
     level: float = 1.0
     congested: float = 0.0
+    lasting: float = 0.5
+    narrow: float = 0.0
     any_size: bool = False
 
     def fleet(self, hosts: int, seed: int) -> Fleet:
@@ -59,8 +64,11 @@ class Condition(NamedTuple):
             random = Random(seed)
             hosts = round(math.exp(random.uniform(math.log(FEWEST_HOSTS), math.log(hosts))))
             count = random.randint(0, hosts // 4)
-        noise = Noise(sigma=0.02, transients=0.01, congested=self.congested, lasting=0.5)
-        fleet = Fleet(hosts, Faults(((Fault.SLOW_HOST, count),), self.slower), noise, seed=seed, usual=1.0)
+        noise = Noise(sigma=0.02, transients=0.01, congested=self.congested, lasting=self.lasting)
+        kinds = [(Fault.SLOW_HOST, count)]
+        if self.narrow:
+            kinds.append((Fault.UPLINK, max(1, round(self.narrow * hosts / HOSTS_PER_LEAF))))
+        fleet = Fleet(hosts, Faults(tuple(kinds), self.slower), noise, seed=seed, usual=1.0)
         fleet.level = self.level
         return fleet
 
@@ -71,7 +79,7 @@ class Condition(NamedTuple):
     @property
     def schemes(self) -> dict[str, Scheme | None]:
         """Everybody's; and ours with known leaves where leaves matter, None, because they hang on the fleet."""
-        return {**SCHEMES, **({f"{OURS}, leaves known": None} if self.congested else {})}
+        return {**SCHEMES, **({f"{OURS}, leaves known": None} if self.congested or self.narrow else {})}
 
 
 CONDITIONS = (
@@ -82,6 +90,8 @@ CONDITIONS = (
     Condition("fleet 5 % over nominal, 1 % of hosts 10 % slower", slower=0.1, level=1.05),
     Condition("3 to N hosts, 0 to 25 % of them 25 % slower", any_size=True),
     Condition("congested leaves, 1 % of hosts 25 % slower", congested=0.005),
+    Condition("narrow uplinks, 1 % of hosts 25 % slower", narrow=0.005),
+    Condition("congested leaves to the end, 1 % of hosts 25 % slower", congested=0.005, lasting=1.0),
 )
 
 
@@ -108,7 +118,7 @@ def run(condition: Condition, scheme: str, hosts: int, seed: int) -> Run:
         groups = next(search)
         while True:
             rounds, tests = rounds + 1, tests + len(groups)
-            fleet.next_round()
+            fleet.next_round(groups)
             groups = search.send({group: fleet.rate(group) for group in groups})
     except StopIteration as end:
         blamed: set[int] = end.value

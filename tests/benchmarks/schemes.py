@@ -9,7 +9,8 @@ from functools import partial
 from random import Random
 
 from ddpdiag.checks.fabric.matching import Domain, pair_up, partners
-from ddpdiag.checks.fabric.pair_confirm_cover import Diagnosis, Reached, localise
+from ddpdiag.checks.fabric.notes import Diagnosis, Reached
+from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Rules
 
 # Ours takes rates, and less than a byte in a second is none.
@@ -21,7 +22,7 @@ Scheme = Callable[[Sequence[int], int], Search]
 
 
 def ours(hosts: Sequence[int], seed: int, *, floor: float, leaves: Mapping[int, Domain] | None = None) -> Search:
-    """Hosts of a leaf that is named as a whole are not blamed one by one."""
+    """Hosts of a leaf that is named as a whole are not blamed one by one, nor those of a congested part."""
     search = localise(hosts, leaves, Rules(floor=floor, expected=NOMINAL_BYTES_PER_S), seed)
     try:
         step = next(search)

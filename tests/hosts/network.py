@@ -32,6 +32,7 @@ NET = "192.168.120"
 _TOOLS = ("ip", "tc", "iptables", "nft", "unshare", "nsenter", "mount")
 _BRIDGE = "bridge0"
 _DEVICE = "eth0"
+_LIMIT = ("burst", "64kb", "latency", "50ms")
 _SHM_BYTES = 1 << 30
 # A second mount of sysfs shows this network's devices; the control groups are mounted below it once more.
 _SETUP = """
@@ -159,6 +160,10 @@ class Host:
         look = f"for i in $(seq 100); do ss -tln | grep -q ':{port} ' && exit; sleep 0.05; done; exit 1"
         self.call("sh", "-c", look)
 
+    def move(self, bridge: str) -> None:
+        """Put its cable into another bridge of the switch."""
+        self._switch.call("ip", "link", "set", self._port, "master", bridge)
+
     # Faults ----------------------------------------------------------------------------------------------------------
 
     def block(
@@ -203,7 +208,7 @@ class Host:
         if towards is not None:
             self._slow_towards(rate, towards)
             return
-        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms")
+        limit = ("root", "tbf", "rate", rate, *_LIMIT)
         if incoming:
             self._switch.call("tc", "qdisc", "add", "dev", self._port, *limit)
         else:
@@ -253,6 +258,18 @@ class Network:
         except BaseException:
             self.close()
             raise
+
+    def split(self, hosts: Iterable[Host], rate: str) -> None:
+        """Put these hosts behind a switch of their own; one trunk of a rate such as 100mbit joins it to the others'."""
+        second = "bridge1"
+        self._switch.call("ip", "link", "add", second, "type", "bridge")
+        self._switch.call("ip", "link", "set", second, "up")
+        self._switch.call("ip", "link", "add", "trunk0", "type", "veth", "peer", "name", "trunk1")
+        for end, bridge in (("trunk0", _BRIDGE), ("trunk1", second)):
+            self._switch.call("ip", "link", "set", end, "master", bridge, "up")
+            self._switch.call("tc", "qdisc", "add", "dev", end, "root", "tbf", "rate", rate, *_LIMIT)
+        for host in hosts:
+            host.move(second)
 
     def __getitem__(self, index: int) -> Host:
         return self.hosts[index]

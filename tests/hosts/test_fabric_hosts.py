@@ -53,6 +53,24 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     assert report["measurements"]["fabric.rounds"] >= 7
 
 
+def test_a_shared_bottleneck_behind_two_leaves_is_named_and_no_host(hosts, tmp_path):
+    network = hosts(8)
+    for host in network:
+        host.slow("80mbit")
+        host.slow("80mbit", incoming=True)
+    # A pair alone reaches a quarter of what it does inside; most rounds have two or four pairs across.
+    network.split(network.hosts[4:], "20mbit")
+    check = (*CHECK, "--set", "FAB001.least_bytes_per_s=1e5")
+    report = report_of(launch(network, EIGHT, check, tmp_path / "run"))
+    own = found(report)
+    assert set(own) == {"FAB001.congested", "FAB001.clear"}, report["findings"]
+    evidence = own["FAB001.congested"]["evidence"]
+    assert evidence["sides"] == ["h0 h1 h2 h3", "h4 h5 h6 h7"]
+    assert evidence["loaded_bytes_per_s"] < evidence["usual_bytes_per_s"] / 2
+    assert report["hosts"]["bad"] == []
+    assert not any(finding["nodes"] or finding["links"] for finding in own.values())
+
+
 def test_where_most_hosts_are_slow_nobody_is_blamed(eight, tmp_path):
     report = report_of(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
     assert list(found(report)) == ["FAB001.systemic"], report["findings"]

@@ -9,8 +9,6 @@ from seen import seen_of, with_events
 
 from ddpdiag.checks.fabric import gpus
 from ddpdiag.checks.fabric.hosts import check as hosts
-from ddpdiag.checks.fabric.pair_confirm_cover import Diagnosis
-from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Event, EventKind, Finding, Options
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
@@ -90,14 +88,6 @@ def test_of_two_ranks_that_are_slow_together_only_the_path_is_blamed(golden):
 def test_two_ranks_that_never_end_together_fail(golden):
     (finding,) = found(lambda group: None if {*group} == {0, 1} else USUAL, ranks=6)
     assert (finding.code, finding.ranks) == ("FAB002.path", ())
-    golden(finding)
-
-
-def test_a_suspect_without_a_healthy_partner_is_undecided(golden):
-    seen = seen_of(gpus.CHECK, {}, size=4, ranks_per_node=4)
-    diagnosis = Diagnosis(Bar(USUAL, 0.01, USUAL / 2), rounds=3, open=(2,))
-    (finding,) = gpus._of_host(seen, (0, 1, 2, 3), diagnosis)
-    assert (finding.code, finding.ranks, finding.evidence["ranks"]) == ("FAB002.undecided", (), [2])
     golden(finding)
 
 

@@ -26,7 +26,7 @@ from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import Data, answers_of
+from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.hosts.judge import (
     compared,
     how,
@@ -37,7 +37,8 @@ from ddpdiag.checks.fabric.hosts.judge import (
     tests_text,
     truncation_of,
 )
-from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Results, Round, localise
+from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Results, Round
+from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow
 from ddpdiag.checks.findings import Explained
@@ -60,7 +61,6 @@ FINDINGS = {
         "half of all pairs are slow or fail (of up to 8 ranks: half of the ranks, with all others): the cause is the "
         "host, or a setting, and no single GPU."
     ),
-    "undecided": Explained.warning("no healthy rank is left to test a suspect with."),
     "clear": Explained.note("no rank is slow or fails; the smallest slowdown that would have been found."),
     "unmeasured": Explained.not_seen("the run ended before the search was complete."),
 }
@@ -72,7 +72,7 @@ _SHOWN = 8
 def _states(seen: Seen[Data]) -> Mapping[tuple[int, ...], Round | Diagnosis]:
     """The next round of each host (its ranks), or what came of it: each has a search of its own, all at once."""
     floor = seen.number("floor_share", fab001.floor_of(seen.world))
-    rules = Rules(floor=floor, transients=seen.number("transient_share"))
+    rules = Rules(floor=floor, transients=seen.number("transient_share"), quiet=False)
     # The first trial has pairs of all hosts that are looked at.
     tried = set(seen.trials[0].ranks) if seen.trials else set()
     hosts = [own for own in seen.world.hosts.values() if not tried.isdisjoint(own)] if tried else _wanted(seen)
@@ -84,7 +84,7 @@ def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int,
     """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
     host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
     answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
-    for results in answers_of(seen):
+    for results in answers_of(seen, outcomes_of(seen)):
         own: dict[int, dict[tuple[int, ...], Reached]] = {}
         for group, reached in results.items():
             own.setdefault(host_of[group[0]], {})[group] = reached
@@ -164,7 +164,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield _unfinished(seen, left)
     for ranks, state in found.items():
         yield from _of_host(seen, ranks, state)
-    good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths or own.open)}
+    good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths)}
     if good:
         yield _clear(seen, good)
 
@@ -185,16 +185,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield _rank(seen, node, bad, found)
     for path in found.paths:
         yield _path(seen, node, path, found)
-    if found.open:
-        yield seen.finding(
-            "undecided",
-            f"some ranks of {node} could be neither cleared nor blamed",
-            f"{ranks_text(found.open)}: slow or failing in {count(found.rounds, 'round')}, and no healthy partner is "
-            f"left to test {'it' if len(found.open) == 1 else 'them'} with.",
-            nodes=(),
-            evidence={"ranks": [*found.open]},
-            fix=f"Exclude {node} from the job, and run ddpdiag again on it alone.",
-        )
 
 
 def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:

@@ -5,6 +5,8 @@ from random import Random
 
 Pair = tuple[int, ...]
 Domain = Hashable
+# How many of those that are free are looked at; in a shuffled list a good one is soon found.
+_LOOKED_AT = 32
 
 
 def pair_up(units: Sequence[int], domains: Mapping[int, Domain], random: Random) -> tuple[Pair, ...]:
@@ -31,7 +33,7 @@ def ordered(one: int, other: int) -> Pair:
 
 
 def partners(
-    suspects: Iterable[int],
+    suspects: Sequence[int],
     cleared: Collection[int],
     domains: Mapping[int, Domain],
     met: Callable[[int], Collection[int]],
@@ -41,8 +43,8 @@ def partners(
 
     Suspects beyond the number of the cleared get none this time.
     """
-    free = list(cleared)
-    random.shuffle(free)
+    # Of many that are cleared no more than the suspects may look at: to shuffle all takes most of a large search.
+    free = random.sample(list(cleared), min(len(cleared), len(suspects) + _LOOKED_AT))
     pairs = []
     for suspect in suspects:
         if not free:
@@ -51,10 +53,6 @@ def partners(
         free[at], free[-1] = free[-1], free[at]
         pairs.append(ordered(suspect, free.pop()))
     return tuple(pairs)
-
-
-# How many of those that are free are looked at; in a shuffled list a good one is soon found.
-_LOOKED_AT = 32
 
 
 def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], met: Collection[int]) -> int:
@@ -69,6 +67,17 @@ def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], me
         if own > score:
             best, score = at, own
     return best
+
+
+def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
+    """As many of the pairs as can be tried at the same time, beside units that are busy."""
+    taken = set(busy)
+    chosen = []
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return tuple(chosen)
 
 
 def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:

@@ -1,11 +1,13 @@
 """PCC: pair, confirm, cover. In a few parallel rounds for any number of units, almost without false blame.
 
 1. Pair: a random perfect matching (a few of them where units are few). A pair that is far below the others makes both
-   its ends suspects, until one of them passes with another unit.
-2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared; who fails every
-   time is bad. A pair that failed while both its ends are cleared is tried again: it goes on failing (the path between
-   the two is bad) or it does not (a transient).
+   its ends suspects, until one of them passes with somebody else.
+2. Confirm: each suspect is tried with other partners that were cleared. Who passes once is cleared. A pair that failed
+   while both its ends are cleared is tried again: it goes on failing (the path between the two is bad) or it does not
+   (a transient).
 3. Cover, if asked for: more matchings look for paths.
+4. Quiet: what failed every time is tried again while hardly any other unit communicates (see `quiet`). A unit that
+   fails there as well is bad, unless its neighbours are as slow: then what they share is (see `congestion`).
 
 The procedure is written down as a generator: it yields rounds and is sent what each pair reached. Two units, or units
 of which most are bad, cannot be told apart, and that is said.
@@ -13,11 +15,24 @@ of which most are bad, cannot be told apart, and that is said.
 
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from enum import Enum
-from random import Random
-from typing import NamedTuple
 
-from ddpdiag.checks.fabric.matching import Domain, Pair, pair_up, partners, round_robin
+from ddpdiag.checks.fabric.congestion import congested_parts
+from ddpdiag.checks.fabric.cut import cut_of
+from ddpdiag.checks.fabric.matching import Domain, Pair, apart, pair_up, partners, round_robin
+from ddpdiag.checks.fabric.notes import (
+    PATH_FAILURES,
+    Bad,
+    Diagnosis,
+    Notes,
+    Path,
+    Phase,
+    Reached,
+    Results,
+    Round,
+    Search,
+    Systemic,
+)
+from ddpdiag.checks.fabric.quiet import retest
 from ddpdiag.checks.fabric.rules import (
     FEW_UNITS,
     OPENING_ROUNDS,
@@ -33,149 +48,13 @@ from ddpdiag.stats import quantile
 # Where the best pairs are so far above the median, they show what is possible, and most units are slow.
 _ABOVE = 2.0
 _ABOVE_SIGMAS = 6.0  # and no noise
-# A path is blamed once it has failed so often and never passed: of noise that fails once in 60 tests, two failures
-# would be found twice in a run of 16,384.
-PATH_FAILURES = 3
-# The results of a group of which a member was lost before, or during the test: the path between them is not at fault.
-LOST, UNHEARD = "lost", "unheard"
-
-
-class Phase(Enum):
-    """What a round is for: each unit alone, pairs, suspects again, paths, and all good ones together as the proof."""
-
-    LOCAL = "local"
-    PAIR = "pair"
-    CONFIRM = "confirm"
-    COVER = "cover"
-    VERIFY = "verify"
-
-
-class Reached(NamedTuple):
-    """What a group reached, in bytes per second; None where it did not end, with the reason (hung, died, wrong).
-
-    `spread` is its own noise, as a share of its rate.
-    """
-
-    rate: float | None
-    why: str = ""
-    spread: float = 0.0
-
-
-class Round(NamedTuple):
-    """Groups of units that are tried at the same time: pairs, in all rounds but the first and the last."""
-
-    phase: Phase
-    groups: tuple[tuple[int, ...], ...]
-
-
-class Bad(NamedTuple):
-    """A unit that failed with every partner: with whom, and what it reached there."""
-
-    unit: int
-    partners: tuple[int, ...]
-    tests: tuple[Reached, ...]
-
-
-class Path(NamedTuple):
-    """A pair that failed while both its ends are good: what it reached each time."""
-
-    pair: Pair
-    tests: tuple[Reached, ...]
-
-
-class Systemic(NamedTuple):
-    """Why no single unit is at fault; `too_slow` where most pairs do not end, or miss what this hardware reaches."""
-
-    reason: str
-    too_slow: bool = False
-
-
-class Diagnosis(NamedTuple):
-    """Who is bad. `open` are units that could be neither cleared nor confirmed; `systemic` says why nobody is blamed.
-
-    `domains` are those of which so many units are bad that it is the domain; `bad` holds these units as well.
-    `unrepeated` failed between good ends too seldom to be sure, when no round was left. `found_from` is the smallest
-    slowdown, as a share, that would have been found.
-    """
-
-    bar: Bar
-    rounds: int
-    bad: tuple[Bad, ...] = ()
-    cleared: frozenset[int] = frozenset()
-    open: tuple[int, ...] = ()
-    paths: tuple[Path, ...] = ()
-    transients: tuple[Path, ...] = ()
-    unrepeated: tuple[Path, ...] = ()
-    domains: tuple[tuple[Domain, tuple[int, ...]], ...] = ()
-    systemic: Systemic | None = None
-    found_from: float = 1.0
-
-
-Results = Mapping[tuple[int, ...], Reached]
-Search = Generator[Round, Results, Diagnosis]
-
-
-class _Notes:
-    """What is known so far."""
-
-    def __init__(self, units: Sequence[int], domains: Mapping[int, Domain], rules: Rules, seed: int) -> None:
-        self.units = units
-        self.domains = domains
-        self.rules = rules
-        self.random = Random(seed)
-        self.tests: dict[Pair, list[Reached]] = {}
-        self.failures: dict[int, list[Pair]] = {}
-        self.failed: dict[Pair, None] = {}
-        self.needed = rules.rounds_for(len(units))
-        self.cleared: set[int] = set()
-        self.rounds = 0
-        self.bar = Bar(0.0, 0.0, 0.0)
-
-    def book(self, results: Results) -> None:
-        """Note what the pairs of a round reached, and clear who passed."""
-        self.rounds += 1
-        for pair, tested in results.items():
-            self.tests.setdefault(pair, []).append(tested)
-            if self.passes(tested):
-                self.cleared.update(pair)
-                continue
-            self.failed[pair] = None
-            for unit in pair:
-                self.failures.setdefault(unit, []).append(pair)
-
-    def passes(self, tested: Reached) -> bool:
-        return tested.rate is not None and tested.rate >= self.bar.least
-
-    def partners_of(self, unit: int) -> tuple[int, ...]:
-        """With whom it failed, in order."""
-        return tuple(one if other == unit else other for one, other in self.failures.get(unit, ()))
-
-    @property
-    def suspects(self) -> list[int]:
-        return [unit for unit in self.units if unit not in self.cleared]
-
-    def is_bad(self, unit: int) -> bool:
-        """Did it fail often enough, and all but once with partners that are good?"""
-        failed = self.partners_of(unit)
-        return len(failed) >= self.needed and sum(other in self.cleared for other in failed) >= self.needed - 1
-
-    def between_good(self) -> list[Pair]:
-        """Pairs that failed while both ends are cleared and there."""
-        good = filter(self.cleared.issuperset, self.failed)
-        return [pair for pair in good if not any(own.why == LOST for own in self.tests[pair])]
-
-    def questionable(self) -> list[Pair]:
-        """Pairs that failed each time while both ends are cleared, and not often enough to be sure; the worst first."""
-        known = {pair: self.tests[pair] for pair in self.between_good()}
-        open_ones = [p for p, own in known.items() if len(own) < PATH_FAILURES and not any(map(self.passes, own))]
-        return sorted(open_ones, key=lambda pair: known[pair][0].rate or 0.0)
 
 
 def localise(
     units: Sequence[int], domains: Mapping[int, Domain] | None = None, rules: Rules | None = None, seed: int = 0
 ) -> Search:
     """Find the bad ones among `units`; `domains` (leaf, rack) may name some of them or none."""
-    notes = _Notes(units, domains or {}, rules or Rules(), seed)
+    notes = Notes(units, domains or {}, rules or Rules(), seed)
     if len(units) < 2:
         return Diagnosis(notes.bar, 0, cleared=frozenset(units))
     first: list[Results] = []
@@ -185,14 +64,19 @@ def localise(
     notes.bar = _bar(notes, first)
     for results in first:
         notes.book(results)
-    if (systemic := _systemic(notes, tests)) is not None:
-        return _diagnose(notes, systemic)
+    if reason := _systemic(notes, tests):
+        return _diagnose(notes, systemic=reason)
     yield from _confirm(notes)
+    notes.cut = cut_of(notes) if notes.rules.quiet else ()
+    if not notes.cut:
+        yield from _repeat(notes)
     yield from _cover(notes)
+    if notes.rules.quiet:
+        yield from retest(notes)
     return _diagnose(notes)
 
 
-def _bar(notes: _Notes, first: Sequence[Results]) -> Bar:
+def _bar(notes: Notes, first: Sequence[Results]) -> Bar:
     """From the best of each unit, if it was tried several times; else from all pairs."""
     ended = [(pair, own, own.rate) for results in first for pair, own in results.items() if own.rate is not None]
     spreads = sorted(own.spread for _, own, _ in ended)
@@ -206,7 +90,7 @@ def _bar(notes: _Notes, first: Sequence[Results]) -> Bar:
     return bar_of_best([*best.values()], len(first), notes.rules, spread)
 
 
-def _opening(notes: _Notes) -> list[tuple[Pair, ...]]:
+def _opening(notes: Notes) -> list[tuple[Pair, ...]]:
     """The rounds before anybody is judged: all pairs of a few, three matchings of some, one of many."""
     count = len(notes.units)
     if count > SOME_UNITS:
@@ -219,7 +103,7 @@ def _opening(notes: _Notes) -> list[tuple[Pair, ...]]:
     return [round_robin(mixed, number) for number in range(rounds)]
 
 
-def _systemic(notes: _Notes, tests: Sequence[Reached]) -> Systemic | None:
+def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
     """Why no single unit can be at fault (most fail), or None."""
     ended = [tested.rate for tested in tests if tested.rate is not None]
     if len(notes.units) == 2 and not all(map(notes.passes, tests)):
@@ -241,7 +125,7 @@ def _systemic(notes: _Notes, tests: Sequence[Reached]) -> Systemic | None:
     return None
 
 
-def _most_pass(notes: _Notes, least: float) -> bool:
+def _most_pass(notes: Notes, least: float) -> bool:
     """Did most units reach so much with somebody? Asked where all pairs of a few units were tried.
 
     There one bad unit alone spoils half of the pairs or more: three of six, two of three.
@@ -257,23 +141,30 @@ def _most_pass(notes: _Notes, least: float) -> bool:
     return 2 * len(passed) > len(notes.units)
 
 
-def _confirm(notes: _Notes) -> Generator[Round, Results, None]:
+def _confirm(notes: Notes) -> Generator[Round, Results, None]:
     """Each suspect with others that were cleared, until it passes or has failed often enough."""
     while open_ones := [unit for unit in notes.suspects if not notes.is_bad(unit)]:
-        again = _apart(notes.questionable())
+        again = apart(notes.questionable())
         busy = {unit for pair in again for unit in pair}
         free = [unit for unit in notes.units if unit in notes.cleared and unit not in busy]
         pairs = partners(open_ones, free, notes.domains, notes.partners_of, notes.random)
         if not pairs and not again:
             return
         notes.book((yield Round(Phase.CONFIRM, (*pairs, *again))))
+
+
+def _repeat(notes: Notes) -> Generator[Round, Results, None]:
+    """Pairs that failed between good ends, until they pass or have failed often enough."""
     # Among many, what is left to repeat must not cost rounds beyond those in which somebody may be blamed.
     most = notes.needed if len(notes.units) > SOME_UNITS else notes.rounds + 2 * (PATH_FAILURES - 1)
-    while notes.rounds < most and (again := _apart(notes.questionable())):
-        notes.book((yield Round(Phase.CONFIRM, again)))
+    while notes.rounds < most and (again := apart(notes.questionable())):
+        results = yield Round(Phase.CONFIRM, again)
+        notes.book(results)
+        if len(again) == 1:  # nothing communicated beside it
+            notes.alone |= results
 
 
-def _cover(notes: _Notes) -> Generator[Round, Results, None]:
+def _cover(notes: Notes) -> Generator[Round, Results, None]:
     """More matchings of those that are cleared: they look for paths."""
     good = [unit for unit in notes.units if unit in notes.cleared]
     if len(good) < 3:
@@ -282,50 +173,54 @@ def _cover(notes: _Notes) -> Generator[Round, Results, None]:
     rounds = [tuple(pair for pair in own if pair not in notes.tests) for own in chosen]
     for pairs in filter(None, rounds):
         notes.book((yield Round(Phase.COVER, pairs)))
-    while rounds and (again := _apart(notes.questionable())):
+    while rounds and (again := apart(notes.questionable())):
         notes.book((yield Round(Phase.COVER, again)))
 
 
-def _apart(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-    """As many of the pairs as can be tried at the same time."""
-    busy: set[int] = set()
-    chosen = []
-    for pair in pairs:
-        if busy.isdisjoint(pair):
-            busy.update(pair)
-            chosen.append(pair)
-    return tuple(chosen)
-
-
-def _diagnose(notes: _Notes, systemic: Systemic | None = None) -> Diagnosis:
-    named = dict.fromkeys([] if systemic else filter(notes.is_bad, notes.suspects))
-    between_good = notes.between_good()
-    passed = [pair for pair in between_good if any(map(notes.passes, notes.tests[pair]))]
+def _diagnose(notes: Notes, systemic: Systemic | None = None) -> Diagnosis:
+    failing = [] if systemic else [unit for unit in notes.suspects if notes.is_bad(unit)]
+    congested = () if systemic else congested_parts(notes)
+    shared = {unit for part in congested for unit in part.units}
+    undecided = set(_two_of_a_domain(notes, failing)) - shared
+    named = [unit for unit in failing if unit not in shared and unit not in undecided]
+    between_good = [pair for pair in notes.between_good() if shared.isdisjoint(pair)]
+    passed = [pair for pair in between_good if notes.passed(pair)]
     sure = [pair for pair in between_good if pair not in passed and len(notes.tests[pair]) >= PATH_FAILURES]
     return Diagnosis(
         bar=notes.bar,
         rounds=notes.rounds,
         bad=tuple(
-            Bad(unit, notes.partners_of(unit), tuple(notes.tests[pair][-1] for pair in notes.failures[unit]))
+            Bad(unit, notes.partners_of(unit), tuple(notes.loaded_tests(unit)), tuple(notes.quiet.get(unit, ())))
             for unit in named
         ),
         cleared=frozenset(notes.cleared) if not systemic else frozenset(),
-        open=tuple(unit for unit in notes.suspects if unit not in named),
+        open=tuple(unit for unit in notes.suspects if unit not in named and unit not in shared),
         paths=_paths(notes, sure),
         transients=_paths(notes, passed),
-        unrepeated=_paths(notes, notes.questionable()),
+        unrepeated=_paths(notes, [pair for pair in notes.questionable() if pair in between_good]),
         domains=_domains(notes, named),
+        congested=congested,
         systemic=systemic,
         # Two have no third one to be compared with.
-        found_from=smallest_slowdown(notes.bar, notes.needed) if len(notes.units) > 2 else 1.0,
+        found_from=smallest_slowdown(notes.bar, notes.most_failures) if len(notes.units) > 2 else 1.0,
     )
 
 
-def _paths(notes: _Notes, pairs: Sequence[Pair]) -> tuple[Path, ...]:
+def _two_of_a_domain(notes: Notes, failing: Sequence[int]) -> Iterable[int]:
+    """Slow units that are both there are of their domain: they are at fault, or what they share; no third one tells."""
+    members: dict[Domain, list[int]] = {}
+    for unit in notes.units:
+        if unit in notes.domains:
+            members.setdefault(notes.domains[unit], []).append(unit)
+    slow = {unit for unit in failing if unit in notes.quiet}
+    return (unit for own in members.values() if len(own) == 2 and slow.issuperset(own) for unit in own)
+
+
+def _paths(notes: Notes, pairs: Sequence[Pair]) -> tuple[Path, ...]:
     return tuple(Path(pair, tuple(notes.tests[pair])) for pair in pairs)
 
 
-def _domains(notes: _Notes, named: Iterable[int]) -> tuple[tuple[Domain, tuple[int, ...]], ...]:
+def _domains(notes: Notes, named: Iterable[int]) -> tuple[tuple[Domain, tuple[int, ...]], ...]:
     """Domains of which so many units are bad that it is the domain's fault."""
     sizes = Counter(notes.domains[unit] for unit in notes.units if unit in notes.domains)
     members: dict[Domain, list[int]] = {}

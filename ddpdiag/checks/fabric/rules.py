@@ -19,6 +19,8 @@ _SMALL_SAMPLE = 8.0
 # Up to so many units, all pairs are tried; up to the next number, three matchings come before anybody is judged, since
 # of few pairs a quarter of the units spoils most by chance.
 FEW_UNITS, SOME_UNITS, OPENING_ROUNDS = 8, 128, 3
+# With more than SOME_UNITS a search has no more rounds than these.
+MOST_ROUNDS = 10
 # The largest of so many values of a standard normal distribution: its mean and standard deviation (order statistics).
 _LARGEST_OF = {1: (0.0, 1.0), 2: (0.56, 0.83), 3: (0.85, 0.75), 4: (1.03, 0.70), 5: (1.16, 0.67), 6: (1.27, 0.64)}
 _LARGEST_OF_MORE = (1.35, 0.62)
@@ -38,7 +40,8 @@ class Rules(NamedTuple):
     `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
     `expected` is what a pair should reach in bytes per second, if that is known, and `systemic_share` the part of it
     that at least half of the pairs must reach; `least` is a rate below which nothing passes. `domain_share` of a
-    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links.
+    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links. With
+    `quiet` suspects are tried again while hardly any other unit communicates.
     """
 
     alpha: float = 0.05
@@ -51,6 +54,7 @@ class Rules(NamedTuple):
     domain_share: float = 0.3
     domain_least: int = 3
     cover: int = 0
+    quiet: bool = True
 
     def rounds_for(self, units: int) -> int:
         """How often a unit must fail: as asked for, else three times, or four where these are many."""
@@ -115,10 +119,15 @@ def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
 
 def z_of(units: int, rules: Rules) -> float:
     """How many standard deviations the bar lies below the usual rate (see above)."""
-    each = (rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units))
+    each = by_chance(units, rules)
     # What transients use up is not there for noise.
     left = max(each - rules.transients, each / 10)
     return min(_MOST_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
+
+
+def by_chance(units: int, rules: Rules) -> float:
+    """The share of healthy tests that may fail in a round (see above)."""
+    return float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
 
 
 def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:

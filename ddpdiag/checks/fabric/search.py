@@ -5,7 +5,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.fabric.matching import Domain
-from ddpdiag.checks.fabric.pair_confirm_cover import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round, localise
+from ddpdiag.checks.fabric.notes import LOST, UNHEARD, Diagnosis, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Bar, Rules, bar_of
 
 T = TypeVar("T")

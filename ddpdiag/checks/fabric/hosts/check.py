@@ -2,13 +2,28 @@
 
 A slow or failing collective does not show which host is at fault. This check finds it in a few parallel rounds,
 whatever the number of hosts: first every host alone (its ranks among themselves); then random pairs of hosts, across
-leaf switches where the topology is known; then every suspect again with hosts that passed; finally an all-reduce over
-all healthy hosts as the proof. Of up to 8 hosts all pairs are tested; up to 128 hosts begin with three rounds of pairs.
+leaf switches where the topology is known; then every suspect again with hosts that passed; then suspects that never
+passed again in quiet rounds; finally an all-reduce over all healthy hosts as the proof. Of up to 8 hosts all pairs are
+tested; up to 128 hosts begin with three rounds of pairs.
 
 A pair fails if it is far below the rate that most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy
 hosts vary more than network cards), or by so many standard deviations of the measured noise that fewer than 0.05
 healthy hosts are blamed in a whole run. A host is blamed after three failures (four among more than 1,000 hosts), all
-but one of them with healthy partners: more than 1,000 hosts take four rounds.
+but one of them with healthy partners (more than 1,000 hosts take four rounds), if it is as slow in quiet rounds.
+
+Quiet rounds tell a slow host from a network that does not carry all hosts at once, or is busy with other jobs. Only
+suspects and healthy partners communicate. Four rounds have a quarter of the suspects each, and hosts that are next to
+each other are in different ones; two more rounds have those that still fail, and hosts next to them as witnesses. They
+cost two rounds for one suspect and six for many (some 3 s each), never more than ten rounds of pairs among more than
+128 hosts, and none without suspects. Hosts whose tests do not end are not slow but failing, and are not tried again.
+
+A host that is slow alone among fast neighbours is at fault. Hosts that are slow together share the cause, and none of
+them is blamed: hosts that are slow only while others communicate; hosts of a leaf of which half of the witnesses are
+slow as well; without known leaves, rows of slow hosts in the order of ranks that are no chance (Slurm and most others
+number hosts along their cables); and, of up to 128 hosts, two groups whose pairs are slow across and not inside. Where
+the order of ranks says nothing about cables and no leaf is known, hosts behind a network that is slow all the time
+are blamed. A slow host behind a leaf that is slow itself is not found. Of two hosts that are all of their leaf it is
+not known whether they are slow or the leaf.
 
 A quick check of up to 16 hosts skips this check if the all-reduce over all ranks succeeded, or if RDZ004 has found what
 is wrong between the hosts: use `--depth standard` or `--stage fabric`. Hosts that were lost before take no part; the
@@ -39,7 +54,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricState
 from ddpdiag.checks.fabric.hosts.judge import findings
-from ddpdiag.checks.fabric.pair_confirm_cover import Phase
+from ddpdiag.checks.fabric.notes import Phase
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Located
 from ddpdiag.checks.findings import Explained
@@ -65,7 +80,14 @@ FINDINGS = {
         "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
         "do not end: the configuration is at fault, not a host."
     ),
-    "undecided": Explained.warning("there are two hosts only, or no healthy host is left to test a suspect with."),
+    "congested": Explained(
+        "pairs that share a part of the network are slow: only while other hosts communicate (a warning), or always. "
+        "The hosts behind it are listed (JSON: evidence.hosts), and none is blamed."
+    ),
+    "undecided": Explained.warning(
+        "two hosts are slow, and no third one tells whether they are at fault or what they share: there are two hosts "
+        "only, or both are all of their leaf."
+    ),
     "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
     "unproven": Explained.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
     "clear": Explained.note("no other host is slow or fails; the smallest slowdown that would have been found."),

@@ -1,16 +1,18 @@
 """Hosts, rounds and what each group reached, put together from FAB001's trials."""
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.bandwidth import busbw, expect
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.pair_confirm_cover import UNHEARD, Phase, Reached, Results, Round
+from ddpdiag.checks.fabric.matching import Domain
+from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
@@ -18,6 +20,8 @@ from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.stats import Samples
 
+# The outcome of each rank, by the number of the trial.
+OfTrials = Mapping[int, Mapping[int, Outcome]]
 # Hosts of one fleet are mostly alike: so many pairs are asked what they should reach.
 _PAIRS_ASKED = 64
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG, Status.SKIPPED)
@@ -44,7 +48,7 @@ class Fleet(NamedTuple):
 
     def ranks_of(self, group: Sequence[int]) -> tuple[int, ...]:
         """The ranks of some hosts, in rising order."""
-        return tuple(sorted(rank for host in group for rank in self.ranks[host]))
+        return tuple(sorted(chain.from_iterable(self.ranks[host] for host in group)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +100,12 @@ class FabricState:
             return None
         asked = trial.groups[:_PAIRS_ASKED]
         leaders = {rank for group in asked for rank in group if rank in self._host_of}
+        outcomes = self._outcomes[trial.number]
         limits = {
-            outcome.rank: told
-            for outcome in self._seen.outcomes
-            if outcome.rank in leaders and outcome.trial == trial.number and outcome.status is Status.DONE
-            if (told := decode(outcome.data, Data).limits) is not None
+            rank: told
+            for rank in leaders & outcomes.keys()
+            if outcomes[rank].status is Status.DONE
+            if (told := decode(outcomes[rank].data, Data).limits) is not None
         }
         found = (self._expected_of(group, limits) for group in asked)
         return min((rate for rate in found if rate is not None), default=None)
@@ -124,6 +129,10 @@ class FabricState:
         told = (next((leaf for rank in ranks if (leaf := arrivals[rank].leaf)), "") for ranks in self.fleet.ranks)
         return self.given_domains or {unit: leaf for unit, leaf in enumerate(told) if leaf}
 
+    def of_domain(self, domain: Domain | None) -> tuple[int, ...]:
+        """The hosts of a leaf; none if it is not known."""
+        return tuple(unit for unit in self.units if domain is not None and self._domains.get(unit) == domain)
+
     @cached_property
     def given_domains(self) -> Mapping[int, str]:
         """From the user's file."""
@@ -136,8 +145,12 @@ class FabricState:
         host_of = self._host_of
         return tuple(
             {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
-            for results in answers_of(self._seen)
+            for results in answers_of(self._seen, self._outcomes)
         )
+
+    @cached_property
+    def _outcomes(self) -> OfTrials:
+        return outcomes_of(self._seen)
 
     @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
@@ -171,36 +184,41 @@ class FabricState:
         return frozenset(self._seen.world.living)
 
 
-def answers_of(seen: Seen[Data]) -> Iterator[Results]:
-    """What each group of ranks reached, trial by trial, up to the first trial that the run itself cut short."""
+def outcomes_of(seen: Seen[Data]) -> OfTrials:
+    """The outcome of each rank, by the number of the trial."""
     outcomes: dict[int, dict[int, Outcome]] = {trial.number: {} for trial in seen.trials}
     for outcome in seen.recording.outcomes:
         if outcome.trial in outcomes:
             outcomes[outcome.trial][outcome.rank] = outcome
+    return outcomes
+
+
+def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
+    """What each group of ranks reached, trial by trial, up to the first trial that the run itself cut short."""
     for trial in seen.trials:
         own = outcomes[trial.number]
-        if not _is_answered(trial, own):
-            return
         failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
+        if not _is_answered(trial, len(own), failed.values()):
+            return
         yield {
-            group: _measured(own[group[0]])
+            group: _measured(bytes(own[group[0]].data))
             if failed.keys().isdisjoint(group)
             else Reached(None, _worst([failed[rank] for rank in group if rank in failed]))
             for group in trial.groups
         }
 
 
-def _is_answered(trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
-    """Did everybody answer, with the time that the check gives?"""
+def _is_answered(trial: Trial, answers: int, failed: Iterable[Outcome]) -> bool:
+    """Did every rank answer, with the time that the check gives?"""
     cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
-    if any(outcome.status in cut for outcome in outcomes.values()):
-        return False
-    return len(outcomes) == sum(map(len, trial.groups))
+    return answers == sum(map(len, trial.groups)) and not any(outcome.status in cut for outcome in failed)
 
 
-def _measured(outcome: Outcome) -> Reached:
+# A plan reads all answers so far: of many rounds each but the last has been read before.
+@lru_cache(maxsize=1 << 17)
+def _measured(data: bytes) -> Reached:
     """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
-    row = decode(outcome.data, Data)
+    row = decode(data, Data)
     if row.wrong:
         return Reached(None, "wrong")
     least = row.seconds.min

@@ -5,8 +5,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
+from ddpdiag.checks.fabric.hosts.congested import congested
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.pair_confirm_cover import Bad, Diagnosis, Path, Reached, Systemic
+from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Systemic
 from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -50,6 +51,9 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     if state.diagnosis.systemic:
         yield _systemic(seen, state.diagnosis.systemic, state.diagnosis.bar, pairs=len(fabric.units) > 2)
         return
+    for part in state.diagnosis.congested:
+        serious = severity(part.quiet, state.diagnosis.bar.usual, seen.number("error_share"))
+        yield congested(seen, fabric, part, state.diagnosis.bar, serious)
     yield from _blamed(seen, fabric, state.diagnosis)
     yield from _proof(seen, state)
     if not state.diagnosis.open:
@@ -89,12 +93,13 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     others = tuple(dict.fromkeys(partners))
+    too = ", in quiet rounds too" if bad.quiet else ""
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
         f"{name} {compared(bad.tests, found.bar.usual, 'hosts')}",
         f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(others), 'partner')} "
-        f"({names_text(others, _SHOWN)}): {tests_text(bad.tests)}. Pairs of hosts usually reach "
+        f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
         f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
         nodes=(name,),
@@ -103,6 +108,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Fin
             "rates_bytes_per_s": rates(bad.tests),
             "usual_bytes_per_s": found.bar.usual,
             "least_bytes_per_s": found.bar.least,
+            "quiet_bytes_per_s": rates(bad.quiet),
             **slower(bad.tests, found.bar.usual),
         },
         fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
@@ -180,11 +186,11 @@ def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     names = tuple(fabric.fleet.names[unit] for unit in found.open)
     return seen.finding(
         "undecided",
-        "some hosts could be neither cleared nor blamed",
-        f"{names_text(names, _SHOWN)}: slow or failing in {count(found.rounds, 'round')}, and no healthy partner is "
-        f"left to test {'it' if len(names) == 1 else 'them'} with.",
+        "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
+        f"{names_text(names, _SHOWN)}: slow in {count(found.rounds, 'round')}. No other host of this run is behind the "
+        "same leaf switch: either the hosts are slow, or the switch.",
         evidence={"hosts": [*names]},
-        fix="Run again with more hosts.",
+        fix="Run again with a third host behind that switch: it shows which it is.",
     )
 
 
@@ -204,7 +210,8 @@ def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
 
 def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
     found = state.diagnosis
-    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad}
+    behind = {unit for part in found.congested for unit in part.units} - found.cleared
+    bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad} | behind
     proven = state.proof.rate if state.proof is not None else None
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.

@@ -197,7 +197,7 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
                 "unmeasured",
                 "not all copies between GPUs were measured",
                 f"{copies.host.name}: there was no time for {left} of {copies.jobs} steps, so it is not known "
-                "copies work.",
+                "whether the others work.",
                 nodes=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
                 fix=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",

@@ -1,0 +1,256 @@
+"""What is shared by hosts that are slow together: played against simulated fleets, and on pure data."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from ddpdiag.checks.fabric.congestion import rows
+from ddpdiag.checks.fabric.notes import LOST, Diagnosis, Phase, Reached, Round
+from ddpdiag.checks.fabric.pair_confirm_cover import localise
+from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.registry import all_checks
+from ddpdiag.judgement import judge
+from ddpdiag.model import Options, Report, Severity
+from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
+
+USUAL = 100e9
+QUIET = Noise(sigma=0.01, transients=0.0)
+IN_LEAVES = 16
+
+
+def searched(
+    fleet: Fleet, leaves: Mapping[int, int] | None = None, most_quiet: int = 100
+) -> tuple[Diagnosis, list[Round]]:
+    """What comes of it, and its rounds; quiet rounds beyond `most_quiet` are not known, as in old recordings."""
+    search = localise(range(fleet.hosts), leaves, Rules(), seed=7)
+    rounds: list[Round] = []
+    try:
+        step = next(search)
+        while True:
+            rounds.append(step)
+            fleet.next_round(step.groups)
+            is_known = sum(own.phase is Phase.QUIET for own in rounds) <= most_quiet
+            step = search.send({g: Reached(fleet.rate(g)) if is_known else Reached(None, LOST) for g in step.groups})
+    except StopIteration as end:
+        return end.value, rounds
+
+
+def leaves_of(fleet: Fleet) -> dict[int, int]:
+    return {host: fleet.leaf_of(host) for host in range(fleet.hosts)}
+
+
+def fleet_of(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
+    return Fleet(hosts, Faults(kinds), QUIET, seed=seed, hosts_per_leaf=IN_LEAVES)
+
+
+def named(found: Diagnosis) -> set[int]:
+    return {bad.unit for bad in found.bad}
+
+
+# Slow only while others communicate -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_hosts_behind_a_narrow_uplink_are_not_blamed_and_slow_ones_are(known, seed):
+    fleet = fleet_of(512, (Fault.SLOW_HOST, 5), (Fault.UPLINK, 1), seed=seed)
+    (narrow,) = fleet.narrow
+    found, rounds = searched(fleet, leaves_of(fleet) if known else None)
+    assert named(found) == fleet.failing
+    (part,) = found.congested
+    assert {fleet.leaf_of(host) for host in part.units} == {narrow}
+    assert len(part.units) >= IN_LEAVES - 2  # but for slow ones, and those that passed with a neighbour
+    assert part.domain == (narrow if known else None)
+    assert len(rounds) <= 10
+
+
+def test_in_a_quiet_round_few_hosts_of_a_leaf_communicate():
+    fleet = fleet_of(512, (Fault.UPLINK, 1))
+    (narrow,) = fleet.narrow
+    _, rounds = searched(fleet)
+    quiet = [step for step in rounds if step.phase is Phase.QUIET]
+    assert quiet
+    for step in quiet:
+        assert sum(fleet.leaf_of(host) == narrow for group in step.groups for host in group) <= IN_LEAVES / 4
+
+
+def test_a_fleet_without_suspects_has_no_quiet_rounds():
+    _, rounds = searched(fleet_of(512))
+    assert Phase.QUIET not in {step.phase for step in rounds}
+
+
+def test_one_suspect_costs_two_rounds():
+    found, rounds = searched(fleet_of(512, (Fault.SLOW_HOST, 1)))
+    assert len(found.bad) == 1
+    assert sum(step.phase is Phase.QUIET for step in rounds) == 2
+
+
+# Slow in quiet rounds as well -----------------------------------------------------------------------------------------
+
+
+class Slow(Fleet):
+    """All that goes to these hosts is slow, from a round on."""
+
+    def __init__(self, hosts: int, members: range, since: int = 0) -> None:
+        super().__init__(hosts, noise=QUIET, hosts_per_leaf=IN_LEAVES)
+        self.members, self.since, self.number = set(members), since, 0
+
+    def next_round(self, groups=()) -> None:
+        self.number += 1
+
+    def rate(self, group, inside=()) -> float:
+        slow = self.number > self.since and not self.members.isdisjoint(group)
+        return super().rate(group, inside) * (0.6 if slow else 1)
+
+
+def test_neighbours_that_are_slow_together_are_a_part_of_the_fabric():
+    found, _ = searched(Slow(512, range(32, 48)))
+    assert not found.bad
+    assert [part.units for part in found.congested] == [tuple(range(32, 48))]
+
+
+def test_a_slow_host_among_fast_neighbours_is_at_fault():
+    found, _ = searched(Slow(512, range(32, 33)))
+    assert named(found) == {32}
+    assert not found.congested
+
+
+def test_two_slow_neighbours_are_two_slow_hosts():
+    found, _ = searched(Slow(512, range(32, 34)))
+    assert named(found) == {32, 33}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_witnesses_show_that_a_suspect_shares_its_slowness(known):
+    # One host failed by itself while its neighbours passed; then all of the leaf become slow.
+    class Late(Slow):
+        def rate(self, group, inside=()) -> float:
+            return super().rate(group, inside) * (0.6 if self.number <= self.since and 40 in group else 1)
+
+    fleet = Late(2048, range(32, 48), since=4)
+    found, _ = searched(fleet, leaves_of(fleet) if known else None)
+    assert not found.bad
+    (part,) = found.congested
+    assert 40 in part.units
+    assert len(part.units) >= 4
+
+
+def test_of_a_known_leaf_the_leaf_is_at_fault():
+    fleet = Slow(512, range(32, 48))
+    found, _ = searched(fleet, leaves_of(fleet))
+    assert [domain for domain, _ in found.domains] == [2]
+
+
+def test_the_only_two_hosts_of_a_leaf_cannot_be_told_from_the_leaf():
+    fleet = Slow(64, range(2))
+    leaves = {host: 0 if host < 2 else 1 + host % 4 for host in range(64)}
+    found, _ = searched(fleet, leaves)
+    assert (named(found), found.open) == (set(), (0, 1))
+
+
+def test_without_quiet_rounds_a_recording_is_judged_by_the_others():
+    fleet = fleet_of(512, (Fault.SLOW_HOST, 5))
+    found, _ = searched(fleet, most_quiet=0)
+    assert named(found) == fleet.failing
+
+
+# Cuts -----------------------------------------------------------------------------------------------------------------
+
+
+class Trunk(Fleet):
+    """Two halves with one trunk between them, which carries one pair at a time at full rate, times `share`."""
+
+    def __init__(self, hosts: int, share: float = 1.0) -> None:
+        super().__init__(hosts, noise=QUIET, hosts_per_leaf=hosts // 2)
+        self.share, self.crossing = share, 0
+
+    def next_round(self, groups: object = ()) -> None:
+        self.crossing = sum(self.crosses(group) for group in groups)  # type: ignore[attr-defined]
+
+    def crosses(self, group) -> bool:
+        return len({self.leaf_of(host) for host in group}) > 1
+
+    def rate(self, group, inside=()) -> float:
+        return super().rate(group, inside) * (self.share / max(1, self.crossing) if self.crosses(group) else 1)
+
+
+@pytest.mark.parametrize(("hosts", "share"), [(8, 1.0), (8, 0.5), (16, 1.0), (32, 0.4)])
+def test_a_bottleneck_between_two_groups_blames_no_host_and_no_pair(hosts, share):
+    found, rounds = searched(Trunk(hosts, share))
+    assert not found.bad
+    assert not (*found.paths, *found.transients, *found.unrepeated)
+    (part,) = found.congested
+    half = hosts // 2
+    assert part.sides == (tuple(range(half)), tuple(range(half, hosts)))
+    assert [own.rate for own in part.quiet] == pytest.approx([share * USUAL] * 2, rel=0.1)
+    assert len(rounds) <= 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_makes_no_cut(seed):
+    fleet = Fleet(8, Faults(((Fault.SLOW_LINK, 1),), 0.5), Noise(0.02, 0.01), seed=seed)
+    assert searched(fleet)[0].congested == ()
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_what_chance_does_not_make():
+    units = range(16_384)
+    chosen = random.Random(1).sample(units, 164)
+    assert rows(sorted(chosen), units, 0.05) == []
+    row = list(range(5000, 5032))
+    (found,) = rows(sorted({*chosen, *row}), units, 0.05)
+    assert set(found) >= set(row)
+    assert rows([3, 4, 5, 6], range(16), 0.05) == []  # four of 16 may be four slow hosts
+
+
+def test_random_hosts_seldom_make_a_row():
+    units = range(2048)
+    many = [rows(sorted(random.Random(seed).sample(units, 200)), units, 0.05) for seed in range(100)]
+    assert sum(map(bool, many)) <= 5
+
+
+# The findings ---------------------------------------------------------------------------------------------------------
+
+
+def judged(fleet: Fleet, **options: object) -> Report:
+    own = Options(stages=("fabric",), backend="nccl", **options)  # type: ignore[arg-type]
+    return judge(simulate(fleet, options=own), all_checks())
+
+
+def test_a_congested_part_is_a_warning_with_the_hosts_behind_it(golden):
+    report = judged(fleet_of(128, (Fault.UPLINK, 1)))
+    (finding,) = (own for own in report.findings if own.code == "FAB001.congested")
+    assert (finding.severity, finding.nodes, finding.ranks) == (Severity.WARNING, (), ())
+    assert len(finding.evidence["hosts"]) >= IN_LEAVES - 2
+    assert finding.evidence["quiet_bytes_per_s"] > 0.9 * USUAL > finding.evidence["loaded_bytes_per_s"]
+    assert (report.exit_code, report.hosts.bad, len(report.hosts.good)) == (0, (), 128)
+    golden(finding)
+
+
+def test_a_bottleneck_between_two_groups_is_named_with_both_sides(golden):
+    report = judged(Trunk(8, 0.4))
+    (finding,) = (own for own in report.findings if own.code == "FAB001.congested")
+    assert finding.evidence["sides"] == [" ".join(map(host_name, side)) for side in (range(4), range(4, 8))]
+    assert finding.severity is Severity.ERROR
+    assert not any(own.nodes or own.links for own in report.findings)
+    golden(finding)
+
+
+def test_two_hosts_of_a_leaf_are_undecided(golden):
+    leaves = {host_name(host): f"leaf{0 if host < 2 else 1 + host % 4}" for host in range(64)}
+    report = judged(Slow(64, range(2)), topology=leaves)
+    (finding,) = (own for own in report.findings if own.code == "FAB001.undecided")
+    assert finding.evidence["hosts"] == ["n0000", "n0001"]
+    golden(finding)
+
+
+def test_answers_are_what_the_rounds_asked(recwarn):
+    # A played-back search is the same search: nothing hangs on the order in which answers come.
+    fleet = fleet_of(256, (Fault.UPLINK, 1), (Fault.SLOW_HOST, 3))
+    first, rounds = searched(fleet)
+    again, _ = searched(fleet_of(256, (Fault.UPLINK, 1), (Fault.SLOW_HOST, 3)))
+    assert first == again
+    assert all(len({host for group in step.groups for host in group}) == 2 * len(step.groups) for step in rounds)
