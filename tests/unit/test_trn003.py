@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
-from seen import seen_of
+from seen import seen_of, with_arrivals
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
@@ -170,6 +170,15 @@ def test_who_is_slow_is_named_with_its_class(ranks, part, why):
     for seed in range(20):
         (found,) = stragglers(steps(ranks, seed=seed, slow={1: part}), LIMITS)
         assert (found.ranks, found.why) == ((1,), why)
+
+
+@pytest.mark.parametrize(("cpus", "named"), [("f", [(1,)]), ("3", [])])
+def test_a_rank_that_gets_less_of_a_core_that_ranks_share_is_no_straggler(cpus, named):
+    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={1: {"backward": 7e-3, "core_share": 0.5}}).items()}
+    seen = seen_of(ddp_step.CHECK, rows, ranks_per_node=4)
+    arrivals = {rank: structs.replace(own, cpus=cpus) for rank, own in seen.world.arrivals.items()}
+    judged = ddp_step.judge(with_arrivals(seen, arrivals))
+    assert [own.ranks for own in judged if own.code == "TRN003.straggler"] == named
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])

@@ -147,10 +147,15 @@ def usual_step(steps: Mapping[int, Steps]) -> Window:
 
 
 def step_findings(seen: Seen[D], steps: Mapping[int, Steps], limits: Limits, throttled: Set[str]) -> Iterator[Finding]:
-    """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down."""
-    found = stragglers(steps, limits)
+    """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
+
+    Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
+    turn in the next run.
+    """
+    found, shares_cores = stragglers(steps, limits), seen.world.ranks_per_core > 1
     for own in found:
-        yield _straggler_finding(seen, own, limits, throttled)
+        if not (shares_cores and own.why is Why.CORES):
+            yield _straggler_finding(seen, own, limits, throttled)
     if not found:
         hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
         for own in slow_links(steps, [ranks for ranks in hosts if ranks]):

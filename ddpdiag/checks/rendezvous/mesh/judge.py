@@ -208,7 +208,7 @@ class Rates:
             return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
         if self._usual and rate * ratio < self._usual and self._beyond_noise(rate, self._usual):
             two = len(self._mesh.names) == 2
-            source = "what the other direction reaches" if two else "most of the other hosts reach it"
+            source = "what the other direction reaches" if two else "what most of the other hosts reach"
             return Expected(self._usual, source, True)
         for possible, name in self._nominal(link):
             if rate * self._seen.number("very_slow_ratio") < possible:
