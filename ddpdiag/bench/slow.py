@@ -61,7 +61,8 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
     for rank in sorted(evidence):
         reasons = []
         if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
-            reasons.append(f"copies within its own memory {times_text(ratio)} slower than the median rank")
+            memory = "its own memory (the host's over gloo, the GPU's over nccl)"
+            reasons.append(f"copies within {memory} {times_text(ratio)} slower than the median rank")
         if (ratio := pairs.get(rank, 0.0)) >= least_pair:
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
         late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0

@@ -171,7 +171,7 @@ def test_a_crash_shows_how_the_process_ended_and_its_last_words(golden) -> None:
 
 def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
     waiting = [outcome(rank, Status.HUNG, told=True, at="all_reduce 4 B: wait") for rank in (0, 1, 3)]
-    silent = outcome(2, Status.UNHEARD, error="its supervisor sent no outcome")
+    silent = outcome(2, Status.UNHEARD, error="its process reported nothing")
     finding = only(list(run003.judge(run_of(*waiting, silent))))
     assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.unheard", (2,), ("n1",))
     golden(finding)

@@ -118,6 +118,8 @@ class Notes:
         self.units = units
         self.domains = domains
         self.rules = rules
+        # Of up to four units at most one other pair communicates in any round: that is quiet enough.
+        self.has_quiet_rounds = rules.quiet and len(units) > 4
         self.random = Random(seed)
         self.tests: dict[Pair, list[Reached]] = {}
         self.failures: dict[int, list[Pair]] = {}
@@ -168,7 +170,7 @@ class Notes:
     @property
     def most_failures(self) -> int:
         """How often a unit must fail to be blamed, quiet rounds included."""
-        return self.needed + (QUIET_TESTS if self.rules.quiet else 0)
+        return self.needed + (QUIET_TESTS if self.has_quiet_rounds else 0)
 
     def partners_of(self, unit: int) -> tuple[int, ...]:
         """With whom it failed, in order."""

@@ -67,11 +67,11 @@ def localise(
     if reason := _systemic(notes, tests):
         return _diagnose(notes, systemic=reason)
     yield from _confirm(notes)
-    notes.cut = cut_of(notes) if notes.rules.quiet else ()
+    notes.cut = cut_of(notes) if notes.has_quiet_rounds else ()
     if not notes.cut:
         yield from _repeat(notes)
     yield from _cover(notes)
-    if notes.rules.quiet:
+    if notes.has_quiet_rounds:
         yield from retest(notes)
     return _diagnose(notes)
 

@@ -40,7 +40,7 @@ class Action(Enum):
 _FIXES = {
     Action.NONE: "",
     Action.MONITOR: "Look at `nvidia-smi -q -i {index}` on {host} again after the job, and report the GPU to the "
-    "administrator if the values have become worse.",
+    "administrator if the values have become worse or the state lasts.",
     Action.RESET: "Stop all processes on it, then run `nvidia-smi --gpu-reset -i {index}` as root on {host}, or "
     "reboot. On a host with NVSwitches stop the processes on all GPUs, and leave out -i.",
     Action.REBOOT: "Reboot {host}.",

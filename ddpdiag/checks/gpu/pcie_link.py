@@ -73,7 +73,10 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
     elif link.width_card and link.width < link.width_card:
         title = "the slot of a GPU is narrower than the card"
         said = f"PCIe x{link.width}, since the slot allows no more; the card can use x{link.width_card}"
-        advice = "Check whether the BIOS splits this slot (bifurcation), or move the card to a wider slot."
+        advice = (
+            "Do nothing for this job. For the full width check whether the BIOS splits this slot (bifurcation), or "
+            "move the card to a wider slot."
+        )
         yield Fault("slot", title, said, Action.NONE, advice, evidence)
 
 

@@ -9,7 +9,8 @@ tested; up to 128 hosts begin with three rounds of pairs.
 A pair fails if it is far below the rate that most pairs reach: by `floor_share` (over gloo 0.4 if not set: CPUs of busy
 hosts vary more than network cards), or by so many standard deviations of the measured noise that fewer than 0.05
 healthy hosts are blamed in a whole run. A host is blamed after three failures (four among more than 1,000 hosts), all
-but one of them with healthy partners (more than 1,000 hosts take four rounds), if it is as slow in quiet rounds.
+but one of them with healthy partners (more than 1,000 hosts take four rounds), if it is as slow in quiet rounds (of up
+to four hosts there are none: at most one other pair communicates in any round).
 
 Quiet rounds tell a slow host from a network that does not carry all hosts at once, or is busy with other jobs. Only
 suspects and healthy partners communicate. Four rounds have a quarter of the suspects each, and hosts that are next to
