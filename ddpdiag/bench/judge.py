@@ -258,7 +258,8 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
             fix=f"On {line.node} stop other processes (`top`, `nvidia-smi`), and compare clocks (`lscpu`, `nvidia-smi "
-            "-q -d CLOCK,PERFORMANCE`) with another host; if only pairs are slow, the network card (`ethtool`).",
+            "-q -d CLOCK,PERFORMANCE`) with another host. Where only transfers to others are slow, compare the network "
+            "card (`ethtool`).",
         )
 
 

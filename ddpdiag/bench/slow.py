@@ -48,7 +48,9 @@ class RankEvidence(NamedTuple):
     late_share: float | None = None
 
 
-def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -> dict[int, str]:
+def slow_ranks(
+    evidence: Mapping[int, RankEvidence], *, crowded: bool = False, memory: str = "its own memory"
+) -> dict[int, str]:
     """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median rank".
 
     None where more than half of the ranks would be named: then they share the cause. `crowded` means that ranks wait
@@ -61,7 +63,6 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, crowded: bool = False) -
     for rank in sorted(evidence):
         reasons = []
         if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
-            memory = "its own memory (the host's over gloo, the GPU's over nccl)"
             reasons.append(f"copies within {memory} {times_text(ratio)} slower than the median rank")
         if (ratio := pairs.get(rank, 0.0)) >= least_pair:
             reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
@@ -138,7 +139,11 @@ class Standing(NamedTuple):
 def standing(seen: Seen[Data], backend: str) -> Standing:
     """Worked out once for each backend, since every collective and every rank asks for it."""
     crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
-    slow = slow_ranks(evidence(seen, backend, pairs), crowded=crowded is not None)
+    slow = slow_ranks(
+        evidence(seen, backend, pairs),
+        crowded=crowded is not None,
+        memory="host memory" if backend == "gloo" else "its GPU's memory",
+    )
     return Standing(slow, pairs, crowded)
 
 

@@ -135,10 +135,10 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_lock
             "limits cannot be read",
             f"{host.name} does not report {' or '.join(what)}, so it is not known whether the limits are high enough.",
             ranks=host.ranks,
-            fix=f"Run `ulimit -n -l -u` inside the job on {host.name}: {seen.number('files'):g} open files, "
-            f"{seen.number('locked_gib'):g} GiB of locked memory where there is RDMA, and "
-            f"{seen.number('tasks_per_rank'):g} processes for each rank are expected at least. In a container mount "
-            "/proc and /sys, and allow getrlimit and prlimit64 in seccomp.",
+            fix=f"Run `ulimit -n -l -u` inside the job on {host.name}. At least {seen.number('files'):g} open files, "
+            f"{seen.number('tasks_per_rank'):g} processes per rank and, with RDMA, {seen.number('locked_gib'):g} GiB "
+            "of locked memory are expected. In a container mount /proc and /sys, and allow getrlimit and prlimit64 in "
+            "seccomp.",
         )
 
 
