@@ -1,4 +1,4 @@
-"""What a search among units is told, what it knows so far, and what comes of it."""
+"""A search among units: its rounds and their results, what is known so far, and the diagnosis."""
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from enum import Enum
@@ -85,8 +85,8 @@ class Systemic(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """Who is bad. `open` are units of which it cannot be told whether they or what they share is at fault; `systemic`
-    says why nobody is blamed. `congested` are the parts of the fabric that are slow, of which no unit is bad.
+    """Who is bad. For units in `open` the data do not decide whether they or what they share is at fault; `systemic`
+    is the reason why no unit is blamed. `congested` are slow parts of the fabric, of which no unit is bad.
 
     `domains` are those of which so many units are bad that it is the domain; `bad` holds these units as well.
     `unrepeated` failed between good ends too seldom to be sure, when no round was left. `found_from` is the smallest

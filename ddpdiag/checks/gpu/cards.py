@@ -42,7 +42,7 @@ _FIXES = {
     Action.MONITOR: "Look at `nvidia-smi -q -i {index}` on {host} again after the job, and report the GPU to the "
     "administrator if the values have become worse or the state lasts.",
     Action.RESET: "Stop all processes on it, then run `nvidia-smi --gpu-reset -i {index}` as root on {host}, or "
-    "reboot. On a host with NVSwitches stop the processes on all GPUs, and leave out -i.",
+    "reboot. On a host with NVSwitches stop the processes on all its GPUs first.",
     Action.REBOOT: "Reboot {host}.",
     Action.ISOLATE: "Isolate it: leave {host} out of jobs until the GPU is repaired or replaced.",
 }

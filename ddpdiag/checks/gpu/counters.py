@@ -316,10 +316,7 @@ def _slowed(pair: Pair) -> Iterator[Fault]:
             f"{' and '.join(names)} (clock events {after:#x}) reduced the clocks at the end"
             f"{'' if celsius is None else f', at {celsius} C'}, and not at the beginning",
             Action.MONITOR,
-            f"If `nvidia-smi -q -d PERFORMANCE -i {pair.after.index}` shows 'HW Power Brake Slowdown: Active', check "
-            "the power supplies (`ipmitool sdr type 'Power Supply'`) and power cables."
-            if new & 0x80
-            else "Check fans and coolant.",
+            "Check the power supplies (`ipmitool sdr`)." if new & 0x80 else "Check fans and coolant.",
             {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
         )
 

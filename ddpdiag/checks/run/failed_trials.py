@@ -190,7 +190,7 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
             )
         case Status.HUNG, "D":
             return f"Look at {logs}: a driver or file system does not answer."
-        case ((Status.DIED | Status.UNHEARD), _):
+        case Status.DIED | Status.UNHEARD, _:
             words = last_words(outcome.detail)[:160].rstrip(".")
             output = f" and at its last output: {words}" if words else ""
             return f"Look at {logs} (out of memory, segfault){output}, then at the launcher's output there."

@@ -18,7 +18,7 @@ _SHOWN = 8
 # By whether it is slow in quiet rounds as well.
 _CONGESTED = (
     "They share a part of the network that does not carry all of them at once: no host is at fault.",
-    "So many at once are slowed down by what they share, and not each by itself: no host is blamed.",
+    "They share a part of the network that is slow in quiet rounds as well: no host is blamed.",
 )
 
 

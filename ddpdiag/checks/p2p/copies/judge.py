@@ -24,9 +24,10 @@ _SHOWN_LINKS = 4
 # what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
 # 76 % and 87 % of this.
 _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 6.88e9}
-# A copy that takes less is as much its start (10 to 20 us) as its bytes, so that its rate is too low. Copies are this
-# short where many pairs share little time.
+# A copy that takes less shows its start as much as its bytes: its rate is too low. 64 MiB take 84 us at 800 GB/s; where
+# many pairs share little time, copies are shorter. Chosen here, and not measured on a GPU.
 _LEAST_SECONDS = 50e-6
+_WORD_BYTES = 4  # those of `words`
 _FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
@@ -174,7 +175,7 @@ def rates_by_access(copies: RankCopies, *, access: bool) -> dict[Link, float]:
 def too_short(copies: RankCopies) -> set[Link]:
     """Pairs whose copies were too short for a rate."""
     timed = {link: pair for link, pair in copies.pairs.items() if pair.words and pair.bytes_per_s}
-    return {link for link, pair in timed.items() if pair.words * 4 < _LEAST_SECONDS * (pair.bytes_per_s or 0)}
+    return {link for link, pair in timed.items() if pair.words * _WORD_BYTES < _LEAST_SECONDS * (pair.bytes_per_s or 0)}
 
 
 def usual_rate(rates: Mapping[Link, float]) -> float | None:

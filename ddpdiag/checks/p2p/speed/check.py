@@ -8,8 +8,8 @@ messages are bound by latency, so the time of a call of 4 bytes is left out of b
 It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
 cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
 Where NCCL copies directly between GPUs (P2P) and is slow twice, a third measurement with NCCL_P2P_DISABLE=1 shows
-whether direct copies are the cause.
-For TCP sockets and for gloo no rate is expected: their speed depends on the hosts' cores.
+whether direct copies are the cause. For TCP sockets and for gloo no rate is expected: their speed depends on the hosts'
+cores.
 
 Findings:
 

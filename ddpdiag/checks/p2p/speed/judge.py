@@ -30,7 +30,7 @@ _SEEN_BY = {
 # NCCL goes through the host's memory then.
 AROUND = {"NCCL_P2P_DISABLE": "1"}
 _ASSIGNED = "NCCL_P2P_DISABLE=1"
-# Through the host's memory an all-reduce is slower than over links that work.
+# As P2P003's `rescue`: through the host's memory an all-reduce is slower than over links that work.
 _AROUND_RATIO = 2.0
 _GO_AROUND = (
     f"Run the job with {_ASSIGNED} until direct copies are fast; check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's "
