@@ -6,7 +6,7 @@ from ddpdiag.bandwidth import factor
 from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Seen, new_trial
-from ddpdiag.checks.gpu.free import used_meanwhile
+from ddpdiag.checks.gpu.other_users import used_meanwhile
 from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
 from ddpdiag.checks.p2p.transport.check import LOG_ENV
 from ddpdiag.model import Finding, Severity, Trial

@@ -11,8 +11,7 @@ from seen import seen_of, together
 
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.driver_log import CHECK
-from ddpdiag.checks.gpu.xids import XIDS, Kind, meaning_of
+from ddpdiag.checks.gpu.driver_log import CHECK, XIDS, Kind, meaning_of
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.kernel_log import KernelLog, Xid

@@ -55,14 +55,15 @@ _HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
-        for fault in (*_slowed(card), *_close(seen, card)):
+        for fault in _hot(seen, card):
             yield finding_of(seen, card, fault)
     for model, own in by_model(cards):
         yield from _limited(seen, model, own)
 
 
-def _slowed(card: Card) -> Iterator[Fault]:
-    clocks = card.health.clocks
+def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    """Clocks that something holds down, and a temperature from which heat will soon do so."""
+    clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     events = clocks.events or 0
     evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
     if harmful := [name for bit, name in HARMFUL.items() if events & bit & ~_SOFTWARE_THERMAL]:
@@ -79,18 +80,14 @@ def _slowed(card: Card) -> Iterator[Fault]:
         title = "a GPU lowers its clocks because of heat"
         said = f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected"
         yield Fault("warm", title, said, Action.MONITOR, "Look at fans and coolant.", evidence)
-
-
-def _close(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     # A slowdown for heat reports it already.
-    if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
-        hot = "" if clocks.celsius is None else f"{clocks.celsius} C, "
+    if margin is not None and margin <= least and not events & _HEAT:
+        celsius = "" if clocks.celsius is None else f"{clocks.celsius} C, "
         yield Fault(
             "margin",
             "a GPU is hot before the job starts",
-            f"{hot}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature; more than {least:g} "
-            "C below it expected without load",
+            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature; more than "
+            f"{least:g} C below it expected without load",
             Action.MONITOR,
             "Look at fans and coolant.",
             {"celsius": clocks.celsius, "margin_celsius": margin},
@@ -103,8 +100,19 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
     if most is None:
         return
     for card, limit in limits.items():
-        if limit < most:
-            yield finding_of(seen, card, _lower(card, limit, most))
+        if limit >= most:
+            continue
+        evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
+        own = card.health.clocks.default_power_limit_watts
+        if own is not None and limit >= own:
+            # Makers of consumer cards sell one model with several limits.
+            title, severity = "a GPU has a lower default power limit than others", Severity.NOTE
+            said, advice = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W", ""
+        else:
+            title, severity = "a GPU has a lower power limit than others", Severity.WARNING
+            said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
+            advice = f"Raise it with `nvidia-smi -i {card.health.index} -pl {most:g}`."
+        yield finding_of(seen, card, Fault("power-limit", title, said, Action.NONE, advice, evidence, severity))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:
         yield seen.finding(
@@ -115,19 +123,6 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
             evidence={"power_limit_watts": most, "default_power_limit_watts": default},
             fix=f"Raise it with `nvidia-smi -pl {default:g}` if it is not intended.",
         )
-
-
-def _lower(card: Card, limit: float, most: float) -> Fault:
-    index, default = card.health.index, card.health.clocks.default_power_limit_watts
-    evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
-    if default is not None and limit >= default:
-        # Makers of consumer cards sell one model with several limits.
-        said = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W"
-        title = "a GPU has a lower default power limit than others"
-        return Fault("power-limit", title, said, Action.NONE, "", evidence, Severity.NOTE)
-    said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
-    title, advice = "a GPU has a lower power limit than others", f"Raise it with `nvidia-smi -i {index} -pl {most:g}`."
-    return Fault("power-limit", title, said, Action.NONE, advice, evidence, Severity.WARNING)
 
 
 # gpud's comment on its own limit: 10 C warns before the slowdown begins.

@@ -152,10 +152,18 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
         second = seen.by_rank.get(rank)
         if second is None:
             continue  # the trial failed, which RUN003 reports
-        if second.error is not None:
-            yield _unreadable(seen, rank, second.error)
-            continue
         node = seen.world.node_of(rank)
+        if second.error is not None:
+            yield seen.finding(
+                "unreadable",
+                "the GPUs cannot be read any more",
+                f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: "
+                f"{second.error}), so it is not known which counters rose during the run.",
+                ranks=(rank,),
+                evidence={"error": second.error},
+                fix=nvml_fix(node),
+            )
+            continue
         later = {key_of(node, health): health for health in _opened(second)}
         for key in [key_of(node, health) for health in _opened(first)]:
             # A GPU that several ranks see is judged once, and one that is none of the job's never.
@@ -167,7 +175,19 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
     begin, end = first.boot_seconds, second.boot_seconds
     seconds = None if begin is None or end is None else max(0.0, end - begin)
     if after is None:
-        yield finding_of(seen, card, _gone(card, second, seconds))
+        # NVML may number the rest anew, so an error under the same index may be of another GPU.
+        errors = [health.error for health in second.gpus if health.error is not None]
+        why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
+        when = "at the end" if seconds is None else f"{seconds:.1f} s later"
+        gone = Fault(
+            "gone",
+            "a GPU was lost during the run",
+            f"it was present at the beginning, and is missing {when} ({why})",
+            Action.REBOOT,
+            f"Look for Xid lines in `dmesg` on {card.host.name}; isolate the host if it happens again.",
+            {"error": errors[0] if errors else None, "seconds": seconds},
+        )
+        yield finding_of(seen, card, gone)
         return
     pair = Pair(card.health, after, seconds)
     for fault in (
@@ -175,38 +195,10 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
         *_came_up(pair),
         *_changed_links(pair, seen.number("crc_per_second")),
         *_replayed(pair, seen.number("pcie_replays_per_minute")),
-        *_corrected(pair, memory_errors.most_corrected(seen.of(memory_errors.CHECK))),
+        *_corrected(pair, seen.of(memory_errors.CHECK).number("corrected_errors")),
         *_slowed(pair),
     ):
         yield finding_of(seen, card, fault)
-
-
-def _gone(card: Card, second: Look, seconds: float | None) -> Fault:
-    # NVML may number the rest anew, so an error under the same index may be of another GPU.
-    errors = [health.error for health in second.gpus if health.error is not None]
-    why = f"NVML reports {errors[0]!r}" if errors else f"NVML lists {count(len(second.gpus), 'GPU')} without it"
-    when = "at the end" if seconds is None else f"{seconds:.1f} s later"
-    return Fault(
-        "gone",
-        "a GPU was lost during the run",
-        f"it was present at the beginning, and is missing {when} ({why})",
-        Action.REBOOT,
-        f"Look for Xid lines in `dmesg` on {card.host.name}; isolate the host if it happens again.",
-        {"error": errors[0] if errors else None, "seconds": seconds},
-    )
-
-
-def _unreadable(seen: Seen[Look], rank: int, error: str) -> Finding:
-    node = seen.world.node_of(rank)
-    return seen.finding(
-        "unreadable",
-        "the GPUs cannot be read any more",
-        f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: {error}), "
-        "so it is not known which counters rose during the run.",
-        ranks=(rank,),
-        evidence={"error": error},
-        fix=nvml_fix(node),
-    )
 
 
 def _risen(before: int | None, after: int | None) -> int:

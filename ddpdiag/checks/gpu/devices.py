@@ -109,79 +109,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         if not host.gpus:
             continue
-        yield from _cpu_builds(seen, host, rows)
-        yield from _failures(seen, host, rows)
+        yield from _not_started(seen, host, rows)
         known = [gpu for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus]
         # Slices of a GPU have other UUIDs and other numbers in torch and NVML.
         if not any(gpu.mig for gpu in known):
-            yield from _counts(seen, host, rows)
-            yield from _strangers(seen, host, rows, {gpu.uuid for gpu in known if gpu.uuid})
-    yield from _shared(seen)
-
-
-def _cpu_builds(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    ranks = tuple(rank for rank, row in rows.items() if row.cuda is None)
-    if ranks:
-        yield seen.finding(
-            "cpu-build",
-            "torch was built without CUDA",
-            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, but the host has "
-            f"{count(host.gpus, 'GPU')}; that build has no NCCL either.",
-            ranks=ranks,
-            evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
-            fix="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
-        )
-
-
-def _failures(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    for error in dict.fromkeys(row.error for row in rows.values() if row.error):
-        ranks = tuple(rank for rank, row in rows.items() if row.error == error)
-        # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
-        sliced = host.name in sliced_hosts(seen)
-        yield seen.finding(
-            "cuda-start",
-            "CUDA does not start",
-            f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
-            ranks=ranks,
-            evidence={"error": error, "cuda": rows[ranks[0]].cuda},
-            fix=SLICES_FIX
-            if sliced
-            else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
-            known=None if sliced else known_error(error),
-        )
-
-
-def _counts(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    for rank, row in rows.items():
-        expected = seen.world.arrivals[rank].gpus
-        if row.cuda is not None and not row.error and len(row.gpus) != expected:
-            yield seen.finding(
-                "count",
-                "torch sees another number of GPUs than expected",
-                f"rank {rank} on {host.name}: torch sees {count(len(row.gpus), 'GPU')}, {expected} expected "
-                "from CUDA_VISIBLE_DEVICES and the driver's list.",
-                severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
-                ranks=(rank,),
-                evidence={"torch": len(row.gpus), "expected": expected},
-                fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
-            )
-
-
-def _strangers(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
-    strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
-    if known and strange:
-        yield seen.finding(
-            "uuid",
-            "torch and NVML show different GPUs",
-            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
-            "both must list the same GPUs.",
-            ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
-            gpus=tuple(sorted(strange)),
-            fix="If the job runs in a container, give it all device files of its GPUs (/dev/nvidia*).",
-        )
-
-
-def _shared(seen: Seen[Data]) -> Iterator[Finding]:
+            yield from _unlike_nvml(seen, host, rows, {gpu.uuid for gpu in known if gpu.uuid})
     # UUIDs are unique in the world, so containers of one host are compared as well.
     takers: dict[str, list[int]] = defaultdict(list)
     for rank, row in seen.by_rank.items():
@@ -204,6 +136,62 @@ def _shared(seen: Seen[Data]) -> Iterator[Finding]:
                 else "Start as many processes as GPUs; show all GPUs to every rank, or a different one to each "
                 "(Slurm --gpu-bind=none or --gpus-per-task=1).",
             )
+
+
+def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    if ranks := tuple(rank for rank, row in rows.items() if row.cuda is None):
+        yield seen.finding(
+            "cpu-build",
+            "torch was built without CUDA",
+            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, but the host has "
+            f"{count(host.gpus, 'GPU')}; that build has no NCCL either.",
+            ranks=ranks,
+            evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
+            fix="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
+        )
+    for error in dict.fromkeys(row.error for row in rows.values() if row.error):
+        ranks = tuple(rank for rank, row in rows.items() if row.error == error)
+        # An older torch counts with NVML, and asks CUDA for GPUs that it does not show (pytorch issue 130181).
+        sliced = host.name in sliced_hosts(seen)
+        yield seen.finding(
+            "cuda-start",
+            "CUDA does not start",
+            f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
+            ranks=ranks,
+            evidence={"error": error, "cuda": rows[ranks[0]].cuda},
+            fix=SLICES_FIX
+            if sliced
+            else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
+            known=None if sliced else known_error(error),
+        )
+
+
+def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
+    """GPUs of torch that are more, fewer or others than those that NVML has, of which `known` are the UUIDs."""
+    for rank, row in rows.items():
+        expected = seen.world.arrivals[rank].gpus
+        if row.cuda is not None and not row.error and len(row.gpus) != expected:
+            yield seen.finding(
+                "count",
+                "torch sees another number of GPUs than expected",
+                f"rank {rank} on {host.name}: torch sees {count(len(row.gpus), 'GPU')}, {expected} expected "
+                "from CUDA_VISIBLE_DEVICES and the driver's list.",
+                severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
+                ranks=(rank,),
+                evidence={"torch": len(row.gpus), "expected": expected},
+                fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
+            )
+    strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
+    if known and strange:
+        yield seen.finding(
+            "uuid",
+            "torch and NVML show different GPUs",
+            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
+            "both must list the same GPUs.",
+            ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
+            gpus=tuple(sorted(strange)),
+            fix="If the job runs in a container, give it all device files of its GPUs (/dev/nvidia*).",
+        )
 
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:

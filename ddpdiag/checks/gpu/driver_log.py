@@ -17,15 +17,17 @@ Sources: NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors); fabric manager u
 """
 
 import os
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
-from ddpdiag.checks.gpu.xids import Kind, Meaning, meaning_of
+from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
@@ -56,8 +58,113 @@ FINDINGS = {
 _HOUR_SECONDS = 3600
 # A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
 _AFTER_A_DEATH = frozenset({31, 145})
-# The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
-_READ_SECONDS = 0.5
+
+
+class Kind(Enum):
+    """Whose fault it is: the GPU's (or its link's), a program's, neither's; or it is open what it means for a job."""
+
+    DEVICE = "device"
+    PROGRAM = "program"
+    HARMLESS = "harmless"
+    OPEN = "open"
+
+
+class Meaning(NamedTuple):
+    """What a number means."""
+
+    kind: Kind
+    action: Action
+    text: str
+
+
+# Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
+# resolution buckets, as AWS's and Azure's health checks sort them. One that is not here is shown with its own text.
+_TEXTS = {
+    (Kind.DEVICE, Action.ISOLATE): {54: "auxiliary power is not connected to the board"},
+    (Kind.DEVICE, Action.REBOOT): {
+        79: "the GPU has fallen off the bus",
+        151: "key rotation error",
+        168: "errors in write-protected memory",
+    },
+    (Kind.DEVICE, Action.RESET): {
+        46: "the GPU stopped processing",
+        48: "uncorrectable (double bit) ECC error",
+        62: "the GPU's micro-controller halted",
+        64: "a bad row or page could not be replaced",
+        95: "uncontained memory error",
+        109: "context switch timed out",
+        110: "security fault",
+        119: "the GPU's GSP firmware did not answer in time",
+        120: "error in the GPU's GSP firmware",
+        136: "training of a link failed",
+        140: "uncorrected ECC error that was not contained",
+        143: "initialization failed",
+        155: "an NVLink went down",
+        156: "a part of the GPU was retired",
+        158: "fatal timeout",
+    },
+    # Reset or monitor: at one end of a link it may be the other end's fault.
+    (Kind.DEVICE, Action.MONITOR): {
+        74: "NVLink error",
+        **{
+            code: f"NVLink error ({part})"
+            for code, part in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
+        },
+    },
+    (Kind.PROGRAM, Action.NONE): {
+        8: "a program stopped",
+        13: "exception of a program on the GPU",
+        25: "invalid commands of a program",
+        31: "page fault of a program on the GPU",
+        32: "corrupted commands of a program",
+        69: "invalid call of a program",
+        94: "memory error contained to one program",
+        137: "access of a program over NVLink that is not allowed",
+        **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "error of a copy engine"),
+    },
+    (Kind.HARMLESS, Action.NONE): {
+        **dict.fromkeys((37, 38), "error of the driver's firmware"),
+        43: "a program stopped after a fault of its own",
+        44: "fault during a context switch",
+        # A SIGKILL is enough, so a worker that is killed at its deadline leaves one.
+        45: "a program was ended while it used the GPU",
+        63: "a bad row or page was marked for replacement",
+        **dict.fromkeys((66, 67), "illegal access by the driver"),
+        92: "many correctable ECC errors",
+        **dict.fromkeys((106, 107), "test message"),
+        121: "corrected errors on the link to the CPU",
+    },
+}
+
+XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
+
+# Blackwell's NVLinks mark fatal errors themselves; a marginal link writes thousands of lines that are not fatal: error
+# correction handles them (NCCL issue 2241; leptonai/gpud 1160 and 1174).
+_NVLINK_5 = range(144, 151)
+_CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
+
+
+def meaning_of(xid: Xid, model: str | None) -> Meaning:
+    """What a line means on a GPU of that model."""
+    if xid.switch:
+        # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
+        if xid.text.startswith("Fatal"):
+            return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
+        return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
+    if xid.code in _NVLINK_5 and xid.is_nonfatal:
+        return Meaning(Kind.HARMLESS, Action.NONE, f"{XIDS[xid.code].text} that is not fatal")
+    if xid.code == 154:
+        # Its text contains the requested recovery; the number counts, since drivers word it differently.
+        found = _CHANGED.search(xid.text)
+        if found is None:
+            return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
+        if (wanted := int(found[1], 16)) == 0:
+            return Meaning(Kind.HARMLESS, Action.NONE, "the driver requests no recovery any more")
+        return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver requests a recovery: {found[2]}")
+    if xid.code == 64 and "A100" in (model or ""):
+        # AWS: the row remapper of an A100 needs the reboot.
+        return XIDS[64]._replace(action=Action.REBOOT)
+    return XIDS.get(xid.code, Meaning(Kind.OPEN, Action.MONITOR, "a number that this version does not know"))
 
 
 class XidGroup(NamedTuple):
@@ -92,7 +199,7 @@ def plan(seen: Seen[KernelLog]) -> Sequence[Trial]:
 
 
 def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
-    unread: dict[str, str] = {}
+    errors: dict[str, str] = {}
     looks = {host.ranks: tuple(found.values()) for host, found in answers_by_host(seen.of(memory_errors.CHECK))}
     cards: dict[tuple[int, ...], list[Card]] = defaultdict(list)
     for card in cards_of(seen.of(memory_errors.CHECK)):
@@ -100,11 +207,23 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
     for host, answers in answers_by_host(seen):
         log = next(iter(answers.values()))
         if log.error is not None:
-            unread[host.name] = log.error
+            errors[host.name] = log.error
         else:
             yield from _of_host(seen, host, log, looks.get(host.ranks, ()), cards[host.ranks])
-    if unread:
-        yield _unread(seen, unread)
+    if errors:
+        # Closed to users on most clusters: an answer is missing only where this very check was selected.
+        asked = seen.check.code in seen.options.select
+        name, error = next(iter(errors.items()))
+        yield seen.finding(
+            "unreadable" if asked else "unread",
+            "the kernel log cannot be read",
+            f"{names_text(list(errors))}: the kernel's log cannot be read ({error}"
+            f"{f', {name}' if len(errors) > 1 else ''}), so it is not known whether the driver reported errors of "
+            "GPUs.",
+            nodes=tuple(errors),
+            evidence={"error": error},
+            fix="Read it as root: `dmesg | grep -i xid`.",
+        )
 
 
 def _of_host(
@@ -115,10 +234,14 @@ def _of_host(
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
     start = min((look.kernel_line for look in looks if look.kernel_line is not None), default=None)
+    listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
+    lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
+    # Where GPUs of the job are not known, an address that is not listed may be one of them.
+    all_known = bool(cards) and not lost and len(cards) >= host.gpus
     for group in _groups(log, start, seen.number("window_hours") * _HOUR_SECONDS):
         xid = group.newest
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
-        if card is None and not xid.switch and _is_elsewhere(host, cards, looks, xid):
+        if card is None and not xid.switch and (all_known or xid.pci in listed):
             elsewhere.append(f"{xid.pci}: {group.text}")
         elif xid.code in _AFTER_A_DEATH and group.recent and ended_early:
             aftermath.append(f"{xid.pci}: {group.text}")
@@ -155,33 +278,22 @@ def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterato
         yield XidGroup(newest, len(xids), recent, max(0.0, log.now_seconds - newest.seconds))
 
 
-def _is_elsewhere(host: Host, cards: Sequence[Card], looks: Collection[Look], xid: Xid) -> bool:
-    """Is it another GPU than the job's? Where GPUs of the job are not known, it may be one of them."""
-    listed = {(gpu.pci or "").rpartition(".")[0] for look in looks for gpu in look.gpus}
-    lost = any(gpu.error is not None for look in looks for gpu in look.gpus)
-    return xid.pci in listed or (bool(cards) and not lost and len(cards) >= host.gpus)
-
-
-def _severity_and_advice(meaning: Meaning, *, recent: bool) -> tuple[Severity, str]:
+def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
+    xid, advice = group.newest, ""
+    meaning = meaning_of(xid, card.health.name if card else None)
     match meaning.kind:
         case Kind.HARMLESS:
-            return Severity.NOTE, ""
+            severity = Severity.NOTE
         case Kind.OPEN:
-            return Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
+            severity, advice = Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
         case Kind.PROGRAM:
+            severity = Severity.ERROR if group.recent else Severity.NOTE
             advice = "Run the program under compute-sanitizer; if every program gets the error, the GPU is faulty."
-            return Severity.ERROR if recent else Severity.NOTE, advice
         case Kind.DEVICE:
             # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
-            advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not recent else ""
-            return Severity.ERROR if recent or lasting else Severity.WARNING, advice
-
-
-def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
-    xid = group.newest
-    meaning = meaning_of(xid, card.health.name if card else None)
-    severity, advice = _severity_and_advice(meaning, recent=bool(group.recent))
+            severity = Severity.ERROR if group.recent or lasting else Severity.WARNING
+            advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not group.recent else ""
     fault = Fault(
         "sxid" if xid.switch else "xid",
         f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
@@ -217,21 +329,6 @@ def _age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR_SECONDS else f"{seconds / _HOUR_SECONDS:.0f} h"
 
 
-def _unread(seen: Seen[KernelLog], errors: Mapping[str, str]) -> Finding:
-    """Closed to users on most clusters: an answer is missing only where this very check was selected."""
-    asked = seen.check.code in seen.options.select
-    name, error = next(iter(errors.items()))
-    return seen.finding(
-        "unreadable" if asked else "unread",
-        "the kernel log cannot be read",
-        f"{names_text(list(errors))}: the kernel's log cannot be read ({error}{f', {name}' if len(errors) > 1 else ''})"
-        ", so it is not known whether the driver reported errors of GPUs.",
-        nodes=tuple(errors),
-        evidence={"error": error},
-        fix="Read it as root: `dmesg | grep -i xid`.",
-    )
-
-
 CHECK = Check(
     "GPU011",
     "kernel-log",
@@ -244,7 +341,8 @@ CHECK = Check(
     data=KernelLog,
     plan=plan,
     ground=devices.ground,
-    last=lambda seen: _READ_SECONDS,
+    # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
+    last=lambda seen: 0.5,
     settings={
         # Azure's window; a GPU that failed yesterday may have been repaired since.
         "window_hours": 2,

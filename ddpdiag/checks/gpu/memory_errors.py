@@ -87,13 +87,6 @@ def _lookers(seen: Seen[D], host: Host) -> Iterator[int]:
 
 
 def judge(seen: Seen[Look]) -> Iterator[Finding]:
-    yield from _unreadable(seen)
-    for card in cards_of(seen):
-        for fault in (*_uncorrected(seen, card), *_sram(seen, card), *_replaced(seen, card), *_corrected(seen, card)):
-            yield finding_of(seen, card, fault)
-
-
-def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
     for host, looks in answers_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
         if host.gpus and not any(gpu.error or gpu.is_told for own in looks.values() for gpu in own.gpus):
@@ -107,31 +100,36 @@ def _unreadable(seen: Seen[Look]) -> Iterator[Finding]:
                 evidence={"error": error, "gpus": host.gpus},
                 fix=nvml_fix(host.name),
             )
+    for card in cards_of(seen):
+        for fault in (*_errors(seen, card), *_replaced(seen, card)):
+            yield finding_of(seen, card, fault)
 
 
-def _uncorrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    memory = card.health.memory
-    errors = (memory.uncorrected or 0) - (memory.sram_uncorrected or 0)
+def _errors(seen: Seen[Look], card: Card) -> Iterator[Fault]:
+    """Errors of DRAM and SRAM."""
+    memory, least, most_ever = card.health.memory, seen.number("uncorrected_errors"), seen.number("sram_errors")
+    recent, ever = memory.sram_uncorrected or 0, memory.sram_uncorrected_ever or 0
+    in_dram = (memory.uncorrected or 0) - recent
     # GCM and AWS: any is a failure.
-    if errors > seen.number("uncorrected_errors"):
+    if in_dram > least:
+        said = f"{count(in_dram, 'uncorrectable error')} of DRAM since the driver was loaded; 0 expected"
         title, advice = "GPU memory has uncorrectable errors", "Replace the GPU if the errors return."
-        said = f"{_errors(errors)} of DRAM since the driver was loaded; 0 expected"
         evidence = {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever}
         yield Fault("uncorrected", title, said, Action.RESET, advice, evidence)
-
-
-def _sram(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    memory, most = card.health.memory, seen.number("sram_errors")
-    recent, ever = memory.sram_uncorrected or 0, memory.sram_uncorrected_ever or 0
     flagged = bool(memory.sram_threshold_exceeded)
-    worn = ever > most or flagged
-    if not worn and recent <= seen.number("uncorrected_errors"):
-        return
-    limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most:g} ever expected"
-    said = f"{_errors(recent)} of SRAM since the driver was loaded, {ever} ever; {limit if worn else '0 expected'}"
-    action = Action.ISOLATE if worn else Action.RESET
-    evidence = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
-    yield Fault("sram", "GPU SRAM has uncorrectable errors", said, action, evidence=evidence)
+    worn = ever > most_ever or flagged
+    if worn or recent > least:
+        limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most_ever:g} ever expected"
+        errors = f"{count(recent, 'uncorrectable error')} of SRAM since the driver was loaded, {ever} ever"
+        said = f"{errors}; {limit if worn else '0 expected'}"
+        action = Action.ISOLATE if worn else Action.RESET
+        counts = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
+        yield Fault("sram", "GPU SRAM has uncorrectable errors", said, action, evidence=counts)
+    corrected, most = memory.corrected or 0, seen.number("corrected_errors")
+    if corrected > most:
+        title = "GPU memory has very many correctable errors"
+        said = f"{corrected:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
+        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": corrected})
 
 
 def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
@@ -156,23 +154,6 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     if memory.retirement_pending:
         said = "a bad page of its memory stays in use until the GPU is reset"
         yield Fault("retirement-pending", "a GPU waits to retire a bad page", said, Action.RESET, evidence=retired)
-
-
-def most_corrected(seen: Seen[Look]) -> float:
-    """How many correctable errors are no reason to worry."""
-    return seen.number("corrected_errors")
-
-
-def _corrected(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    errors, most = card.health.memory.corrected or 0, most_corrected(seen)
-    if errors > most:
-        title = "GPU memory has very many correctable errors"
-        said = f"{errors:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
-        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": errors})
-
-
-def _errors(number: int) -> str:
-    return count(number, "uncorrectable error")
 
 
 CHECK = Check(

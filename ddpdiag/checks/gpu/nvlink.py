@@ -17,7 +17,7 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
@@ -49,8 +49,25 @@ FINDINGS = {
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for _, own in by_model(cards):
         yield from _missing(seen, own)
+    most = seen.number("link_errors")
     for card in cards:
-        for fault in _flawed(seen, card):
+        if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
+            lines = [
+                f"link {own.number}: {own.replays or 0} replays, {own.recoveries or 0} recoveries" for own in flawed
+            ]
+            fault = Fault(
+                "errors",
+                "an NVLink of a GPU had errors",
+                f"{'; '.join(lines)} since the driver was loaded; at most {most:g} expected",
+                Action.MONITOR,
+                f"Isolate {card.host.name} if they rise.",
+                {
+                    "links": [link.number for link in flawed],
+                    "replays": [link.replays for link in flawed],
+                    "recoveries": [link.recoveries for link in flawed],
+                    "crc_errors": [link.crc_errors for link in flawed],
+                },
+            )
             yield finding_of(seen, card, fault)
 
 
@@ -73,7 +90,23 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card, own in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(own) < expected:
-            yield finding_of(seen, card, _down(card, missing, expected, switched=switched))
+            it, are = ("it", "is") if len(missing) == 1 else ("them", "are")
+            # Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not. Drivers
+            # report a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
+            fixed = switched or "SXM" in (card.health.name or "")
+            fault = Fault(
+                "down",
+                "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
+                f"{numbers_text(missing)} {are} down, {len(own)} of {expected} links are up; most GPUs of that model "
+                f"have {it} up",
+                Action.RESET if fixed else Action.MONITOR,
+                "If they stay down, isolate the host and have the links inspected."
+                if fixed
+                else "A card without a bridge has no links; otherwise reset it, and have the bridge inspected.",
+                {"links_down": [*missing], "links_up": len(own), "links_expected": expected},
+                severity=Severity.ERROR if switched else Severity.WARNING,
+            )
+            yield finding_of(seen, card, fault)
     yield from _uneven(seen, up, switched=switched)
 
 
@@ -89,8 +122,9 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     yield seen.finding(
         "uneven",
         "NVLinks are up on some GPUs and down on others of the same model",
-        f"{without[0].health.name}: {numbers_text(sorted(odd))} {_are(odd)} down on {len(without)} of {len(up)} GPUs "
-        f"({names_text([card.label for card in without], 4)}); no majority shows which is right.",
+        f"{without[0].health.name}: {numbers_text(sorted(odd))} {'is' if len(odd) == 1 else 'are'} down on "
+        f"{len(without)} of {len(up)} GPUs ({names_text([card.label for card in without], 4)}); no majority shows "
+        "which is right.",
         evidence={
             "links": [*sorted(odd)],
             "down_on": [card.health.uuid for card in without],
@@ -101,51 +135,9 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     )
 
 
-def _down(card: Card, missing: Sequence[int], expected: int, *, switched: bool) -> Fault:
-    """Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not."""
-    ups = sum(link.up for link in card.health.nvlinks)
-    # Drivers report a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
-    fixed = switched or "SXM" in (card.health.name or "")
-    return Fault(
-        "down",
-        "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-        f"{numbers_text(missing)} {_are(missing)} down, {ups} of {expected} links are up; most GPUs of that model have "
-        f"{'it' if len(missing) == 1 else 'them'} up",
-        Action.RESET if fixed else Action.MONITOR,
-        "If they stay down, isolate the host and have the links inspected."
-        if fixed
-        else "A card without a bridge has no links; otherwise reset it, and have the bridge inspected.",
-        {"links_down": list(missing), "links_up": ups, "links_expected": expected},
-        severity=Severity.ERROR if switched else Severity.WARNING,
-    )
-
-
-def _flawed(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    most = seen.number("link_errors")
-    if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
-        lines = [f"link {own.number}: {own.replays or 0} replays, {own.recoveries or 0} recoveries" for own in flawed]
-        yield Fault(
-            "errors",
-            "an NVLink of a GPU had errors",
-            f"{'; '.join(lines)} since the driver was loaded; at most {most:g} expected",
-            Action.MONITOR,
-            f"Isolate {card.host.name} if they rise.",
-            {
-                "links": [link.number for link in flawed],
-                "replays": [link.replays for link in flawed],
-                "recoveries": [link.recoveries for link in flawed],
-                "crc_errors": [link.crc_errors for link in flawed],
-            },
-        )
-
-
 def numbers_text(numbers: Sequence[int]) -> str:
     """Such as "link 3" or "links 3, 4"."""
     return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
-
-
-def _are(links: Collection[int]) -> str:
-    return "is" if len(links) == 1 else "are"
 
 
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).

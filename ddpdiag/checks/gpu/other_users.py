@@ -16,16 +16,16 @@ nvmlDeviceGetGraphicsRunningProcesses and nvmlComputeMode_t; NVIDIA MIG user gui
 (docs.nvidia.com/datacenter/tesla/mig-user-guide).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
-from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.hosts import MIB, ranks_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.health import CONTEXT_BYTES, Health, Process
+from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers, Process
 
 FINDINGS = {
     "in-use": Explained(
@@ -45,6 +45,7 @@ FINDINGS = {
     ),
 }
 
+D = TypeVar("D")
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
 _EXCLUSIVE = (1, 3)
@@ -65,7 +66,11 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     # Of a GPU that is split into slices, the slices themselves take some, and those of others are none of the job's.
     if used is None or used <= most * MIB or card.health.mig:
         return
-    drawn = _is_display(card.health, used)
+    # Is most of it what graphics processes hold, and does no process use CUDA? A process that NVML shows in a
+    # container or not at all is in neither list.
+    held = [process.used_bytes for process in card.health.graphics or ()]
+    told = sum(size for size in held if size is not None)
+    drawn = bool(held) and not card.health.processes and (None in held or 2 * told >= used)
     small = used <= CONTEXT_BYTES and not card.health.processes
     yield Fault(
         "in-use",
@@ -78,16 +83,6 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
         severity=Severity.NOTE if small or drawn else Severity.WARNING,
     )
-
-
-def _is_display(health: Health, used: int) -> bool:
-    """Is most of it what graphics processes hold, and does no process use CUDA?
-
-    A process that NVML shows in a container or not at all is in neither list.
-    """
-    held = [process.used_bytes for process in health.graphics or ()]
-    told = sum(size for size in held if size is not None)
-    return bool(held) and not health.processes and (None in held or 2 * told >= used)
 
 
 def _holders(card: Card) -> str:
@@ -156,5 +151,37 @@ def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator
         )
 
 
+def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
+    """Reasons why these GPUs may not be free, by what was seen before the job touched them (GPU003, GPU008)."""
+    cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK))}
+    users = {
+        uuid
+        for finding in seen.findings_of("GPU008")
+        if finding.code == "GPU008.in-use" and finding.severity is not Severity.NOTE
+        for uuid in finding.gpus
+    }
+    for uuid in uuids:
+        card = cards.get(uuid)
+        if card is None or (card.health.memory_used_bytes is None and card.health.processes is None):
+            yield f"whether another process uses {card.label if card else uuid} is not known"
+        elif uuid in users or card.health.processes:
+            yield f"another process uses {card.label} (GPU008)"
+        elif card.health.mig:
+            yield f"{card.label} is cut into slices (MIG)"
+        elif len(card.takers) > 1:
+            yield f"{ranks_text(card.takers)} share {card.label}"
+
+
+def used_meanwhile(uses: Sequence[tuple[str, GpuUsers]]) -> Iterator[str]:
+    """Reasons why GPUs, each with who used it right before a measurement, may not have been free."""
+    for name, use in uses:
+        if use.pids is None and use.used_bytes is None:
+            yield f"whether another process uses {name} is not known"
+        elif use.pids:
+            yield f"{name} is used by pid {', '.join(map(str, use.pids))}"
+        elif use.is_taken:
+            yield f"{(use.used_bytes or 0) / MIB:.0f} MiB of {name} are in use"
+
+
 # GCM's limit: an idle driver holds a few MiB.
-CHECK = health_check("GPU008", "gpu-users", __doc__, FINDINGS, judge, settings={"used_mib": 15})
+CHECK = memory_errors.health_check("GPU008", "gpu-users", __doc__, FINDINGS, judge, settings={"used_mib": 15})

@@ -5,7 +5,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.free import not_free
+from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.matrix import Link
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.cards import Card
-from ddpdiag.checks.gpu.free import not_free
+from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links

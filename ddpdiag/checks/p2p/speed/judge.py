@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.gpu.free import not_free, used_meanwhile
+from ddpdiag.checks.gpu.other_users import not_free, used_meanwhile
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.copies.data import copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
