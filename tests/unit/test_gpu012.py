@@ -8,8 +8,7 @@ from seen import seen_of, together
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.compute.check import CHECK
-from ddpdiag.checks.gpu.compute.data import Data
-from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
+from ddpdiag.checks.gpu.compute.data import Data, nameplate_of
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Direction, compared_figures

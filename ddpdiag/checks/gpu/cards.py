@@ -21,7 +21,6 @@ from ddpdiag.checks.hosts import Host, answers_by_host
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health, Look
-from ddpdiag.probes.gpu.nvml import Gpu
 from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
 
 D = TypeVar("D")
@@ -127,7 +126,7 @@ class VisibleGpus:
         """The GPU that the rank takes by its variable."""
         uuids = visible_uuids(row) or ()
         chosen = device_index(self.world.places[rank].local_rank, len(uuids))
-        certain = row.cuda_visible_devices is not None or not _is_mixed(row.nvml.gpus)
+        certain = row.cuda_visible_devices is not None or len({gpu.name for gpu in row.nvml.gpus}) <= 1
         return uuids[chosen] if chosen is not None and certain else None
 
 
@@ -147,13 +146,9 @@ def visible_uuids(row: Data) -> tuple[str, ...] | None:
         fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
         return (fitting[0],) if len(fitting) == 1 else None
     named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
-    if any(name.isdecimal() for name in named) and _is_mixed(gpus):
+    if any(name.isdecimal() for name in named) and len({gpu.name for gpu in gpus}) > 1:
         return None
     return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)
-
-
-def _is_mixed(gpus: Sequence[Gpu]) -> bool:
-    return len({gpu.name for gpu in gpus}) > 1
 
 
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:

@@ -190,14 +190,8 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
         yield finding_of(seen, card, gone)
         return
     pair = Pair(card.health, after, seconds)
-    for fault in (
-        *_counted(pair),
-        *_came_up(pair),
-        *_changed_links(pair, seen.number("crc_per_second")),
-        *_replayed(pair, seen.number("pcie_replays_per_minute")),
-        *_corrected(pair, seen.of(memory_errors.CHECK).number("corrected_errors")),
-        *_slowed(pair),
-    ):
+    links = _changed_links(pair, seen.number("crc_per_second"))
+    for fault in (*_came_up(pair), *links, *_repaired(seen, pair), *_slowed(pair)):
         yield finding_of(seen, card, fault)
 
 
@@ -209,17 +203,14 @@ def _risen(before: int | None, after: int | None) -> int:
     return 0 if before is None or after is None else max(0, after - before)
 
 
-def _counted(pair: Pair) -> Iterator[Fault]:
+def _came_up(pair: Pair) -> Iterator[Fault]:
+    """Counters that rose, and signs that were not there at the beginning."""
     for counter in COUNTERS:
         before, after = counter.of(pair.before), counter.of(pair.after)
         if _risen(before, after) > _risen(counter.beside(pair.before), counter.beside(pair.after)):
             said = f"{counter.text} rose from {before} to {after}{pair.span}; no rise expected"
             evidence = _evidence(pair, before, after)
             yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence)
-
-
-def _came_up(pair: Pair) -> Iterator[Fault]:
-    """Signs that were not there at the beginning."""
     for sign in SIGNS:
         if sign.of(pair.after) and not sign.of(pair.before):
             said = f"{sign.text}; new{pair.span or ' during the run'}"
@@ -232,29 +223,40 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
         yield Fault("recovery", title, said, action, evidence=_evidence(pair, 0, wanted))
 
 
-def _corrected(pair: Pair, most: float) -> Iterator[Fault]:
-    """New correctable errors: a note, and a warning once there are more than `most` in all."""
+def _repaired(seen: Seen[Look], pair: Pair) -> Iterator[Fault]:
+    """What was sent again, or corrected: some of it is normal."""
+    before, after = pair.before.pcie.replays, pair.after.pcie.replays
+    if delta := _risen(before, after):
+        normal = seen.number("pcie_replays_per_minute")
+        allowed = normal * max((pair.seconds or 0.0) / 60, 1.0)
+        title = "the PCIe link of a GPU sent packets again"
+        said = f"PCIe replays rose from {before} to {after}{pair.span}; at most {normal:g} a minute expected"
+        advice = "If they keep rising, reseat the card, and look at the riser and the slot."
+        severity = Severity.WARNING if delta > allowed else Severity.NOTE
+        yield Fault("pcie-replays", title, said, Action.MONITOR, advice, _evidence(pair, before, after), severity)
     before, after = pair.before.memory.corrected, pair.after.memory.corrected
     if _risen(before, after):
         title = "GPU memory had correctable errors during the run"
         said = f"correctable errors rose from {before} to {after}{pair.span}; ECC corrected them"
+        most = seen.of(memory_errors.CHECK).number("corrected_errors")
         severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
         yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
 
 
-def _replayed(pair: Pair, most_per_minute: float) -> Iterator[Fault]:
-    """Packets that went over PCIe twice; `most_per_minute` are normal."""
-    before, after = pair.before.pcie.replays, pair.after.pcie.replays
-    if delta := _risen(before, after):
-        allowed = most_per_minute * max((pair.seconds or 0.0) / 60, 1.0)
+def _slowed(pair: Pair) -> Iterator[Fault]:
+    """Clocks that something held down after the load, and not before it."""
+    before, after = pair.before.clocks.events, pair.after.clocks.events
+    new = 0 if before is None or after is None else after & ~before
+    if names := [name for bit, name in HARMFUL.items() if new & bit]:
+        celsius = pair.after.clocks.celsius
         yield Fault(
-            "pcie-replays",
-            "the PCIe link of a GPU sent packets again",
-            f"PCIe replays rose from {before} to {after}{pair.span}; at most {most_per_minute:g} a minute expected",
+            "slowdown",
+            "the clocks of a GPU were reduced at the end of the run",
+            f"{' and '.join(names)} (clock events {after:#x}) reduced the clocks at the end"
+            f"{'' if celsius is None else f', at {celsius} C'}, and not at the beginning",
             Action.MONITOR,
-            "If they keep rising, reseat the card, and look at the riser and the slot.",
-            _evidence(pair, before, after),
-            severity=Severity.WARNING if delta > allowed else Severity.NOTE,
+            "Check the power supplies (`ipmitool sdr`)." if new & 0x80 else "Check fans and coolant.",
+            {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
         )
 
 
@@ -294,23 +296,6 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
 def _deltas_text(old: NvLink, new: NvLink) -> str:
     counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
     return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if _risen(before, after))
-
-
-def _slowed(pair: Pair) -> Iterator[Fault]:
-    """Clocks that something held down after the load, and not before it."""
-    before, after = pair.before.clocks.events, pair.after.clocks.events
-    new = 0 if before is None or after is None else after & ~before
-    if names := [name for bit, name in HARMFUL.items() if new & bit]:
-        celsius = pair.after.clocks.celsius
-        yield Fault(
-            "slowdown",
-            "the clocks of a GPU were reduced at the end of the run",
-            f"{' and '.join(names)} (clock events {after:#x}) reduced the clocks at the end"
-            f"{'' if celsius is None else f', at {celsius} C'}, and not at the beginning",
-            Action.MONITOR,
-            "Check the power supplies (`ipmitool sdr`)." if new & 0x80 else "Check fans and coolant.",
-            {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
-        )
 
 
 def _evidence(pair: Pair, before: Scalar, after: Scalar) -> dict[str, Scalar | list[Scalar]]:

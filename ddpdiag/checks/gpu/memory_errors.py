@@ -103,10 +103,16 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for card in cards_of(seen):
         for fault in (*_errors(seen, card), *_replaced(seen, card)):
             yield finding_of(seen, card, fault)
+        errors, most = card.health.memory.corrected or 0, seen.number("corrected_errors")
+        if errors > most:
+            title = "GPU memory has very many correctable errors"
+            said = f"{errors:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
+            fault = Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": errors})
+            yield finding_of(seen, card, fault)
 
 
 def _errors(seen: Seen[Look], card: Card) -> Iterator[Fault]:
-    """Errors of DRAM and SRAM."""
+    """Uncorrectable ones, of DRAM and SRAM."""
     memory, least, most_ever = card.health.memory, seen.number("uncorrected_errors"), seen.number("sram_errors")
     recent, ever = memory.sram_uncorrected or 0, memory.sram_uncorrected_ever or 0
     in_dram = (memory.uncorrected or 0) - recent
@@ -125,11 +131,6 @@ def _errors(seen: Seen[Look], card: Card) -> Iterator[Fault]:
         action = Action.ISOLATE if worn else Action.RESET
         counts = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
         yield Fault("sram", "GPU SRAM has uncorrectable errors", said, action, evidence=counts)
-    corrected, most = memory.corrected or 0, seen.number("corrected_errors")
-    if corrected > most:
-        title = "GPU memory has very many correctable errors"
-        said = f"{corrected:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
-        yield Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": corrected})
 
 
 def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:

@@ -22,7 +22,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.nvml import Broken
 
 FINDINGS = {
@@ -80,8 +80,23 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     rows = seen.of(devices.CHECK).by_rank.values()
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
     for card in cards:
-        for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card), *_recovery(card)):
+        for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card)):
             yield finding_of(seen, card, fault)
+        wanted, broken = card.health.recovery_action, card.health.broken
+        said = f"NVML reports {broken.value!r}" if broken else ""
+        if wanted:
+            name, action = recovery_of(wanted)
+            said = f"the driver asks for this recovery action: {name}; a healthy GPU needs none"
+            title = "the driver requests a recovery of a GPU"
+            advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
+            severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
+            evidence: dict[str, Scalar | list[Scalar]] = {"recovery_action": wanted}
+            yield finding_of(seen, card, Fault("recovery", title, said, action, advice, evidence, severity))
+        elif broken is Broken.RESET_REQUIRED:
+            yield finding_of(seen, card, Fault("reset-required", "a GPU must be reset", said, Action.RESET))
+        elif broken is Broken.LOST:
+            advice = "Isolate the host if it happens again."
+            yield finding_of(seen, card, Fault("lost", "a GPU is lost", said, Action.REBOOT, advice))
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
@@ -141,24 +156,6 @@ def _degraded(card: Card) -> Iterator[Fault]:
 def recovery_of(wanted: int) -> tuple[str, Action]:
     """What the driver asks for by that number of nvmlDeviceGpuRecoveryAction_t, and what to do."""
     return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
-
-
-def _recovery(card: Card) -> Iterator[Fault]:
-    wanted, broken = card.health.recovery_action, card.health.broken
-    if wanted:
-        name, action = recovery_of(wanted)
-        title, said = (
-            "the driver requests a recovery of a GPU",
-            f"the driver asks for this recovery action: {name}; a healthy GPU needs none",
-        )
-        advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
-        severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
-        yield Fault("recovery", title, said, action, advice, {"recovery_action": wanted}, severity)
-    elif broken is Broken.RESET_REQUIRED:
-        yield Fault("reset-required", "a GPU must be reset", f"NVML reports {broken.value!r}", Action.RESET)
-    elif broken is Broken.LOST:
-        said = f"NVML reports {broken.value!r}"
-        yield Fault("lost", "a GPU is lost", said, Action.REBOOT, "Isolate the host if it happens again.")
 
 
 CHECK = health_check("GPU007", "fabric", __doc__, FINDINGS, judge)

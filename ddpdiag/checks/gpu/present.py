@@ -87,7 +87,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     hosts = host_gpus(seen)
     most = max(hosts, key=lambda host: len(host.gpus), default=None)
     for host in hosts:
-        yield from _lost(seen, host)
+        where = ", ".join(host.unopened)
+        for gpu in host.lost:
+            yield seen.finding(
+                "lost",
+                "a GPU cannot be opened",
+                f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML reports {gpu.error!r}.",
+                ranks=host.ranks,
+                evidence={"index": gpu.index, "error": gpu.error, "pci": where},
+                fix=f"Look for Xid lines in `dmesg` on {host.name}; drain the host, reset the GPU or reboot.",
+            )
         absent = list(_absent(seen, host, most))
         yield from absent
         # What is not there cannot be shown either.
@@ -96,7 +105,17 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     torch = seen.of(by_code("GPU002")).by_rank
     used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
     for host in used:
-        yield from _mixed(seen, host)
+        if odd := odd_ones_out({gpu.index: gpu.name for gpu in host.gpus if gpu.name}):
+            said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
+            yield seen.finding(
+                "mixed",
+                "different GPU models on one host",
+                f"{host.name} has {said}; one model is expected, because the slowest sets the pace.",
+                ranks=host.ranks,
+                gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
+                fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+                "because CUDA counts the fastest first.",
+            )
     yield from isolated_ranks(seen, hosts)
     yield from _unlike_hosts(seen, used)
 
@@ -105,19 +124,6 @@ def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
     """Does the host have what was named? Then whatever else the bus or other hosts show is not this job's."""
     named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
     return named is not None and len(host.gpus) >= named
-
-
-def _lost(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
-    where = ", ".join(host.unopened)
-    for gpu in host.lost:
-        yield seen.finding(
-            "lost",
-            "a GPU cannot be opened",
-            f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML reports {gpu.error!r}.",
-            ranks=host.ranks,
-            evidence={"index": gpu.index, "error": gpu.error, "pci": where},
-            fix=f"Look for Xid lines in `dmesg` on {host.name}; drain the host, reset the GPU or reboot.",
-        )
 
 
 def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator[Finding]:
@@ -145,7 +151,16 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
     elif reasons:
         yield _fewer(seen, host, reasons)
     elif host.trouble is Trouble.OTHER:
-        yield _silent_nvml(seen, host)
+        # The number may be known from another rank's NVML, or from the user.
+        known = bool(host.gpus) or seen.options.expect_gpus is not None
+        yield seen.finding(
+            "nvml" if known else "unreadable",
+            "NVML does not work",
+            f"{host.name}: NVML reports {host.error!r}"
+            f"{'' if known else ', so it is not known whether there are GPUs'}.",
+            ranks=host.ranks,
+            fix=nvml_fix(host.name) + ("" if known else " If the job uses CPUs, give --expect-gpus 0."),
+        )
 
 
 def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: int) -> list[str]:
@@ -173,6 +188,15 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: i
 
 def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     trouble = f" (NVML: {host.error})" if host.trouble else ""
+    cpus = "or give --expect-gpus 0 if the job uses CPUs"
+    if host.wsl and not host.unopened:
+        fix = f"Run `nvidia-smi` on {host.name}; install NVIDIA's driver on Windows, and none in WSL2, {cpus}."
+    elif not host.unopened:
+        fix = f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
+    elif set(host.unopened.values()) <= {"nvidia"}:
+        fix = f"Look for Xid lines in `dmesg` on {host.name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
+    else:
+        fix = f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` shows why it did not bind), {cpus}."
     return seen.finding(
         "fewer",
         "GPUs are missing" if host.gpus else "no usable GPU",
@@ -186,30 +210,7 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
             "expected": seen.options.expect_gpus,
             "nvml": host.trouble.value if host.trouble else None,
         },
-        fix=_fix(host),
-    )
-
-
-def _fix(host: HostGpus) -> str:
-    cpus = "or give --expect-gpus 0 if the job uses CPUs"
-    if host.wsl and not host.unopened:
-        return f"Run `nvidia-smi` on {host.name}; install NVIDIA's driver on Windows, and none in WSL2, {cpus}."
-    if not host.unopened:
-        return f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
-    if set(host.unopened.values()) <= {"nvidia"}:
-        return f"Look for Xid lines in `dmesg` on {host.name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
-    return f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` shows why it did not bind), {cpus}."
-
-
-def _silent_nvml(seen: Seen[Data], host: HostGpus) -> Finding:
-    # The number may be known from another rank's NVML, or from the user.
-    known = bool(host.gpus) or seen.options.expect_gpus is not None
-    return seen.finding(
-        "nvml" if known else "unreadable",
-        "NVML does not work",
-        f"{host.name}: NVML reports {host.error!r}{'' if known else ', so it is not known whether there are GPUs'}.",
-        ranks=host.ranks,
-        fix=nvml_fix(host.name) + ("" if known else " If the job uses CPUs, give --expect-gpus 0."),
+        fix=fix,
     )
 
 
@@ -219,20 +220,6 @@ def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
         return host
     every = set[str | None]().union(*(shown[rank] for rank in host.ranks))
     return structs.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in every) or host.gpus)
-
-
-def _mixed(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
-    if odd := odd_ones_out({gpu.index: gpu.name for gpu in host.gpus if gpu.name}):
-        said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
-        yield seen.finding(
-            "mixed",
-            "different GPU models on one host",
-            f"{host.name} has {said}; one model is expected, because the slowest sets the pace.",
-            ranks=host.ranks,
-            gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
-            fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
-            "because CUDA counts the fastest first.",
-        )
 
 
 def _unlike_hosts(seen: Seen[Data], hosts: list[HostGpus]) -> Iterator[Finding]:

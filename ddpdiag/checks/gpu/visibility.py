@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import Host, answers_by_host, names_text, ranks_text
+from ddpdiag.checks.hosts import answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.gpu.visibility import PciFunction, named_gpus
@@ -69,31 +69,31 @@ class HostGpus(Struct, frozen=True, kw_only=True):
 
 def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
     """The hosts that answered, in order."""
-    return [_host_gpus(host, rows) for host, rows in answers_by_host(seen)]
-
-
-def _host_gpus(host: Host, rows: Mapping[int, Data]) -> HostGpus:
-    every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
-    opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
-    troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
-    promises = [row.promised for row in rows.values() if row.promised is not None]
-    # Ranks that name or open different GPUs were bound to them, and theirs add up.
-    shown = {(row.cuda_visible_devices, tuple(gpu.uuid for gpu in row.nvml.gpus)): row.visible for row in rows.values()}
-    return HostGpus(
-        name=host.name,
-        ranks=host.ranks,
-        answers=rows,
-        gpus=tuple(opened.values()),
-        lost=tuple({gpu.index: gpu for gpu in every if gpu.error is not None}.values()),
-        trouble=troubled.trouble,
-        error=troubled.error,
-        functions=next((row.functions for row in rows.values() if row.functions is not None), None),
-        listed=max(row.proc_gpus or 0 for row in rows.values()),
-        visible=sum(shown.values()),
-        # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
-        promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
-        wsl=any(row.wsl for row in rows.values()),
-    )
+    hosts = []
+    for host, rows in answers_by_host(seen):
+        every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
+        opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
+        troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
+        promises = [row.promised for row in rows.values() if row.promised is not None]
+        # Ranks that name or open different GPUs were bound to them, and theirs add up.
+        names = {rank: (row.cuda_visible_devices, *(gpu.uuid for gpu in row.nvml.gpus)) for rank, row in rows.items()}
+        one = HostGpus(
+            name=host.name,
+            ranks=host.ranks,
+            answers=rows,
+            gpus=tuple(opened.values()),
+            lost=tuple({gpu.index: gpu for gpu in every if gpu.error is not None}.values()),
+            trouble=troubled.trouble,
+            error=troubled.error,
+            functions=next((row.functions for row in rows.values() if row.functions is not None), None),
+            listed=max(row.proc_gpus or 0 for row in rows.values()),
+            visible=sum({names[rank]: row.visible for rank, row in rows.items()}.values()),
+            # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
+            promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
+            wsl=any(row.wsl for row in rows.values()),
+        )
+        hosts.append(one)
+    return hosts
 
 
 def hidden_gpus(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
@@ -103,21 +103,22 @@ def hidden_gpus(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
     expected = seen.options.expect_gpus
     # Unless every rank answered, GPUs that are bound to the absent would be missed.
     adds_up = len(seen.by_rank) == seen.world.size
+    wrong = [
+        rank
+        for rank, row in host.answers.items()
+        # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
+        if not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
+    ]
     if expected is not None:
         if host.visible < expected and adds_up:
             yield _too_few(seen, host, Severity.ERROR, f"--expect-gpus is {expected}")
-    elif wrong := [rank for rank, row in host.answers.items() if _is_misnamed(host, row)]:
+    elif wrong:
         yield _misnamed(seen, host, wrong)
     elif blind := [rank for rank, row in host.answers.items() if row.visible == 0]:
         yield _none(seen, host, blind)
     elif host.promised is not None and host.visible < host.promised and adds_up:
         # A job step or a shell may use fewer on purpose, and they work.
         yield _too_few(seen, host, Severity.WARNING, f"launcher or container name {host.promised}")
-
-
-def _is_misnamed(host: HostGpus, row: Data) -> bool:
-    # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
-    return not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
 
 
 def _misnamed(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:

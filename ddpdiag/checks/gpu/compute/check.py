@@ -105,7 +105,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if not seen.trials:
         ranks = seen.world.living if on_cpu else _takers(seen)
         return (new_trial(seen, groups=tuple((rank,) for rank in ranks), params={_ON_CPU: on_cpu}),) if ranks else ()
-    if len(seen.trials) > 1 or not _is_doubtful(seen):
+    units = units_of(seen)
+    # Does the first measurement speak against any GPU?
+    if len(seen.trials) > 1 or not (any(signs(seen, units, 0)) or any(undecided(own, 0) for own in by_model(units))):
         return ()
     groups = tuple(group for group in seen.trials[0].groups if group[0] in seen.world.living)
     return (new_trial(seen, groups=groups, params={_ON_CPU: on_cpu}),) if groups else ()
@@ -125,12 +127,6 @@ def _takers(seen: Seen[Data]) -> list[int]:
             ranks.append(rank)
             taken |= {uuid} if uuid else set()
     return ranks
-
-
-def _is_doubtful(seen: Seen[Data]) -> bool:
-    """Does the first measurement speak against any GPU?"""
-    units = units_of(seen)
-    return any(signs(seen, units, 0)) or any(undecided(peers, 0) for peers in by_model(units))
 
 
 def ground(world: World) -> str | None:

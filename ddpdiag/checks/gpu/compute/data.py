@@ -2,8 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from statistics import median
 from typing import NamedTuple
 
@@ -13,8 +11,8 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.gpu.clocks import HARMFUL
-from ddpdiag.checks.hosts import Host, hosts_of
-from ddpdiag.model.measurements import Compute, GpuLoad
+from ddpdiag.checks.hosts import hosts_of
+from ddpdiag.model.measurements import Compute
 from ddpdiag.probes.gpu.health import Health
 
 MEMORY = "memory"
@@ -68,18 +66,14 @@ class Unit(NamedTuple):
     def best(self) -> dict[str, float]:
         """The best of each kind in any run."""
         found: dict[str, float] = {}
-        for run in self.runs:
-            found |= {name: max(rate, found.get(name, rate)) for name, rate in rates_of(run).items()}
+        for at in range(len(self.runs)):
+            found |= {name: max(rate, found.get(name, rate)) for name, rate in self.rates(at).items()}
         return found
 
     def rates(self, at: int) -> dict[str, float]:
         """The best of each kind in that run, "bf16", "fp32" and "memory": what disturbs only makes slower."""
-        return rates_of(self.runs[at]) if at < len(self.runs) else {}
-
-
-def rates_of(run: Compute) -> dict[str, float]:
-    """The best rate of each kind."""
-    return {name: max(values) for name, values in batches_of(run).items()}
+        batches = batches_of(self.runs[at]) if at < len(self.runs) else {}
+        return {name: max(values) for name, values in batches.items()}
 
 
 def batches_of(run: Compute) -> dict[str, tuple[float, ...]]:
@@ -99,40 +93,26 @@ def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
     for row in seen.rows:
         for device in row.data.devices:
             runs[row.place.rank, device.index].append(device)
-    known = _by_name(cards_of(seen.of(memory_errors.CHECK)))
+    # By host and UUID, and by host and PCI address: a slice of a GPU has a UUID of its own, and its GPU's address.
+    known: dict[tuple[str, str | None], Card] = {}
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        known |= {(card.host.name, name): card for name in (card.health.pci, card.health.uuid) if name}
     used = Counter(own[0].uuid for own in runs.values() if own[0].uuid)
+    hosts = {rank: host for host in hosts_of(seen) for rank in host.ranks}
     pids: dict[str, set[int]] = defaultdict(set)
     for (rank, _), own in runs.items():
-        pids[seen.world.node_of(rank)] |= {run.pid for run in own}
-    hosts = {rank: host for host in hosts_of(seen) for rank in host.ranks}
-    return tuple(
-        Unit(
-            number,
-            rank,
-            _card(rank, hosts[rank], own[0], known),
-            tuple(run for run in own if run.gemms) or tuple(own[:1]),
-            frozenset(pids[hosts[rank].name]),
-            used[own[0].uuid or ""] > 1,
-        )
-        for number, ((rank, _), own) in enumerate(sorted(runs.items(), key=_place))
-    )
-
-
-def _place(measured: tuple[tuple[int, int | None], list[Compute]]) -> tuple[int, int]:
-    (rank, index), _ = measured
-    return rank, index or 0
-
-
-def _by_name(cards: Sequence[Card]) -> dict[tuple[str, str | None], Card]:
-    """By host and UUID, and by host and PCI address: a slice of a GPU has a UUID of its own, and its GPU's address."""
-    return {(card.host.name, name): card for card in cards for name in (card.health.pci, card.health.uuid) if name}
-
-
-def _card(rank: int, host: Host, run: Compute, known: Mapping[tuple[str, str | None], Card]) -> Card:
-    if card := known.get((host.name, run.uuid)) or known.get((host.name, run.pci)):
-        return card._replace(takers=tuple(sorted({*card.takers, rank})))
-    health = Health(index=run.index or 0, uuid=run.uuid, pci=run.pci, name=run.device)
-    return Card(host, health, run.driver, (rank,))
+        pids[hosts[rank].name] |= {run.pid for run in own}
+    units: list[Unit] = []
+    for (rank, index), own in sorted(runs.items(), key=lambda run: (run[0][0], run[0][1] or 0)):
+        first, host = own[0], hosts[rank]
+        if asked := known.get((host.name, first.uuid)) or known.get((host.name, first.pci)):
+            card = asked._replace(takers=tuple(sorted({*asked.takers, rank})))
+        else:
+            health = Health(index=index or 0, uuid=first.uuid, pci=first.pci, name=first.device)
+            card = Card(host, health, first.driver, (rank,))
+        computed = tuple(run for run in own if run.gemms) or (first,)
+        units.append(Unit(len(units), rank, card, computed, frozenset(pids[host.name]), used[first.uuid or ""] > 1))
+    return tuple(units)
 
 
 def by_model(units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -158,25 +138,19 @@ def others_use(unit: Unit, busy_share: float) -> str:
 
 def harmful_events(run: Compute) -> int:
     """Bits of harmful clock events that several looks during the products show."""
-    return reduce(or_, (bit for bit in HARMFUL if _shown(run.during, bit)), 0)
-
-
-def _shown(looks: Sequence[GpuLoad], bit: int) -> bool:
-    return sum(bool((look.events or 0) & bit) for look in looks) >= min(_LEAST_LOOKS, len(looks)) > 0
+    times = {bit: sum(bool((look.events or 0) & bit) for look in run.during) for bit in HARMFUL}
+    return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.during)) > 0)
 
 
 def usual_load(units: Sequence[Unit], name: str) -> float | None:
     """The median over the units of a figure of their loads, such as "sm_hz", while they computed."""
-    return _median(own for unit in units if (own := load_of(unit.runs[-1], name)) is not None)
+    known = [own for unit in units if (own := load_of(unit.runs[-1], name)) is not None]
+    return median(known) if known else None
 
 
 def load_of(run: Compute, name: str) -> float | None:
     """The median of a figure of its loads while it computed."""
-    return _median(value for look in run.during if (value := getattr(look, name)) is not None)
-
-
-def _median(values: Iterator[float]) -> float | None:
-    known = list(values)
+    known = [value for look in run.during if (value := getattr(look, name)) is not None]
     return median(known) if known else None
 
 
@@ -187,3 +161,59 @@ def ordered_rates(peers: Sequence[Unit], at: int) -> Mapping[str, Sequence[float
         for name, rate in peer.rates(at).items():
             rates[name].append(rate)
     return {name: sorted(values) for name, values in rates.items()}
+
+
+class Nameplate(NamedTuple):
+    """Products in half and in single precision, and reads and writes of memory, per second."""
+
+    half_flop_per_s: float
+    single_flop_per_s: float
+    memory_bytes_per_s: float
+
+
+def _plate(half_teraflops: float, single_teraflops: float, memory_gigabytes: float) -> Nameplate:
+    return Nameplate(half_teraflops * 1e12, single_teraflops * 1e12, memory_gigabytes * 1e9)
+
+
+# What makers say that a GPU reaches: products without sparsity, and the bandwidth of its memory. A GPU is found by its
+# whole name, as CUDA has it: "GH200 480GB" is no "H200", and one board comes with several memories. A model that is not
+# listed has no nameplate. Half precision is bf16, or fp16 where tensor cores know nothing else. Where a data sheet has
+# the rate with sparsity, half of it is taken, as its footnote says.
+_NAMEPLATES = {
+    # NVIDIA Blackwell data sheet (HGX B200, GB200 NVL72: 4.5 and 5 PFLOPS of FP16 with sparsity for each GPU).
+    "B200": _plate(2250, 75, 7700),
+    "GB200": _plate(2500, 80, 8000),
+    # NVIDIA H200 data sheet (1,979 and 1,671 TFLOPS with sparsity).
+    "H200": _plate(989, 67, 4800),
+    "H200 NVL": _plate(835, 60, 4800),
+    # NVIDIA GH200 Grace Hopper Superchip data sheet: 96 GB of HBM3 (the name counts the processor's memory) or 144 GB
+    # of HBM3e.
+    "GH200 480GB": _plate(989, 67, 4000),
+    "GH200 120GB": _plate(989, 67, 4000),
+    "GH200 144G HBM3e": _plate(989, 67, 4900),
+    # NVIDIA H100 data sheet (SXM 1,979, PCIe 1,513 TFLOPS with sparsity).
+    "H100 80GB HBM3": _plate(989, 67, 3350),
+    "H100 PCIe": _plate(756, 51, 2000),
+    # NVIDIA A100 data sheet.
+    "A100-SXM4-40GB": _plate(312, 19.5, 1555),
+    "A100-PCIE-40GB": _plate(312, 19.5, 1555),
+    "A100-SXM4-80GB": _plate(312, 19.5, 2039),
+    "A100 80GB PCIe": _plate(312, 19.5, 1935),
+    # NVIDIA A30 and A40 data sheets.
+    "A30": _plate(165, 10.3, 933),
+    "A40": _plate(149.7, 37.4, 696),
+    # NVIDIA L4 data sheet (242 TFLOPS with sparsity) and L40S data sheet.
+    "L4": _plate(121, 30.3, 300),
+    "L40S": _plate(362, 91.6, 864),
+    # NVIDIA V100 and T4 data sheets: fp16.
+    "V100-SXM2-16GB": _plate(125, 15.7, 900),
+    "V100-SXM2-32GB": _plate(125, 15.7, 900),
+    "V100-PCIE-16GB": _plate(112, 14, 900),
+    "V100-PCIE-32GB": _plate(112, 14, 900),
+    "T4": _plate(65, 8.1, 320),
+}
+
+
+def nameplate_of(device: str) -> Nameplate | None:
+    """The nameplate of the GPU of that name; drivers put its maker or its series in front."""
+    return _NAMEPLATES.get(device.removeprefix("NVIDIA ").removeprefix("Tesla "))

@@ -18,23 +18,22 @@ from ddpdiag.checks.gpu.compute.data import (
     by_model,
     harmful_events,
     load_of,
+    nameplate_of,
     ordered_rates,
     others_use,
     precision,
     units_of,
     usual_load,
 )
-from ddpdiag.checks.gpu.compute.nameplates import nameplate_of
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.model.measurements import Compute
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import count, flops_text, rate_text, share_text
 
 _SLOW = ("slow", "nameplate")
 # Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
 _LESS_CLOCK = 0.95
-_HEAT, _BRAKE, _POWER_CAP = 0x8 | 0x20 | 0x40, 0x80, 0x4
+_BRAKE, _POWER_CAP = 0x80, 0x4
 
 
 class Sign(NamedTuple):
@@ -54,30 +53,24 @@ def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
     """All that speaks against GPUs in run number `at`."""
     present = [unit for unit in units if at < len(unit.runs) and unit.runs[at].gemms]
     for unit in present:
-        yield from _wrong(unit, unit.runs[at])
-        if harmful_events(unit.runs[at]) and not unit.is_slice:
+        run = unit.runs[at]
+        for gemm in run.gemms:
+            if gemm.wrong:
+                yield Sign(unit.number, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
+            # cuBLAS gives the same bits in every run; a CPU's libraries may divide the work in another way.
+            if unit.is_gpu and gemm.digests[0] != gemm.digests[1]:
+                yield Sign(unit.number, "bits", precision(gemm.dtype))
+        if run.wrong_words:
+            yield Sign(unit.number, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
+        if harmful_events(run) and not unit.is_slice:
             yield Sign(unit.number, "throttled")
     for peers in by_model(present):
-        yield from (Sign(number, "bits") for number in _odd(peers, at))
+        # Other bits than those of most GPUs that must have the same ones.
+        odd = [odd_ones_out(products) for products in _comparable(peers, at)]
+        yield from (Sign(number, "bits") for number in {number for own in odd if own for number in own.ranks})
         ordered = ordered_rates(peers, at)
         for unit in peers:
             yield from _slow(seen, unit, ordered, at)
-
-
-def _wrong(unit: Unit, run: Compute) -> Iterator[Sign]:
-    for gemm in run.gemms:
-        if gemm.wrong:
-            yield Sign(unit.number, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
-        # cuBLAS gives the same bits in every run; a CPU's libraries may divide the work in another way.
-        if unit.is_gpu and gemm.digests[0] != gemm.digests[1]:
-            yield Sign(unit.number, "bits", precision(gemm.dtype))
-    if run.wrong_words:
-        yield Sign(unit.number, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
-
-
-def _odd(peers: Sequence[Unit], at: int) -> set[int]:
-    """Numbers of GPUs whose products have other bits than those of most GPUs that must have the same ones."""
-    return {number for products in _comparable(peers, at) if (odd := odd_ones_out(products)) for number in odd.ranks}
 
 
 def undecided(peers: Sequence[Unit], at: int) -> tuple[int, ...]:
@@ -99,22 +92,16 @@ def _comparable(peers: Sequence[Unit], at: int) -> Iterator[Mapping[int, str]]:
 
 
 def _slow(seen: Seen[Data], unit: Unit, ordered: Mapping[str, Sequence[float]], at: int) -> Iterator[Sign]:
+    plate = nameplate_of(unit.runs[0].device)
     for part, rate in unit.rates(at).items():
         others = median_without(ordered[part], rate) if len(ordered[part]) > 1 else 0.0
         if rate < seen.number("peer_ratio") * others:
             yield Sign(unit.number, "slow", part, rate, others)
-        nominal = nominal_of(unit, part)
-        least = seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio")
-        if nominal is not None and rate < least * nominal:
-            yield Sign(unit.number, "nameplate", part, rate, nominal)
-
-
-def nominal_of(unit: Unit, part: str) -> float | None:
-    """What its maker promises."""
-    plate = nameplate_of(unit.runs[0].device)
-    if plate is None:
-        return None
-    return {MEMORY: plate.memory_bytes_per_s, "fp32": plate.single_flop_per_s}.get(part, plate.half_flop_per_s)
+        if plate is not None:
+            known = {MEMORY: plate.memory_bytes_per_s, "fp32": plate.single_flop_per_s}
+            nominal = known.get(part, plate.half_flop_per_s)
+            if rate < seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio") * nominal:
+                yield Sign(unit.number, "nameplate", part, rate, nominal)
 
 
 # Findings ------------------------------------------------------------------------------------------------------------
@@ -122,23 +109,24 @@ def nominal_of(unit: Unit, part: str) -> float | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     units = units_of(seen)
-    runs = [_by_word(signs(seen, units, at)) for at in range(2)]
+    runs: list[dict[tuple[int, str], list[Sign]]] = [defaultdict(list), defaultdict(list)]
+    for at, found in enumerate(runs):
+        for sign in signs(seen, units, at):
+            found[sign.number, sign.word].append(sign)
     peers_of = {unit.number: peers for peers in by_model(units) for unit in peers}
     for unit in units:
-        yield from _values(seen, unit, runs)
+        yield from _wrong(seen, unit, runs)
         if slow := [sign for word in _SLOW for sign in _confirmed(unit, word, runs)]:
             yield _told(seen, unit, _slow_fault(seen, unit, peers_of[unit.number], slow))
         elif _confirmed(unit, "throttled", runs):
-            yield _told(seen, unit, _throttled(unit))
+            events = harmful_events(unit.runs[-1])
+            cause = _held_down(unit, events, "")
+            evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": cause.word}
+            title = "a GPU lowers its clocks under load"
+            said = f"{cause.said[0].lower()}{cause.said[1:]} while it computes; none expected"
+            yield _told(seen, unit, Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence))
     yield from _differing(seen, units)
     yield from _unmeasured(seen, units)
-
-
-def _by_word(found: Iterator[Sign]) -> Signs:
-    groups: dict[tuple[int, str], list[Sign]] = defaultdict(list)
-    for sign in found:
-        groups[sign.number, sign.word].append(sign)
-    return groups
 
 
 def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
@@ -148,39 +136,28 @@ def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
     return [sign for sign in each[-1] if sign.part in common]
 
 
-def _values(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
-    """Wrong values; what is not only in one run is an error."""
-    for word in ("wrong", "bits"):
-        each = [own for run in runs if (own := run.get((unit.number, word)))]
-        if each:
-            yield _told(seen, unit, _wrong_fault(unit, word, each[-1], twice=len(each) > 1))
-            return  # other bits follow from wrong values
-
-
-def _wrong_fault(unit: Unit, word: str, found: Sequence[Sign], *, twice: bool) -> Fault:
+def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
+    """Wrong values, else other bits, which follow from them; what is not only in one run is an error."""
     what = "GPU" if unit.is_gpu else "CPU"
-    if word == "wrong":
-        title = f"a {what} computes wrong values"
-        parts = ", ".join(_wrong_text(sign) for sign in found)
-        said = f"{parts}; none expected"
-    else:
-        title = "a GPU computes other bits than it should"
+    each = [own for run in runs if (own := run.get((unit.number, "wrong")))]
+    if each:
+        word, title = "wrong", f"a {what} computes wrong values"
+        said = f"{', '.join(map(_wrong_text, each[-1]))}; none expected"
+    elif each := [own for run in runs if (own := run.get((unit.number, "bits")))]:
+        word, title = "bits", "a GPU computes other bits than it should"
         said = (
             "a product has other bits than its repeat on this GPU, or than those of most GPUs of the same model, "
             "driver and cuBLAS; the same bits expected"
         )
+    else:
+        return
+    twice = len(each) > 1
     times = "in two measurements" if twice else f"in one of {count(len(unit.runs), 'measurement')}"
     evidence: dict[str, Scalar | list[Scalar]] = {"measurements": 2 if twice else 1}
-    evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in found if word == "wrong"}
-    return Fault(
-        word,
-        title,
-        f"{times}, {said}",
-        Action.ISOLATE if twice else Action.MONITOR,
-        f"Run `dcgmi diag -r 3` on {unit.card.host.name}." if unit.is_gpu else "Run a memory test on it.",
-        evidence,
-        Severity.ERROR if twice else Severity.WARNING,
-    )
+    evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in each[-1] if word == "wrong"}
+    action, severity = (Action.ISOLATE, Severity.ERROR) if twice else (Action.MONITOR, Severity.WARNING)
+    advice = f"Run `dcgmi diag -r 3` on {unit.card.host.name}." if unit.is_gpu else "Run a memory test on it."
+    yield _told(seen, unit, Fault(word, title, f"{times}, {said}", action, advice, evidence, severity))
 
 
 def _wrong_text(sign: Sign) -> str:
@@ -239,58 +216,43 @@ def _slow_text(sign: Sign, peers: int) -> str:
 
 def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -> Cause:
     """The first that explains it: others, heat or power, a lower limit, lower clocks; else none."""
+    run, card = unit.runs[-1], unit.card
     if used:
         said = f"Another process uses it: {used}"
-        return Cause("others", said, f"End the other process on {unit.card.host.name} (`nvidia-smi`).")
-    name = "memory_hz" if only_memory else "sm_hz"
-    clock = load_of(unit.runs[-1], name)
+        return Cause("others", said, f"End the other process on {card.host.name} (`nvidia-smi`).")
+    name, which = ("memory_hz", "memory") if only_memory else ("sm_hz", "SM")
+    clock, clocks = load_of(run, name), ""
     usual_clock = usual_load([peer for peer in peers if peer is not unit], name)
-    clocks = _clocks_text(clock, usual_clock, "memory" if only_memory else "SM")
-    if events := harmful_events(unit.runs[-1]):
-        return Cause(*_held_down(unit, events, clocks))
+    if clock is not None:
+        others = "" if usual_clock is None else f", {usual_clock / 1e6:.0f} MHz on the others"
+        clocks = f" ({which} clock {clock / 1e6:.0f} MHz{others})"
+    if events := harmful_events(run):
+        return _held_down(unit, events, clocks)
     limits = [watts for peer in peers if (watts := peer.card.health.clocks.power_limit_watts) is not None]
-    limit, most = unit.card.health.clocks.power_limit_watts, usual(limits)
-    index = unit.card.health.index
+    limit, most = card.health.clocks.power_limit_watts, usual(limits)
+    index = card.health.index
     if limit is not None and most is not None and limit < most:
         said = f"Its power limit is {limit:g} W, {most:g} W on most of its model{clocks}"
         return Cause("power-limit", said, f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.")
     if clock is not None and usual_clock is not None and clock < _LESS_CLOCK * usual_clock:
-        said = f"Its clocks are lower{clocks}{_capped(unit)}; nothing that NVML shows as heat or power holds them down"
+        capped = run.during and all((look.events or 0) & _POWER_CAP for look in run.during)
+        at = " at the power limit" if capped else ""
+        said = f"Its clocks are lower{clocks}{at}; nothing that NVML shows as heat or power holds them down"
         advice = f"Undo locked clocks with `nvidia-smi -i {index} -rgc`, `-rmc` and `-rac`; look at its power and heat."
         return Cause("clocks", said, advice)
     said = f"No cause is seen in clocks, limits, heat or other users{clocks}"
-    return Cause("unknown", said, f"Reset the GPU or reboot; run `dcgmi diag -r 3` on {unit.card.host.name}.")
+    return Cause("unknown", said, f"Reset the GPU or reboot; run `dcgmi diag -r 3` on {card.host.name}.")
 
 
-def _clocks_text(clock: float | None, usual_clock: float | None, which: str) -> str:
-    if clock is None:
-        return ""
-    others = "" if usual_clock is None else f", {usual_clock / 1e6:.0f} MHz on the others"
-    return f" ({which} clock {clock / 1e6:.0f} MHz{others})"
-
-
-def _capped(unit: Unit) -> str:
-    looks = unit.runs[-1].during
-    return " at the power limit" if looks and all((look.events or 0) & _POWER_CAP for look in looks) else ""
-
-
-def _held_down(unit: Unit, events: int, clocks: str) -> tuple[str, str, str]:
-    """Word, sentence and advice for harmful clock events."""
+def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
+    """Harmful clock events."""
     names = " and ".join(name for bit, name in HARMFUL.items() if events & bit)
     celsius = load_of(unit.runs[-1], "celsius")
     heat = f" at {celsius:.0f} C" if celsius is not None else ""
     said = f"Its clocks are held down: {names} (clock events {events:#x}){heat}{clocks}"
     if events & _BRAKE:
-        return "power-brake", said, "Look at the host's power supplies and cables."
-    return "heat", said, "Look at fans and coolant."
-
-
-def _throttled(unit: Unit) -> Fault:
-    events = harmful_events(unit.runs[-1])
-    word, said, advice = _held_down(unit, events, "")
-    evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": word}
-    text = f"{said[0].lower()}{said[1:]} while it computes; none expected"
-    return Fault("throttled", "a GPU lowers its clocks under load", text, Action.MONITOR, advice, evidence)
+        return Cause("power-brake", said, "Look at the host's power supplies and cables.")
+    return Cause("heat", said, "Look at fans and coolant.")
 
 
 def _told(seen: Seen[Data], unit: Unit, fault: Fault) -> Finding:
