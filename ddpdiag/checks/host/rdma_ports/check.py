@@ -30,24 +30,34 @@ Linux's ABI document sysfs-class-infiniband; NVSentinel, NIC health monitor (sta
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import VisibleGpus
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.host.rdma_ports import settings
-from ddpdiag.checks.host.rdma_ports.data import Data, HostPorts, comparable, hosts_with_ports
+from ddpdiag.checks.host.rdma_ports.data import (
+    LISTED,
+    Data,
+    HostPorts,
+    comparable,
+    compare,
+    gid_index,
+    hosts_with_ports,
+    severity_of,
+)
 from ddpdiag.checks.host.rdma_ports.judge import compared
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import variables
-from ddpdiag.model import Finding, Scalar, Trial
+from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import Slot
 from ddpdiag.probes.host.kernel import sys_root
-from ddpdiag.probes.net.adapters import rdma_ports
+from ddpdiag.probes.net.adapters import Port, port_rule, rdma_ports
 from ddpdiag.probes.net.rdma import (
+    ROCE_V2,
     distance,
     gpus_on_bus,
     nccl_settings,
@@ -81,6 +91,8 @@ FINDINGS = {
     "unreadable": Explained.not_seen("a host does not show its RDMA adapters, and the job may need them."),
 }
 
+_SHOWN = 8
+
 
 def measure(ctx: Context) -> Data:
     return look(os.environ, ctx.step)
@@ -109,15 +121,12 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Once, unless HST004 saw that no host has an RDMA device, and NCCL_IB_HCA asks for none."""
     rows = seen.of(hst004.CHECK).by_rank.values()
     is_without = bool(rows) and all(row.rdma == () for row in rows)
-    return () if seen.trials or (is_without and not _asked_for(seen)) else (new_trial(seen),)
-
-
-def _asked_for(seen: Seen[Data]) -> bool:
-    """Do several hosts have NCCL_IB_HCA set, as LCH002 saw?"""
-    rows = seen.of(variables.CHECK).by_rank.values()
-    return len(seen.world.hosts) > 1 and any(
-        "NCCL_IB_HCA" in own for row in rows for own in (row.variables, *row.files.values())
+    # Do several hosts have NCCL_IB_HCA set, as LCH002 saw?
+    set_here = (
+        own for row in seen.of(variables.CHECK).by_rank.values() for own in (row.variables, *row.files.values())
     )
+    asked_for = len(seen.world.hosts) > 1 and any("NCCL_IB_HCA" in own for own in set_here)
+    return () if seen.trials or (is_without and not asked_for) else (new_trial(seen),)
 
 
 def moot(seen: Seen[Data]) -> str | None:
@@ -126,27 +135,161 @@ def moot(seen: Seen[Data]) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    yield from _unreadable(seen)
-    hosts = hosts_with_ports(seen)
-    yield from settings.without_ports(seen, hosts)
-    yield from settings.unmatched(seen, hosts)
-    yield from settings.gid_indices(seen, hosts)
-    for alike in comparable(own for own in hosts if not settings.allows_none_up(own)):
-        yield from compared(seen, alike)
-
-
-def _unreadable(seen: Seen[Data]) -> Iterator[Finding]:
     ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
     # Within one host, and over gloo, no job needs RDMA.
     if ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
-        names = names_text(seen.world.nodes_of(ranks))
+        nodes = seen.world.nodes_of(ranks)
         yield seen.finding(
             "unreadable",
             "RDMA adapters cannot be read",
-            f"{names}: /sys/class cannot be listed, so it is not known whether RDMA ports work.",
-            nodes=seen.world.nodes_of(ranks),
+            f"{names_text(nodes)}: /sys/class cannot be listed, so it is not known whether RDMA ports work.",
+            nodes=nodes,
             fix="Mount /sys into the container.",
         )
+    hosts = hosts_with_ports(seen)
+    yield from _without_ports(seen, hosts)
+    yield from _unmatched(seen, hosts)
+    yield from _gid_indices(seen, hosts)
+    for alike in comparable(own for own in hosts if not _allows_none_up(own)):
+        yield from compared(seen, alike)
+
+
+def _allows_none_up(own: HostPorts) -> bool:
+    """Is NCCL_IB_HCA set, and are there ports that NCCL could take, but none that it allows and that is up?"""
+    return own.by_nccl and bool(own.data.rule) and bool(own.data.verbs_ports) and not own.up
+
+
+def _without_ports(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
+    """NCCL_IB_HCA that leaves NCCL no port; one finding for all hosts that have the same value and ports."""
+    groups: dict[tuple[str, ...], list[HostPorts]] = defaultdict(list)
+    for own in hosts:
+        if _allows_none_up(own):
+            groups[(own.data.rule, *_states(own.ports), *_states(own.data.verbs_ports))].append(own)
+    for alike in groups.values():
+        first, who = alike[0], names_text([own.name for own in alike])
+        rule, states = first.data.rule, _states(first.data.verbs_ports)
+        if first.ports:
+            title, what = "allows no port that is up", f"only {names_text(_states(first.ports), _SHOWN)}"
+            fix = "Bring these ports up (`ibstat`, cable, switch port, subnet manager)"
+        else:
+            title, what = "allows no RDMA port", "none of them"
+            fix = "Correct it (`ibv_devices` lists the names)"
+        yield seen.finding(
+            "hca",
+            f"NCCL_IB_HCA={rule} {title} on {who}",
+            f"{who}: the RDMA ports are {names_text(states, _SHOWN)}, and NCCL_IB_HCA={rule} allows {what}; a port "
+            "that is up expected. NCCL falls back to sockets.",
+            # NCCL works over sockets, but not as it was asked to. Who excludes all ports may mean it.
+            severity=Severity.WARNING if port_rule(rule).excludes or len(seen.world.hosts) == 1 else Severity.ERROR,
+            nodes=[own.name for own in alike],
+            evidence={"NCCL_IB_HCA": rule, "ports": [*states[:LISTED]]},
+            fix=f"{fix}, or unset NCCL_IB_HCA: NCCL then takes every port that is up.",
+        )
+    # A container image may name adapters that a cloud's machines lack.
+    bare = [own for own in hosts if own.by_nccl and own.data.rule and not own.data.adapters]
+    if bare and len(seen.world.hosts) > 1 and len(bare) == len(hosts):
+        rule = bare[0].data.rule
+        yield seen.finding(
+            "hca",
+            "NCCL_IB_HCA is set, and no host has an RDMA device",
+            f"NCCL_IB_HCA={rule} on {names_text([own.name for own in bare])}, but /sys/class/infiniband shows no "
+            "adapter on any host: NCCL uses sockets.",
+            severity=Severity.WARNING,
+            evidence={"NCCL_IB_HCA": rule, "ports": []},
+            fix="Look at `lspci | grep -i -E 'mellanox|infiniband'`, and load the adapters' driver (mlx5_ib) if they "
+            "are there; else unset NCCL_IB_HCA.",
+        )
+
+
+def _states(ports: Iterable[Port]) -> list[str]:
+    return [port.name + ("" if port.active else f" ({port.state or 'state unknown'})") for port in ports]
+
+
+def _unmatched(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
+    """Names in NCCL_IB_HCA that a host does not have, beside others that it has.
+
+    What is left out ("^") need not be there. Where other hosts have the name, this host lacks a port, which the
+    comparison says.
+    """
+    groups: dict[str, list[HostPorts]] = defaultdict(list)
+    for own in hosts:
+        if own.by_nccl and own.up:
+            groups[own.data.rule].append(own)
+    for rule, alike in groups.items():
+        everywhere = set.intersection(*(set(_unmatched_words(own)) for own in alike))
+        for word in (word for word in _unmatched_words(alike[0]) if word in everywhere):
+            names = names_text([port.name for port in alike[0].data.verbs_ports], _SHOWN)
+            yield seen.finding(
+                "unmatched",
+                f"NCCL_IB_HCA names {word}, and no host has such a port",
+                f"NCCL_IB_HCA={rule} on {names_text([own.name for own in alike])}: no port matches {word}; "
+                f"{alike[0].name} has {names}. NCCL takes the ports that match, and says nothing of this one.",
+                evidence={"NCCL_IB_HCA": rule, "name": word},
+                fix=f"Correct {word} in NCCL_IB_HCA (`ibv_devices` lists the names), or remove it.",
+            )
+
+
+def _unmatched_words(own: HostPorts) -> list[str]:
+    rule = port_rule(own.data.rule)
+    if rule.excludes:
+        return []
+    ports = own.data.verbs_ports
+    missing = (word for word in rule.words if not any(rule.fits(word, port.adapter, port.number) for port in ports))
+    return [":".join(filter(None, word)) for word in missing]
+
+
+def _gid_indices(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
+    """NCCL_IB_GID_INDEX that means nothing on a RoCE port, or something else than on most hosts."""
+    with_index = [own for own in hosts if own.by_nccl and gid_index(own.data) is not None]
+    using = [own for own in with_index if (kinds := _kinds(own)) and "?" not in kinds.values()]
+    empty = [own for own in using if "none" in _kinds(own).values()]
+    for own in empty:
+        yield _gid_index(seen, own, [name for name, kind in _kinds(own).items() if kind == "none"], "a GID")
+    others = [own for own in using if own not in empty]
+    usual, odd, _ = compare(others, lambda own: tuple(sorted(set(_kinds(own).values()))))
+    for own in odd:
+        expected = sorted({kind for other in usual for kind in _kinds(other).values()})
+        ports = [name for name, kind in _kinds(own).items() if kind not in expected]
+        if ports:
+            text = f"{names_text(expected)} (as on {len(usual)} of {len(others)} hosts)"
+            yield _gid_index(seen, own, ports, text)
+
+
+def _kinds(own: HostPorts) -> dict[str, str]:
+    """The type of the GID that NCCL_IB_GID_INDEX names, by port: "none" where it is empty, "?" where it is hidden.
+
+    Ports without any GID show none to this container.
+    """
+    kinds = {}
+    for port in own.up:
+        if gids := own.data.gids.get(port.name):
+            gid = next((gid for gid in gids if gid.index == (gid_index(own.data) or 0)), None)
+            kind = "none" if gid is None else gid.kind or "?"
+            unrouted = gid is not None and kind == ROCE_V2 and not gid.is_routed
+            kinds[port.name] = f"{ROCE_V2} without an address" if unrouted else kind
+    return kinds
+
+
+def _gid_index(seen: Seen[Data], own: HostPorts, ports: Sequence[str], expected: str) -> Finding:
+    index, kinds = gid_index(own.data), _kinds(own)
+    text = ", ".join(f"{name}: {kinds[name]}" for name in ports[:_SHOWN])
+    routed = sorted({gid.index for name in ports for gid in own.data.gids[name] if gid.is_routed})
+    places = f"RoCE v2 with an address is at {', '.join(map(str, routed))}" if routed else "none of its GIDs is routed"
+    return seen.finding(
+        "gid-index",
+        f"NCCL_IB_GID_INDEX={index} does not fit the RDMA ports of {own.name}",
+        f"{own.name}: NCCL_IB_GID_INDEX={index} leads to these types of GID: {text}; {expected} expected; {places}. "
+        "Connections over these ports fail.",
+        severity=severity_of(seen),
+        nodes=[own.name],
+        evidence={
+            "NCCL_IB_GID_INDEX": index,
+            "ports": [*ports[:LISTED]],
+            "gid_types": [kinds[name] for name in ports[:LISTED]],
+        },
+        fix="Unset NCCL_IB_GID_INDEX: since NCCL 2.21 it finds the GID itself. For an older one set it to the place at "
+        "which `show_gids` shows v2 with an IPv4 address.",
+    )
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:

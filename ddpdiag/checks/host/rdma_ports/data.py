@@ -9,17 +9,20 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
-from ddpdiag.probes.gpu.iommu import Slot
+from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.probes.net.adapters import Port, nccl_takes_port
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
-from ddpdiag.probes.net.rdma import ROCE_V2, Adapter, Gid, Gpu, distance
+from ddpdiag.probes.net.rdma import Adapter, Gid, Gpu, distance
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count
 
 # Others (EFA says "Unknown") are skipped by NCCL's own network (net_ib/init.cc); plug-ins may use them.
 LAYERS = ("InfiniBand", "Ethernet")
+# So many are written out, and listed as evidence.
+NAMES, LISTED = 4, 16
 
 
 class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,8 +125,18 @@ class HostPorts:
     def nearest(self) -> tuple[Level, ...]:
         """For each GPU of the bus how near its nearest port is, in order; empty where that is not known."""
         slots = [adapter.slot for adapter in self.adapters if adapter.slot]
-        levels = [min(known) for gpu in self.data.gpus if (known := list(_levels(gpu.slot, slots)))]
+        every = ([distance(gpu.slot, slot) for slot in slots] for gpu in self.data.gpus)
+        levels = [min(known) for own in every if (known := [level for level in own if level is not None])]
         return tuple(sorted(levels)) if len(levels) == len(self.data.gpus) else ()
+
+    def releases(self, model: str) -> tuple[str, ...]:
+        """The releases of the firmware of all adapters of that model."""
+        return tuple(sorted({own for each in self.adapters if each.model == model and (own := release(each))}))
+
+    def firmware_text(self, model: str) -> str:
+        """Such as "7 x 28.39.1002, 1 x 28.38.1900"."""
+        known = Counter(each.firmware for each in self.adapters if each.model == model and each.firmware)
+        return ", ".join(f"{number} x {firmware}" for firmware, number in known.most_common())
 
     def families(self) -> Iterator[tuple[Port, ...]]:
         """Ports of the same model and board with the same link layer, three at least: what is comparable within a host.
@@ -135,11 +148,6 @@ class HostPorts:
             adapter = self.adapter(port)
             families.setdefault((adapter.model, adapter.board, port.link_layer), []).append(port)
         yield from (tuple(ports) for ports in families.values() if len(ports) > 2)
-
-
-def _levels(slot: Slot, others: Iterable[Slot]) -> Iterator[Level]:
-    levels = (distance(slot, other) for other in others)
-    return (level for level in levels if level is not None)
 
 
 def rate_of(port: Port) -> tuple[str, float]:
@@ -156,23 +164,25 @@ def release(adapter: Adapter) -> str | None:
     return ".".join(parts[: 2 if (adapter.driver or "").startswith("mlx") else 1]) or None
 
 
-def releases(adapters: Iterable[Adapter], model: str) -> tuple[str, ...]:
-    """The releases of the firmware of all adapters of that model."""
-    return tuple(sorted({own for adapter in adapters if adapter.model == model and (own := release(adapter))}))
+def severity_of(seen: Seen[Data]) -> Severity:
+    """What breaks jobs between hosts is worth a warning on one host alone, or where NCCL worked all the same.
+
+    A network plug-in need not go over these ports.
+    """
+    return Severity.ERROR if len(seen.world.hosts) > 1 and not seen.own_backend_works else Severity.WARNING
 
 
 def hosts_with_ports(seen: Seen[Data]) -> tuple[HostPorts, ...]:
     """Each host that could be looked at, and the ports that the job takes there."""
     chosen = seen.of(rdz003.CHECK).by_rank
-    backend = seen.world.backend
     hosts = []
     for host, rows in answers_by_host(seen):
         data = next(iter(rows.values()))
         if data.adapters is None:
             continue
-        by_nccl = backend == "nccl" and data.is_over_verbs
+        by_nccl = seen.world.backend == "nccl" and data.is_over_verbs
         own = next((chosen[rank] for rank in host.ranks if rank in chosen), None)
-        ports = _nccl_ports(data) if by_nccl else _socket_ports(data, own, backend)
+        ports = _nccl_ports(data) if by_nccl else _socket_ports(data, own, seen.world.backend)
         hosts.append(HostPorts(host, data, tuple(ports), by_nccl))
     return tuple(hosts)
 
@@ -245,9 +255,52 @@ def gid_index(data: Data) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
-def gid_kind(own: HostPorts, port: Port, index: int) -> str:
-    """The type of the GID at that place of a port's table: "none" where it is empty, "?" where it is hidden."""
-    gid = next((gid for gid in own.data.gids.get(port.name, ()) if gid.index == index), None)
-    if gid is None:
-        return "none"
-    return gid.kind or "?" if gid.kind != ROCE_V2 or gid.is_routed else f"{ROCE_V2} without an address"
+def counts_text(own: HostPorts) -> str:
+    """Such as "8 InfiniBand ports", or "7 of 8 InfiniBand ports up"."""
+    parts = [
+        count(each.ports, f"{each.layer} port")
+        if each.up == each.ports
+        else f"{each.up} of {count(each.ports, f'{each.layer} port')} up"
+        for each in own.counts
+    ]
+    return " and ".join(parts) or "no RDMA port"
+
+
+def states_text(own: HostPorts) -> str:
+    """The same, with the ports that are not up: "7 of 8 InfiniBand ports up (mlx5_3:1 is DOWN)"."""
+    named = [f"{port.name} is {state_text(port)}" for port in own.ports if not port.active]
+    return counts_text(own) + (f" ({names_text(named, NAMES)})" if named else "")
+
+
+def state_text(port: Port) -> str:
+    """Such as "DOWN (Polling)"."""
+    return (port.state or "in an unknown state") + (f" ({port.physical_state})" if port.physical_state else "")
+
+
+def port_rate_text(port: Port) -> str:
+    """Such as "400 Gbit/s (4X)", as ibstat and the kernel write it."""
+    rate = f"{port.bytes_per_s * 8 / 1e9:g} Gbit/s" if port.bytes_per_s else "an unknown rate"
+    return rate + (f" ({port.lanes}X)" if port.lanes else "")
+
+
+def rates_text(own: HostPorts) -> str:
+    """Such as "7 x 400 Gbit/s (4X), 1 x 200 Gbit/s (4X) (mlx5_3:1)"; a few that differ are named."""
+    known: dict[str, list[str]] = {}
+    for port in own.up:
+        known.setdefault(port_rate_text(port), []).append(port.name)
+    parts = [
+        f"{len(names)} x {rate}" + (f" ({', '.join(names)})" if 4 * len(names) <= len(own.up) else "")
+        for rate, names in known.items()
+    ]
+    return ", ".join(parts) or "no port that is up"
+
+
+def unrouted_text(own: HostPorts) -> str:
+    """Ports that lack the GID that NCCL looks for."""
+    names = names_text([port.name for port in own.unrouted], NAMES)
+    return f"none with an address on {names}" if names else "every RoCE port has one with an address"
+
+
+def levels_text(own: HostPorts) -> str:
+    """Such as "7 x PIX, 1 x SYS"."""
+    return ", ".join(f"{number} x {level.name}" for level, number in Counter(own.nearest).items())
