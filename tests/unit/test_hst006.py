@@ -10,7 +10,7 @@ from seen import seen_of, together
 
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.network_ports import CHECK
-from ddpdiag.checks.host.port_deltas import Limits, Pair, counter_deltas
+from ddpdiag.checks.host.port_deltas import Pair, counter_deltas
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
@@ -27,7 +27,7 @@ RDMA_COUNTERS = {
     "rnr_nak_retry_err": 0,
 }
 ETHERNET_COUNTERS = {"carrier_down_count": 1, "rx_crc_errors": 0, "rx_frame_errors": 0}
-LIMITS = Limits(120, 5, 10, 3)
+LIMITS = CHECK.settings.__getitem__
 
 
 def nic(name="eth0", *, below=(), up=True, **counters):

@@ -66,7 +66,31 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for rank, data in seen.by_rank.items():
         node = seen.world.node_of(rank)
         for product in data.products:
-            yield from _product(seen, node, product)
+            where = f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}"
+            elements = product.size * product.size
+            if product.error is not None:
+                yield seen.finding(
+                    "failed",
+                    f"{product.device} cannot compute",
+                    f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
+                    nodes=(node,),
+                    gpus=(product.uuid,) if product.uuid else (),
+                    evidence={"error": product.error},
+                    fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+                    known=known_error(product.error),
+                )
+            elif product.wrong:
+                yield seen.finding(
+                    "wrong",
+                    f"{product.device} computes wrong values",
+                    f"{where}: {product.wrong:,} of {elements:,} elements of an exact product of integers are wrong; "
+                    "0 expected.",
+                    nodes=(node,),
+                    gpus=(product.uuid,) if product.uuid else (),
+                    evidence={"wrong_elements": product.wrong, "elements": elements},
+                    fix=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory "
+                    "test.",
+                )
         # Without CUDA there is no NCCL either, which GPU002 reports.
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
@@ -81,34 +105,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
                 known=known_error(group.error or ""),
             )
-
-
-def _product(seen: Seen[Data], node: str, product: Product) -> Iterator[Finding]:
-    where = f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}"
-    gpus = (product.uuid,) if product.uuid else ()
-    if product.error is not None:
-        yield seen.finding(
-            "failed",
-            f"{product.device} cannot compute",
-            f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
-            nodes=(node,),
-            gpus=gpus,
-            evidence={"error": product.error},
-            fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
-            known=known_error(product.error),
-        )
-    elif product.wrong:
-        elements = product.size * product.size
-        yield seen.finding(
-            "wrong",
-            f"{product.device} computes wrong values",
-            f"{where}: {product.wrong:,} of {elements:,} elements of an exact product of integers are wrong; 0 "
-            "expected.",
-            nodes=(node,),
-            gpus=gpus,
-            evidence={"wrong_elements": product.wrong, "elements": elements},
-            fix=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory test.",
-        )
 
 
 CHECK = Check(

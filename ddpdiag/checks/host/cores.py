@@ -17,7 +17,7 @@ Sources: sched_getaffinity(2); control groups v2, cpu.max (docs.kernel.org/admin
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -67,9 +67,29 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         unbound = [rank for rank, row in rows.items() if not row.affinity]
         crowded = len(rows) > 1 and usable.cores == 1
         if unbound or (crowded and all(row.cores is None for row in rows.values())):
-            yield _unreadable(seen, host, rows, unbound)
+            what = f"on which cores {ranks_text(unbound)} may run" if unbound else "how many cores the host has"
+            whose = "its rank has" if len(rows) == 1 else f"each of its {len(rows)} ranks has"
+            yield seen.finding(
+                "unreadable",
+                "the cores cannot be counted",
+                f"{host.name}: the system does not report {what}, so it is not known whether {whose} a core of its "
+                "own.",
+                ranks=unbound or tuple(rows),
+                fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt "
+                "seccomp=...).",
+            )
         elif crowded and any((row.cores or 1) > 1 for row in rows.values()):
-            yield _pinned(seen, host, rows)
+            core = next(iter(rows.values())).affinity[:1]
+            yield seen.finding(
+                "one-core",
+                "all ranks of a host share one core",
+                f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
+                f"a core for each of {len(rows)} ranks is expected.",
+                ranks=tuple(rows),
+                evidence={"ranks": len(rows), "cores": 1},
+                fix="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
+                "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
+            )
         else:
             yield from _too_many(seen, host, rows, usable)
 
@@ -88,32 +108,6 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
     if quota is not None and quota < bound:
         return Usable(quota, f"{quota:g} cores (quota of the control group)")
     return Usable(bound, count(bound, "core"))
-
-
-def _unreadable(seen: Seen[Data], host: Host, rows: Mapping[int, Data], unbound: Sequence[int]) -> Finding:
-    what = f"on which cores {ranks_text(unbound)} may run" if unbound else "how many cores the host has"
-    whose = "its rank has" if len(rows) == 1 else f"each of its {len(rows)} ranks has"
-    return seen.finding(
-        "unreadable",
-        "the cores cannot be counted",
-        f"{host.name}: the system does not report {what}, so it is not known whether {whose} a core of its own.",
-        ranks=unbound or tuple(rows),
-        fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt seccomp=...).",
-    )
-
-
-def _pinned(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Finding:
-    core = next(iter(rows.values())).affinity[:1]
-    return seen.finding(
-        "one-core",
-        "all ranks of a host share one core",
-        f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
-        f"a core for each of {len(rows)} ranks is expected.",
-        ranks=tuple(rows),
-        evidence={"ranks": len(rows), "cores": 1},
-        fix="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
-        "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
-    )
 
 
 def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Iterator[Finding]:

@@ -17,13 +17,13 @@ Sources: proc_meminfo(5), MemAvailable; control groups v2, memory.max and memory
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.checks.hosts import MIB, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
@@ -61,9 +61,34 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        yield from _room(seen, host, rows)
-        kills = max((row.oom_kills or 0 for row in rows.values()), default=0)
-        if kills:
+        rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
+        rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
+        ranks, enough = count(len(host.ranks), "rank"), seen.number("gpu_mib" if host.gpus else "cpu_mib")
+        room, why = min(rooms, default=(0, ""))
+        share = room / MIB / len(host.ranks)
+        if not rooms:
+            yield seen.finding(
+                "unreadable",
+                "the available memory of a host is not known",
+                f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit, "
+                f"so it is not known whether there is enough for {ranks}.",
+                ranks=host.ranks,
+                fix=f"Run `grep MemAvailable /proc/meminfo` on {host.name}; if this is a container, mount /proc into "
+                "it.",
+            )
+        elif share < enough:
+            expected = round(enough * MIB) * len(host.ranks)
+            yield seen.finding(
+                "short",
+                "too little memory",
+                f"{host.name}: {room / MIB:.0f} MiB {why} for {ranks}, {share:.0f} MiB each; "
+                f"{enough:.0f} MiB each expected.",
+                severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
+                ranks=host.ranks,
+                evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": expected},
+                fix="Ask for more memory (Slurm --mem, the container's limit), or end other processes on the host.",
+            )
+        if kills := max((row.oom_kills or 0 for row in rows.values()), default=0):
             yield seen.finding(
                 "oom-kills",
                 "processes were killed for lack of memory",
@@ -73,36 +98,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 evidence={"oom_kills": kills},
                 fix=f"Raise the memory limit of the job; `dmesg` on {host.name} shows which processes were killed.",
             )
-
-
-def _room(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
-    rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
-    rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
-    ranks = count(len(host.ranks), "rank")
-    if not rooms:
-        yield seen.finding(
-            "unreadable",
-            "the available memory of a host is not known",
-            f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit, so it "
-            f"is not known whether there is enough for {ranks}.",
-            ranks=host.ranks,
-            fix=f"Run `grep MemAvailable /proc/meminfo` on {host.name}; if this is a container, mount /proc into it.",
-        )
-        return
-    room, why = min(rooms)
-    share = room / MIB / len(host.ranks)
-    enough = seen.number("gpu_mib" if host.gpus else "cpu_mib")
-    if share < enough:
-        yield seen.finding(
-            "short",
-            "too little memory",
-            f"{host.name}: {room / MIB:.0f} MiB {why} for {ranks}, {share:.0f} MiB each; "
-            f"{enough:.0f} MiB each expected.",
-            severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
-            ranks=host.ranks,
-            evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": round(enough * MIB) * len(host.ranks)},
-            fix="Ask for more memory (Slurm --mem, the container's limit), or end other processes on the host.",
-        )
 
 
 CHECK = Check(

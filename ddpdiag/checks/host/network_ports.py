@@ -34,7 +34,7 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.host.port_deltas import CounterDelta, Limits, Pair, counter_deltas, damaged
+from ddpdiag.checks.host.port_deltas import CounterDelta, Pair, counter_deltas
 from ddpdiag.checks.hosts import Host, hosts_of, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
@@ -92,13 +92,7 @@ class Incident(NamedTuple):
 
 
 _INCIDENTS = (
-    Incident(
-        "link-down",
-        "a link went down during the run on {}",
-        "no rise expected",
-        _CABLE,
-        breaks=True,
-    ),
+    Incident("link-down", "a link went down during the run on {}", "no rise expected", _CABLE, breaks=True),
     Incident(
         "gone",
         "a network port was lost during the run on {}",
@@ -161,14 +155,8 @@ def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     pairs = dict(_pairs(seen))
-    limits = Limits(
-        bit_errors_per_hour=seen.number("bit_errors_per_hour"),
-        recoveries_per_minute=seen.number("recoveries_per_minute"),
-        receive_errors_per_second=seen.number("receive_errors_per_second"),
-        damaged_segments=seen.number("damaged_segments"),
-    )
-    yield from _incidents(seen, pairs, {host: tuple(counter_deltas(pair, limits)) for host, pair in pairs.items()})
-    yield from _damages(seen, pairs, limits.damaged_segments)
+    yield from _incidents(seen, pairs, {host: tuple(counter_deltas(pair, seen.number)) for host, pair in pairs.items()})
+    yield from _damages(seen, pairs)
 
 
 def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
@@ -225,6 +213,11 @@ def _finding(
     where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
     end = " More than half of the hosts are affected, so they share the cause." if shared else ""
     begin = "First look at the switch that these hosts share, and at its log. " if shared else ""
+    # What shows the port's state and counters.
+    adapter, _, number = deltas[0].port.name.partition(":")
+    command = f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}`"
+    if deltas[0].port.rdma:
+        command = f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}`"
     return seen.finding(
         kind.word,
         kind.title.format(where),
@@ -239,13 +232,8 @@ def _finding(
             "after": [delta.after for delta in some],
             "seconds": round(max(pairs[host].seconds for host in found), 3),
         },
-        fix=f"{begin}{kind.fix} Look at {_command(deltas[0])} and `dmesg -T` on {names_text(names)}.",
+        fix=f"{begin}{kind.fix} Look at {command} and `dmesg -T` on {names_text(names)}.",
     )
-
-
-def _some(lines: Sequence[str]) -> str:
-    more = f"; and {len(lines) - _SHOWN} more hosts" if len(lines) > _SHOWN else ""
-    return "; ".join(lines[:_SHOWN]) + more
 
 
 def _text(deltas: Sequence[CounterDelta]) -> str:
@@ -256,25 +244,28 @@ def _text(deltas: Sequence[CounterDelta]) -> str:
     return names_text([f"{label}: {', '.join(said)}" for label, said in by_port.items()], _SHOWN)
 
 
-def _command(delta: CounterDelta) -> str:
-    """What shows the port's state and counters."""
-    adapter, _, number = delta.port.name.partition(":")
-    if delta.port.rdma:
-        return f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}`"
-    return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}`"
+def _some(lines: Sequence[str]) -> str:
+    more = f"; and {len(lines) - _SHOWN} more hosts" if len(lines) > _SHOWN else ""
+    return "; ".join(lines[:_SHOWN]) + more
 
 
-def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -> Iterator[Finding]:
-    """Segments that failed TCP's checksum, more than `most` on a host."""
-    found = {host: delta for host, pair in pairs.items() if (delta := damaged(pair, most))}
+def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
+    """Segments that failed TCP's checksum, more than `damaged_segments` on a host."""
+    most, lines, found = seen.number("damaged_segments"), [], list[tuple[Host, int, int]]()
+    for host, pair in pairs.items():
+        (start, all_before), (end, all_after) = (
+            (look.tcp.get("InCsumErrors"), look.tcp.get("InSegs")) for look in (pair.before, pair.after)
+        )
+        if start is not None and end is not None and end - start > most:
+            found.append((host, start, end))
+            arrived = None if all_before is None or all_after is None else all_after - all_before
+            of = f" of {arrived:,}" if arrived is not None and arrived > 0 else ""
+            said = f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end})"
+            lines.append(f"{host.name}, within {pair.seconds:.1f} s: {said}")
     if not found:
         return
-    names, some = [host.name for host in found], list(found.values())[:_LISTED]
-    lines = [
-        f"{host.name}, within {pairs[host].seconds:.1f} s: {_share(pairs[host], *delta)}"
-        for host, delta in found.items()
-    ]
-    others = [host.name for host in pairs if host not in found]
+    names = [host.name for host, _, _ in found]
+    others = [host.name for host in pairs if host not in [own for own, _, _ in found]]
     # The only one of several that gets whole segments may be the one whose segments are damaged.
     sender = f" Only {others[0]} receives none: it may send them." if len(others) == 1 and len(pairs) > 2 else ""
     yield seen.finding(
@@ -285,21 +276,14 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], most: float) -
         nodes=() if _is_shared(len(found), len(pairs)) else names,
         evidence={
             "hosts": [*names[:_LISTED]],
-            "before": [start for start, _ in some],
-            "after": [end for _, end in some],
-            "seconds": round(max(pairs[host].seconds for host in found), 3),
+            "before": [start for _, start, _ in found[:_LISTED]],
+            "after": [end for _, _, end in found[:_LISTED]],
+            "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
         },
         fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them exchange data (iperf3), to find the "
         "sender of damaged segments; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); "
         "update the card's firmware, or replace it.",
     )
-
-
-def _share(pair: Pair, start: int, end: int) -> str:
-    """Such as "12 of 34,567 segments (InCsumErrors rose from 0 to 12)"."""
-    before, after = pair.before.tcp.get("InSegs"), pair.after.tcp.get("InSegs")
-    of = f" of {after - before:,}" if before is not None and after is not None and after > before else ""
-    return f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end})"
 
 
 CHECK = Check(

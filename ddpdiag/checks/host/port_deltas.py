@@ -6,7 +6,7 @@ InfiniBand port stop at their largest value (255 for link_downed): later events 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
@@ -19,28 +19,20 @@ _MINUTE_SECONDS = 60.0
 _HOUR_MINUTES = 60.0
 
 
-class Limits(NamedTuple):
-    """What is still normal, under the names of the check's settings."""
-
-    bit_errors_per_hour: float
-    recoveries_per_minute: float
-    receive_errors_per_second: float
-    damaged_segments: float
-
-    def allowed(self, counter: str, seconds: float) -> float:
-        """How far a counter of errors may rise in that time; a few events have no rate, so in a minute at least."""
-        minutes = max(seconds / _MINUTE_SECONDS, 1.0)
-        match counter:
-            case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
-                return self.bit_errors_per_hour / _HOUR_MINUTES * minutes
-            case "link_error_recovery":
-                return self.recoveries_per_minute * minutes
-            case "port_rcv_errors":
-                return self.receive_errors_per_second * max(seconds, 1.0)
-            case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
-                return 0.0
-            case _:  # no known counter of errors
-                return math.inf
+def _allowed(number: Callable[[str], float], counter: str, seconds: float) -> float:
+    """How far a counter of errors may rise in that time; a few events have no rate, so in a minute at least."""
+    minutes = max(seconds / _MINUTE_SECONDS, 1.0)
+    match counter:
+        case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
+            return number("bit_errors_per_hour") / _HOUR_MINUTES * minutes
+        case "link_error_recovery":
+            return number("recoveries_per_minute") * minutes
+        case "port_rcv_errors":
+            return number("receive_errors_per_second") * max(seconds, 1.0)
+        case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
+            return 0.0
+        case _:  # no known counter of errors
+            return math.inf
 
 
 class Pair(NamedTuple):
@@ -87,8 +79,8 @@ class CounterDelta(NamedTuple):
         return f"{self.port.name}{f' (PCI {self.port.pci})' if self.port.pci else ''}"
 
 
-def counter_deltas(pair: Pair, limits: Limits) -> Iterator[CounterDelta]:
-    """Everything that happened to the ports of one host."""
+def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[CounterDelta]:
+    """Everything that happened to the ports of one host; `number` gives the check's limits by their names."""
     for old, new in pair.ports():
         used = old.name in pair.job_ports
         if new is None:
@@ -96,7 +88,7 @@ def counter_deltas(pair: Pair, limits: Limits) -> Iterator[CounterDelta]:
             continue
         yield from _lost(old, new, used=used)
         for counter, start, end in _risen(old.counters, new.counters):
-            allowed = limits.allowed(counter, pair.seconds)
+            allowed = _allowed(number, counter, pair.seconds)
             said = f"{counter} rose from {start} to {end}"
             if counter == _NOT_READY:
                 yield CounterDelta("not-ready", old, said, used, counter, start, end)
@@ -123,9 +115,3 @@ def _risen(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str
         end = new.get(counter, start)
         if end > start:
             yield counter, start, end
-
-
-def damaged(pair: Pair, most: float) -> tuple[int, int] | None:
-    """InCsumErrors then and now, if TCP threw away more than `most` segments as damaged."""
-    start, end = (look.tcp.get("InCsumErrors") for look in (pair.before, pair.after))
-    return (start, end) if start is not None and end is not None and end - start > most else None

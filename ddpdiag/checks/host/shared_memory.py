@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.checks.hosts import MIB, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
@@ -77,25 +77,21 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 fix=FIX,
             )
         else:
-            yield from _room(seen, host, min(present, key=lambda memory: memory.free_bytes))
-
-
-def _room(seen: Seen[Data], host: Host, memory: SharedMemory) -> Iterator[Finding]:
-    free = memory.free_bytes / MIB
-    least = seen.number("least_mib_per_rank") * len(host.ranks)
-    enough = seen.number("enough_mib")
-    fatal = host.gpus > 0 and free < least
-    if free < enough or fatal:
-        yield seen.finding(
-            "small",
-            "/dev/shm is small",
-            f"{host.name}: {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free in /dev/shm; "
-            f"{max(least, enough):.0f} MiB expected for {count(len(host.ranks), 'rank')}.",
-            severity=Severity.ERROR if fatal else Severity.WARNING,
-            ranks=host.ranks,
-            evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
-            fix=FIX,
-        )
+            memory = min(present, key=lambda memory: memory.free_bytes)
+            free, enough = memory.free_bytes / MIB, seen.number("enough_mib")
+            least = seen.number("least_mib_per_rank") * len(host.ranks)
+            fatal = host.gpus > 0 and free < least
+            if free < enough or fatal:
+                yield seen.finding(
+                    "small",
+                    "/dev/shm is small",
+                    f"{host.name}: {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free in /dev/shm; "
+                    f"{max(least, enough):.0f} MiB expected for {count(len(host.ranks), 'rank')}.",
+                    severity=Severity.ERROR if fatal else Severity.WARNING,
+                    ranks=host.ranks,
+                    evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
+                    fix=FIX,
+                )
 
 
 CHECK = Check(
