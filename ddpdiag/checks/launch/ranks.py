@@ -58,7 +58,17 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """By how the ranks arrived; nothing is measured."""
     yield from _duplicates(seen)
     yield from _world_sizes(seen)
-    yield from _versions(seen)
+    own, events = seen.recording.header.version, seen.recording.events
+    if others := {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}:
+        older = ", ".join(f"rank {rank} runs {version}" for rank, version in sorted(others.items())[:_SHOWN])
+        yield seen.finding(
+            "version",
+            "ranks run different versions of ddpdiag",
+            f"rank 0 runs ddpdiag {own}, but {older}; one version on every rank is expected.",
+            ranks=tuple(sorted(others)),
+            evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
+            fix=f"Install ddpdiag {own} in the environment of these ranks.",
+        )
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
@@ -70,7 +80,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from _process_counts(seen)
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
-        yield from _without_local_rank(seen, host)
         yield from _gpus(seen, host)
 
 
@@ -119,21 +128,6 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
         )
 
 
-def _versions(seen: Seen[Nothing]) -> Iterator[Finding]:
-    own = seen.recording.header.version
-    others = {e.rank: e.detail for e in seen.recording.events if e.kind is EventKind.VERSION and e.rank is not None}
-    if others:
-        older = ", ".join(f"rank {rank} runs {version}" for rank, version in sorted(others.items())[:_SHOWN])
-        yield seen.finding(
-            "version",
-            "ranks run different versions of ddpdiag",
-            f"rank 0 runs ddpdiag {own}, but {older}; one version on every rank is expected.",
-            ranks=tuple(sorted(others)),
-            evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
-            fix=f"Install ddpdiag {own} in the environment of these ranks.",
-        )
-
-
 def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
     if not _complete(seen):
         return
@@ -154,6 +148,7 @@ def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
+    """Local ranks that several ranks of the host have, or some have not."""
     holders: dict[int | None, list[int]] = defaultdict(list)
     for rank in host.ranks:
         holders[seen.world.arrivals[rank].place.local_rank].append(rank)
@@ -167,20 +162,16 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
                 ranks=ranks,
                 fix="Let the launcher set LOCAL_RANK; do not export it in the job script.",
             )
-
-
-def _without_local_rank(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
-    ranks = [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]
-    one_gpu = f", and a script that does not read it puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
-    crowded = host.gpus > 0 and len(host.ranks) > 1
-    if ranks:
+    if without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
+        crowded = host.gpus > 0 and len(host.ranks) > 1
+        one_gpu = f", and a script that does not read it puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
         yield seen.finding(
             "no-local-rank",
             "LOCAL_RANK is not set",
-            f"{host.name}: {ranks_text(ranks)} joined without LOCAL_RANK; a script that reads it stops with a KeyError"
-            f"{one_gpu if crowded else ''}.",
+            f"{host.name}: {ranks_text(without)} joined without LOCAL_RANK; a script that reads it stops with a "
+            f"KeyError{one_gpu if crowded else ''}.",
             severity=Severity.ERROR if crowded else Severity.WARNING,
-            ranks=ranks,
+            ranks=without,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
             fix="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
             "$SLURM_LOCALID) in addition to RANK.",

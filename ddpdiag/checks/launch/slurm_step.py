@@ -24,6 +24,7 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -86,72 +87,35 @@ def measure(ctx: Context) -> Data:
     return Data(variables=found, cpus=len(os.sched_getaffinity(0)))
 
 
-class SlurmStep(Struct, frozen=True, kw_only=True):
-    """A job step, by the variables of one of its tasks. `name` is "12.0"; `agents` is how many torchruns met, where
-    one started this process.
-
-    `step_gpus` are the GPUs of the host that the step has, by their number there. Values that Slurm does not set
-    are None.
-    """
+class SlurmStep(NamedTuple):
+    """A job step, by the variables of one of its tasks. `name` is "12.0"."""
 
     name: str
     tasks: int
     nodes: int
-    job_nodes: int | None
-    nodelist: str
-    distribution: str | None
-    cpus_per_task: int | None
-    gpus_on_node: int | None
-    gpus_per_task: str | None
-    gpu_bind: str | None
-    step_gpus: str | None
-    cuda_visible_devices: str | None
-    agents: int | None
+    variables: Mapping[str, str]
+
+    def number(self, variable: str) -> int | None:
+        """The number in a variable; None where Slurm does not set it."""
+        return _number(self.variables, variable)
 
     @property
-    def renumbered(self) -> bool:
-        """Does a device cgroup hide the host's other GPUs, so that CUDA counts those of the step from 0?"""
-        return None not in (self.step_gpus, self.cuda_visible_devices) and self.step_gpus != self.cuda_visible_devices
-
-    @property
-    def order(self) -> str:
-        """How tasks are numbered, where Slurm reports it and it makes a difference."""
-        form = (self.distribution or "").partition(":")[0].partition(",")[0]
-        return _FORMS.get(form, "") if 1 < self.nodes < self.tasks else ""
+    def gpus_per_task(self) -> str | None:
+        """SLURM_GPUS_PER_TASK, or what Slurm 23.11 sets instead: "cpu:2,gres/gpu:1" or "cpu=2,gres/gpu=1"."""
+        found = re.search(r"gres[/:]gpu[:=]([A-Za-z0-9_.:=-]+)", self.variables.get("SLURM_TRES_PER_TASK", ""))
+        return self.variables.get("SLURM_GPUS_PER_TASK") or (found[1] if found else None)
 
 
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
     """The step of these variables; None outside of a step, or where its size is not known."""
     name = job_and_step(variables)
     tasks, nodes = _number(variables, "SLURM_STEP_NUM_TASKS"), _number(variables, "SLURM_STEP_NUM_NODES")
-    if "." not in name or not tasks or not nodes:
-        return None
-    return SlurmStep(
-        name=name,
-        tasks=tasks,
-        nodes=nodes,
-        job_nodes=_number(variables, "SLURM_JOB_NUM_NODES"),
-        nodelist=variables.get("SLURM_STEP_NODELIST", ""),
-        distribution=variables.get("SLURM_DISTRIBUTION"),
-        cpus_per_task=_number(variables, "SLURM_CPUS_PER_TASK"),
-        gpus_on_node=_number(variables, "SLURM_GPUS_ON_NODE"),
-        gpus_per_task=variables.get("SLURM_GPUS_PER_TASK") or _gres(variables.get("SLURM_TRES_PER_TASK", "")),
-        gpu_bind=variables.get("SLURM_GPU_BIND"),
-        step_gpus=variables.get("SLURM_STEP_GPUS"),
-        cuda_visible_devices=variables.get("CUDA_VISIBLE_DEVICES"),
-        agents=_number(variables, "GROUP_WORLD_SIZE"),
-    )
+    return SlurmStep(name, tasks, nodes, variables) if "." in name and tasks and nodes else None
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:
     text = variables.get(name, "")
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
-
-
-def _gres(tres: str) -> str | None:
-    """The GPUs in SLURM_TRES_PER_TASK ("cpu:2,gres/gpu:1" or "cpu=2,gres/gpu=1"), which Slurm 23.11 sets instead."""
-    found = re.search(r"gres[/:]gpu[:=]([A-Za-z0-9_.:=-]+)", tres)
-    return found[1] if found else None
 
 
 def ground(world: World) -> str | None:
@@ -176,7 +140,7 @@ def _step(seen: Seen[Data]) -> SlurmStep | None:
 
 def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """Each task started a torchrun, and these take part in no common rendezvous."""
-    agents = step.agents
+    agents = step.number("GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
     shared = step.tasks > step.nodes
@@ -216,7 +180,8 @@ def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     steps = ((rank, row.cpus, step_of(row.variables)) for rank, row in seen.by_rank.items())
-    short = {rank: own for rank, cpus, step in steps if step and (own := step.cpus_per_task) and cpus < own}
+    wanted = ((rank, cpus, step.number("SLURM_CPUS_PER_TASK")) for rank, cpus, step in steps if step)
+    short = {rank: own for rank, cpus, own in wanted if own and cpus < own}
     if not short:
         return
     first = min(short)
@@ -239,13 +204,13 @@ def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
     if not scattered or len(seen.world.arrivals) != seen.world.size:
         return
-    host = scattered[0]
+    host, distribution = scattered[0], step.variables.get("SLURM_DISTRIBUTION")
     yield seen.finding(
         "order",
         "ranks are not numbered host by host",
-        f"{host.name} has {ranks_text(host.ranks)} (Slurm's distribution: {step.distribution or 'unknown'}). A script "
+        f"{host.name} has {ranks_text(host.ranks)} (Slurm's distribution: {distribution or 'unknown'}). A script "
         "that takes rank % GPUs as its local rank chooses the wrong GPU, and neighbouring ranks are on several hosts.",
-        evidence={"hosts": len(scattered), "distribution": step.distribution},
+        evidence={"hosts": len(scattered), "distribution": distribution},
         fix="Run srun --distribution=block ...; take the local rank from SLURM_LOCALID.",
         of_the_run=True,
     )
@@ -272,19 +237,33 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     """What the step is, in one sentence; no rank is blamed."""
-    part = f" of the job's {step.job_nodes}" if step.job_nodes and step.job_nodes != step.nodes else ""
+    own, job_nodes = step.variables, step.number("SLURM_JOB_NUM_NODES")
+    part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
-    named = f" ({step.nodelist})" if 0 < len(step.nodelist) <= _MOST_SHOWN else ""
-    words = (
-        f"{count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}",
-        step.order,
-        # What tasks may really use, whatever the variables promise.
-        f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} per task",
-        *_gpu_words(seen, step),
-        *_left_words(seen.options.job_left_seconds),
-    )
-    layout = ", ".join(filter(None, words))
-    return seen.finding("step", f"this run is Slurm step {step.name}", f"the step has {layout}.")
+    nodelist = own.get("SLURM_STEP_NODELIST", "")
+    named = f" ({nodelist})" if 0 < len(nodelist) <= _MOST_SHOWN else ""
+    words = [f"{count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}"]
+    # How tasks are numbered, where Slurm reports it and it makes a difference.
+    form = own.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0]
+    if form in _FORMS and 1 < step.nodes < step.tasks:
+        words.append(_FORMS[form])
+    # What tasks may really use, whatever the variables promise.
+    words.append(f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} per task")
+    if seen.world.gpus:
+        on_node = step.number("SLURM_GPUS_ON_NODE")
+        of = f" of {on_node} on its host" if on_node else ""
+        words.append(f"each rank sees {_range_text((a.gpus for a in seen.world.arrivals.values()), 'GPU')}{of}")
+        given, shown = own.get("SLURM_STEP_GPUS"), own.get("CUDA_VISIBLE_DEVICES")
+        # A device cgroup hides the host's other GPUs, so that CUDA counts those of the step from 0.
+        if given is not None and shown is not None and given != shown:
+            words.append(f"CUDA_VISIBLE_DEVICES={shown} is GPU {given} of the host")
+    else:
+        words.append("no GPU")
+    left = seen.options.job_left_seconds
+    # Slurm gives a job without a limit a year.
+    if left is not None and 0 < left < 86_400:
+        words.append(f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s")
+    return seen.finding("step", f"this run is Slurm step {step.name}", f"the step has {', '.join(words)}.")
 
 
 def _range_text(counts: Iterable[int], noun: str) -> str:
@@ -293,41 +272,21 @@ def _range_text(counts: Iterable[int], noun: str) -> str:
     return f"{'' if own[0] == own[-1] else f'{own[0]} to '}{count(own[-1], noun)}"
 
 
-def _gpu_words(seen: Seen[Data], step: SlurmStep) -> Iterator[str]:
-    """What ranks see of the GPUs that their node has for the step."""
-    if not seen.world.gpus:
-        yield "no GPU"
-        return
-    of = f" of {step.gpus_on_node} on its host" if step.gpus_on_node else ""
-    yield f"each rank sees {_range_text((arrival.gpus for arrival in seen.world.arrivals.values()), 'GPU')}{of}"
-    if step.renumbered:
-        yield f"CUDA_VISIBLE_DEVICES={step.cuda_visible_devices} is GPU {step.step_gpus} of the host"
-
-
-def _left_words(left: float | None) -> Iterator[str]:
-    """Slurm gives a job without a limit a year."""
-    if left is not None and 0 < left < 86_400:
-        yield f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s"
-
-
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """Slurm's values of the step, as far as they are set."""
-    step = _step(seen)
-    facts: dict[str, Scalar] = (
-        {}
-        if step is None
-        else {
+    facts: dict[str, Scalar] = {}
+    if step := _step(seen):
+        facts = {
             "step": step.name,
             "tasks": step.tasks,
             "hosts": step.nodes,
-            "job_hosts": step.job_nodes,
-            "distribution": step.distribution,
-            "cpus_per_task": step.cpus_per_task,
-            "gpus_on_host": step.gpus_on_node,
+            "job_hosts": step.number("SLURM_JOB_NUM_NODES"),
+            "distribution": step.variables.get("SLURM_DISTRIBUTION"),
+            "cpus_per_task": step.number("SLURM_CPUS_PER_TASK"),
+            "gpus_on_host": step.number("SLURM_GPUS_ON_NODE"),
             "gpus_per_task": step.gpus_per_task,
-            "gpu_bind": step.gpu_bind,
+            "gpu_bind": step.variables.get("SLURM_GPU_BIND"),
         }
-    )
     facts["left_seconds"] = seen.options.job_left_seconds or None
     return {f"slurm.{name}": value for name, value in facts.items() if value is not None}
 

@@ -78,23 +78,29 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    for kind, rows in _by_kind(seen):
+    for kind, rows in _by_kind(seen).items():
         yield from _differences(seen, kind, rows)
     yield from _process_groups(seen)
-    yield from _host_ids(seen)
+    # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
+    if ids := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
+        yield seen.finding(
+            "host-id",
+            "NCCL_HOSTID is set",
+            f"NCCL_HOSTID is set on {ranks_text(ids)}, but should be unset: ranks of one host with different "
+            "values communicate over the network, not over NVLink, PCIe or shared memory.",
+            ranks=ids,
+            fix="Unset NCCL_HOSTID.",
+        )
     yield from _debug_levels(seen)
 
 
-def _by_kind(seen: Seen[Data]) -> Iterator[tuple[str, dict[int, dict[str, str]]]]:
+def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
     """Each rank's variables, then the lines of its configuration files, by path and name."""
-    yield "variable", {rank: data.variables for rank, data in seen.by_rank.items()}
-    yield (
-        "file",
-        {
-            rank: {f"{path}: {name}": value for path, own in data.files.items() for name, value in own.items()}
-            for rank, data in seen.by_rank.items()
-        },
-    )
+    files = {
+        rank: {f"{path}: {name}": value for path, own in data.files.items() for name, value in own.items()}
+        for rank, data in seen.by_rank.items()
+    }
+    return {"variable": {rank: data.variables for rank, data in seen.by_rank.items()}, "file": files}
 
 
 def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -138,20 +144,6 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
     )
 
 
-def _host_ids(seen: Seen[Data]) -> Iterator[Finding]:
-    # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
-    ids = {r: d.variables["NCCL_HOSTID"] for r, d in seen.by_rank.items() if "NCCL_HOSTID" in d.variables}
-    if ids:
-        yield seen.finding(
-            "host-id",
-            "NCCL_HOSTID is set",
-            f"NCCL_HOSTID is set on {ranks_text(tuple(ids))}, but should be unset: ranks of one host with different "
-            "values communicate over the network, not over NVLink, PCIe or shared memory.",
-            ranks=tuple(ids),
-            fix="Unset NCCL_HOSTID.",
-        )
-
-
 def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
     for level in sorted(set(levels.values())):
@@ -170,7 +162,7 @@ def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
     """Variables, then lines of files."""
-    for kind, rows in _by_kind(seen):
+    for kind, rows in _by_kind(seen).items():
         for name in _names(rows):
             yield from setting(kind, name, {rank: own.get(name) for rank, own in rows.items()})
 

@@ -19,11 +19,11 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 (docs.nvidia.com/deploy/cuda-compatibility).
 """
 
+import math
 import os
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Iterator
+from statistics import median
 
 from msgspec import Struct, structs
 
@@ -31,6 +31,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
+from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import Context
@@ -106,13 +107,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _differing(seen, "Python", Severity.WARNING if alike else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
     yield from _differing(seen, "NVIDIA driver", Severity.WARNING)
-    yield from _not_forked(seen)
-    yield from _slow_imports(seen)
-
-
-def _not_forked(seen: Seen[Data]) -> Iterator[Finding]:
-    ranks = tuple(rank for rank, own in seen.by_rank.items() if own.not_forked)
-    if ranks:
+    if ranks := tuple(rank for rank, own in seen.by_rank.items() if own.not_forked):
         yield seen.finding(
             "not-forked",
             "importing torch starts CUDA",
@@ -121,6 +116,7 @@ def _not_forked(seen: Seen[Data]) -> Iterator[Finding]:
             fix="Find the module that starts CUDA when it is imported (sitecustomize, *.pth files): data loaders that "
             "fork fail, too.",
         )
+    yield from _slow_imports(seen)
 
 
 def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Finding]:
@@ -142,19 +138,25 @@ def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Find
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
-    most = seen.number("slow_import_seconds")
+    most, ratio = seen.number("slow_import_seconds"), seen.number("slow_import_ratio")
     took = {rank: own.import_seconds for rank, own in seen.by_rank.items() if own.import_seconds}
-    usual = _usual_imports(seen, took)
+    by_host: defaultdict[str, list[float]] = defaultdict(list)
+    for rank, seconds in took.items():
+        by_host[seen.world.node_of(rank)].append(seconds)
+    medians = {node: median(seconds) for node, seconds in by_host.items()}
+    ordered = sorted(medians.values())
+    # Of each host the median of the others.
+    usual = {node: median_without(ordered, own) for node, own in medians.items()} if len(ordered) > 1 else {}
     slow = {
         rank: seconds
         for rank, seconds in took.items()
         if seconds > most
-        and (_waits_for_files(seen.by_rank[rank]) or _is_far(seen, seconds, usual[seen.world.node_of(rank)]))
+        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(seen.world.node_of(rank), math.inf))
     }
     if slow:
         worst = max(slow, key=lambda rank: slow[rank])
         own, node = seen.by_rank[worst], seen.world.node_of(worst)
-        core, others = own.import_core_seconds, usual[node]
+        core, others = own.import_core_seconds, usual.get(node)
         spent = f" The slowest spent {core:.1f} s of it on a core or waiting for one." if core is not None else ""
         median_text = f", the median of the other hosts is {others:.1f} s" if others is not None else ""
         yield seen.finding(
@@ -168,29 +170,6 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
             if core is not None and not _waits_for_files(own)
             else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )
-
-
-def _usual_imports(seen: Seen[Data], took: Mapping[int, float]) -> dict[str, float | None]:
-    """For each host the median of the other hosts, each with the median of its ranks; None where there is no other."""
-    by_host: defaultdict[str, list[float]] = defaultdict(list)
-    for rank, seconds in took.items():
-        by_host[seen.world.node_of(rank)].append(seconds)
-    own = {node: median(seconds) for node, seconds in by_host.items()}
-    every = sorted(own.values())
-    return {node: _median_without(every, mine) for node, mine in own.items()}
-
-
-def _median_without(rising: Sequence[float], one: float) -> float | None:
-    """The median of all but one of them; of many hosts a copy for each would take minutes."""
-    if len(rising) < 2:
-        return None
-    at, left = bisect_left(rising, one), len(rising) - 1
-    middle = ((left - 1) // 2, left // 2)
-    return fmean(rising[place + (place >= at)] for place in middle)
-
-
-def _is_far(seen: Seen[Data], seconds: float, usual: float | None) -> bool:
-    return usual is not None and seconds >= seen.number("slow_import_ratio") * usual
 
 
 def _waits_for_files(own: Data) -> bool:
