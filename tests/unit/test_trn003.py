@@ -11,7 +11,7 @@ from seen import seen_of, with_arrivals
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.checks.training.ddp_step import Data
-from ddpdiag.checks.training.stragglers import Limits, Why, slow_links, stragglers
+from ddpdiag.checks.training.stragglers import Why, slow_links, stragglers
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.measurements import Proof, Steps, Window
 
@@ -128,7 +128,7 @@ def test_a_sum_of_metrics_that_is_wrong_is_told():
 
 # Stragglers ----------------------------------------------------------------------------------------------------------
 
-LIMITS = Limits(1.10, 0.8)
+LIMITS = (1.10, 0.8)
 EDGE = 1e-3
 
 
@@ -168,7 +168,7 @@ def steps(
 )
 def test_who_is_slow_is_named_with_its_class(ranks, part, why):
     for seed in range(20):
-        (found,) = stragglers(steps(ranks, seed=seed, slow={1: part}), LIMITS)
+        (found,) = stragglers(steps(ranks, seed=seed, slow={1: part}), *LIMITS)
         assert (found.ranks, found.why) == ((1,), why)
 
 
@@ -184,7 +184,7 @@ def test_a_rank_that_gets_less_of_a_core_that_ranks_share_is_no_straggler(cpus, 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 def test_with_nobody_slow_nobody_is_named(ranks):
     for seed in range(50):
-        assert stragglers(steps(ranks, seed=seed, noise=0.05), LIMITS) == ()
+        assert stragglers(steps(ranks, seed=seed, noise=0.05), *LIMITS) == ()
 
 
 def launch_bound(own: float) -> dict[str, float]:
@@ -197,15 +197,15 @@ def launch_bound(own: float) -> dict[str, float]:
 def test_a_rank_whose_launches_take_longer_is_no_straggler(ranks, slower):
     usual = {rank: launch_bound(3e-3) for rank in range(ranks)}
     for seed in range(20):
-        assert stragglers(steps(ranks, seed=seed, slow=usual | {1: launch_bound(slower)}), LIMITS) == ()
-    (found,) = stragglers(steps(ranks, slow=usual | {1: launch_bound(9e-3)}), LIMITS)
+        assert stragglers(steps(ranks, seed=seed, slow=usual | {1: launch_bound(slower)}), *LIMITS) == ()
+    (found,) = stragglers(steps(ranks, slow=usual | {1: launch_bound(9e-3)}), *LIMITS)
     assert found.ranks == (1,)
 
 
 def test_two_of_eight_are_both_named_and_most_of_them_are_not():
     slow = {"backward": 8e-3}
-    assert [own.ranks for own in stragglers(steps(8, slow={2: slow, 5: slow}), LIMITS)] == [(2,), (5,)]
-    assert stragglers(steps(4, slow={0: slow, 1: slow, 3: slow}), LIMITS) == ()
+    assert [own.ranks for own in stragglers(steps(8, slow={2: slow, 5: slow}), *LIMITS)] == [(2,), (5,)]
+    assert stragglers(steps(4, slow={0: slow, 1: slow, 3: slow}), *LIMITS) == ()
 
 
 def with_slow_network(found: dict[int, Steps], slow: int, seconds: float) -> dict[int, Steps]:
@@ -222,7 +222,7 @@ def with_slow_network(found: dict[int, Steps], slow: int, seconds: float) -> dic
 def test_a_host_that_is_slow_with_both_neighbours_is_named(hosts, slow):
     found = with_slow_network(steps(hosts), slow, 20 * EDGE)
     assert [own.ranks for own in slow_links(found, [(rank,) for rank in range(hosts)])] == [(slow,)]
-    assert stragglers(found, LIMITS) == ()
+    assert stragglers(found, *LIMITS) == ()
 
 
 def test_one_slow_way_names_neither_end():
@@ -254,7 +254,7 @@ def test_any_figures_are_judged_and_no_more_than_half_of_the_ranks_are_named(ran
         )
         for rank in range(ranks)
     }  # fmt: skip
-    found = stragglers(rows, LIMITS)
+    found = stragglers(rows, *LIMITS)
     assert 2 * sum(len(own.ranks) for own in found) <= ranks
     slow_links(rows, [(rank,) for rank in range(ranks)])
 

@@ -29,7 +29,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
-from ddpdiag.checks.training.stragglers import Limits, step_findings, usual_step
+from ddpdiag.checks.training.stragglers import step_findings, usual_step
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
@@ -132,10 +132,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if proofs:
         yield from proof_findings(seen, proofs)
     if steps := _steps(seen):
-        limits = Limits(seen.number("ratio"), seen.number("windows"))
         heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
-        yield from step_findings(seen, steps, limits, throttled)
+        yield from step_findings(seen, steps, throttled)
 
 
 def _steps(seen: Seen[Data]) -> dict[int, Steps]:

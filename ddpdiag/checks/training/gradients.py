@@ -1,7 +1,7 @@
 """Whether DistributedDataParallel averaged the gradients, and which rank computed a wrong one; for TRN003."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
@@ -29,7 +29,18 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
     if found is not None:
         yield found
     yield from _shards(seen, proofs)
-    yield from _metrics(seen, proofs)
+    # Accuracy summed over ranks is that of all predictions.
+    if wrong := tuple(rank for rank, proof in proofs.items() if proof.reduced != proof.gathered):
+        proof = proofs[wrong[0]]
+        yield seen.finding(
+            "metrics",
+            "metrics that are summed over ranks are wrong",
+            f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} correct predictions, but "
+            f"{proof.gathered} of all {proof.predicted} gathered predictions are correct.",
+            ranks=wrong if 2 * len(wrong) < len(proofs) else (),
+            evidence={"reduced": proof.reduced, "gathered": proof.gathered},
+            fix="Check the values of an all-reduce (--select COL001).",
+        )
 
 
 def tolerance(proof: Proof) -> float:
@@ -89,34 +100,31 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     guilty = tuple(sorted(handed | outvoted))
     explained = all(checker in guilty or rank in guilty for checker, rank in denied)
     blamed = guilty if explained and 2 * len(guilty) < len(proofs) else ()
+    if blamed and handed >= set(blamed):
+        said = (
+            f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
+            "same weights and images"
+        )
+    elif blamed:
+        said = (
+            f"{who_text(seen, blamed)} computed a different gradient from the same weights and images than two other "
+            "ranks, which agree"
+        )
+    else:
+        pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in sorted(denied)[:4])
+        said = (
+            f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which "
+            "is wrong"
+        )
+    most = tolerance(next(iter(proofs.values())))
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        _gradient_text(seen, blamed, handed, sorted(denied))
-        + f" A difference of at most {tolerance(next(iter(proofs.values()))):g} of their size is expected.",
+        f"{said}. A difference of at most {most:g} of their size is expected.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
         fix="Compare versions of torch and models of CPU and GPU first: they may round differently. If they are equal, "
         "exclude that host, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`).",
-    )
-
-
-def _gradient_text(seen: Seen[D], blamed: tuple[int, ...], handed: Set[int], denied: Sequence[tuple[int, int]]) -> str:
-    """Who computed what, and against whom."""
-    if blamed and handed >= set(blamed):
-        return (
-            f"{who_text(seen, blamed)} gave the all-reduce a different gradient than two other ranks computed from the "
-            "same weights and images."
-        )
-    if blamed:
-        return (
-            f"{who_text(seen, blamed)} computed a different gradient from the same weights and images than two other "
-            "ranks, which agree."
-        )
-    pairs = ", ".join(f"rank {checker} and rank {rank}" for checker, rank in denied[:4])
-    return (
-        f"Ranks computed different gradients from the same weights and images ({pairs}); no majority shows which is "
-        "wrong."
     )
 
 
@@ -188,21 +196,4 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
         ranks=tuple(stuck) if not same else (),
         evidence={"covered": first.covered, "drawn": first.drawn},
         fix="Compare the versions of torch on the hosts.",
-    )
-
-
-def _metrics(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
-    """Accuracy summed over ranks is that of all predictions."""
-    wrong = tuple(rank for rank, proof in proofs.items() if proof.reduced != proof.gathered)
-    if not wrong:
-        return
-    proof = proofs[wrong[0]]
-    yield seen.finding(
-        "metrics",
-        "metrics that are summed over ranks are wrong",
-        f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} correct predictions, but {proof.gathered} of "
-        f"all {proof.predicted} gathered predictions are correct.",
-        ranks=wrong if 2 * len(wrong) < len(proofs) else (),
-        evidence={"reduced": proof.reduced, "gathered": proof.gathered},
-        fix="Check the values of an all-reduce (--select COL001).",
     )

@@ -24,7 +24,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
@@ -125,55 +125,24 @@ def measure(ctx: Context) -> Data:
         if not agreed or digits is None:
             return Data(data_error=data_error)
         trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
-        return Data(
-            training=Training(
-                first_loss=trained.first_loss,
-                last_loss=trained.last_loss,
-                accuracy=trained.accuracy,
-                test_loss=trained.test_loss,
-                steps=len(trained.losses),
-                samples=trained.samples,
-                first_bad_step=trained.first_bad_step,
-                checksum=trained.checksum,
-                data_seconds=trained.seconds.data,
-                forward_seconds=trained.seconds.forward,
-                backward_seconds=trained.seconds.backward,
-                optimizer_seconds=trained.seconds.optimizer,
-                training_seconds=trained.seconds.training,
-                evaluation_seconds=trained.seconds.evaluation,
-            )
+        result = Training(
+            first_loss=trained.first_loss,
+            last_loss=trained.last_loss,
+            accuracy=trained.accuracy,
+            test_loss=trained.test_loss,
+            steps=len(trained.losses),
+            samples=trained.samples,
+            first_bad_step=trained.first_bad_step,
+            checksum=trained.checksum,
+            **{f"{phase}_seconds": seconds for phase, seconds in structs.asdict(trained.seconds).items()},
         )
+        return Data(training=result)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Could it read, is it finite, do the ranks agree, has it learnt? What explains the rest is said alone."""
-    if errors := {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}:
-        yield from _unreadable(seen, errors)
-        return
-    trained = _trained(seen)
-    if not trained:
-        return
-    if any(not _is_finite(training) for training in trained.values()):
-        # NaN has many bit patterns, so different checksums would say nothing.
-        yield _not_finite(seen, trained)
-        return
-    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
-    result = next(iter(trained.values()))  # losses and accuracy are over all ranks, so the same on each
-    yield from _flat(seen, result)
-    yield from _inaccurate(seen, result)
-
-
-def _trained(seen: Seen[Data]) -> dict[int, Training]:
-    return {rank: data.training for rank, data in seen.by_rank.items() if data.training is not None}
-
-
-def _is_finite(training: Training) -> bool:
-    numbers = (training.first_loss, training.last_loss, training.test_loss)
-    return training.first_bad_step is None and all(map(math.isfinite, numbers))
-
-
-def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding]:
-    """One finding for each sentence: ranks of several hosts that miss one shared file are one problem."""
+    errors = {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}
+    # One finding for each sentence: ranks of several hosts that miss one shared file are one problem.
     for error in dict.fromkeys(errors.values()):
         ranks = [rank for rank, own in errors.items() if own == error]
         yield seen.finding(
@@ -185,6 +154,21 @@ def _unreadable(seen: Seen[Data], errors: Mapping[int, str]) -> Iterator[Finding
             fix="Copy the file to these hosts again and compare its `sha256sum` with another host"
             + ("." if seen.options.data_dir is None else ", or omit --data-dir to train on the images in ddpdiag."),
         )
+    trained = _trained(seen)
+    if errors or not trained:
+        return
+    numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
+    if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
+        # NaN has many bit patterns, so different checksums would say nothing.
+        yield _not_finite(seen, trained)
+        return
+    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
+    # Losses and accuracy are over all ranks, so the same on each.
+    yield from _unlearnt(seen, next(iter(trained.values())))
+
+
+def _trained(seen: Seen[Data]) -> dict[int, Training]:
+    return {rank: data.training for rank, data in seen.by_rank.items() if data.training is not None}
 
 
 def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Finding]:
@@ -232,42 +216,39 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     )
 
 
-def _flat(seen: Seen[Data], result: Training) -> Iterator[Finding]:
+def _unlearnt(seen: Seen[Data], result: Training) -> Iterator[Finding]:
     share = seen.number("loss_share", LOSS_SHARE)
-    if result.last_loss <= share * result.first_loss:
-        return
-    yield seen.finding(
-        "flat",
-        "the loss does not fall",
-        f"The loss of all ranks is {result.first_loss:.2f} in the first of {result.steps} steps and "
-        f"{result.last_loss:.2f} in the last; at most {share * result.first_loss:.2f} is expected.",
-        evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
-        fix="Check that images and labels belong together (`--data-dir`); if they do, run "
-        "`ddpdiag check --stage collective` to see whether all-reduce gives correct sums.",
-    )
-
-
-def _inaccurate(seen: Seen[Data], result: Training) -> Iterator[Finding]:
+    if result.last_loss > share * result.first_loss:
+        yield seen.finding(
+            "flat",
+            "the loss does not fall",
+            f"The loss of all ranks is {result.first_loss:.2f} in the first of {result.steps} steps and "
+            f"{result.last_loss:.2f} in the last; at most {share * result.first_loss:.2f} is expected.",
+            evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
+            fix="Check that images and labels belong together (`--data-dir`); if they do, run "
+            "`ddpdiag check --stage collective` to see whether all-reduce gives correct sums.",
+        )
     bar = seen.number("accuracy", ACCURACY[seen.options.depth])
     ranks = len(seen.trials[-1].ranks)
-    if result.accuracy >= bar or ranks > MAX_RANKS_FOR_ACCURACY:
-        return
-    yield seen.finding(
-        "inaccurate",
-        "the network did not learn to recognise the images",
-        f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
-        f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
-        evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-        fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives correct sums; with images of your "
-        "own, set the expected share with `--set TRN001.accuracy=...`.",
-    )
+    if result.accuracy < bar and ranks <= MAX_RANKS_FOR_ACCURACY:
+        yield seen.finding(
+            "inaccurate",
+            "the network did not learn to recognise the images",
+            f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
+            f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
+            evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
+            fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives correct sums; with images of "
+            "your own, set the expected share with `--set TRN001.accuracy=...`.",
+        )
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's own speed, and its seconds by phase."""
     return {
         rank: {
-            "samples_per_second": _rate(training.samples, training.training_seconds),
+            "samples_per_second": training.samples / training.training_seconds
+            if training.training_seconds > 0
+            else None,
             "data_seconds": training.data_seconds,
             "forward_seconds": training.forward_seconds,
             "backward_seconds": training.backward_seconds,
@@ -285,7 +266,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     result = next(iter(trained.values()))
     seconds = max(training.training_seconds for training in trained.values())
     return {
-        "training.samples_per_second": _rate(sum(training.samples for training in trained.values()), seconds),
+        "training.samples_per_second": sum(own.samples for own in trained.values()) / seconds if seconds > 0 else None,
         "training.accuracy": result.accuracy,
         "training.first_loss": result.first_loss,
         "training.last_loss": result.last_loss,
@@ -293,10 +274,6 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
         "training.steps": result.steps,
         "training.seconds": seconds,
     }
-
-
-def _rate(amount: int, seconds: float) -> float | None:
-    return amount / seconds if seconds > 0 else None
 
 
 CHECK = Check(

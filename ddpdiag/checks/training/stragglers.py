@@ -57,13 +57,6 @@ _FIXES = {
 }
 
 
-class Limits(NamedTuple):
-    """Own work above `ratio` times the median is too long, in at least this share of the windows."""
-
-    ratio: float
-    windows: float
-
-
 class Straggler(NamedTuple):
     """A rank (or, of the network, all ranks of a host) that others wait for: medians in seconds, its own and those of
     most; `windows` is the share in which it was so."""
@@ -80,8 +73,11 @@ class Straggler(NamedTuple):
         return 1 - self.usual / self.own if self.own > 0 else 0.0
 
 
-def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, ...]:
-    """Ranks whose own work keeps the others waiting; none where these would be half of all, or more."""
+def stragglers(steps: Mapping[int, Steps], ratio: float, share: float) -> tuple[Straggler, ...]:
+    """Ranks whose own work keeps the others waiting; none where these would be half of all, or more.
+
+    Own work above `ratio` times the median is too long, in at least this share of the windows.
+    """
     if len(steps) < 2:
         return ()
     count = min(len(own.windows) for own in steps.values())
@@ -91,8 +87,8 @@ def stragglers(steps: Mapping[int, Steps], limits: Limits) -> tuple[Straggler, .
         work = median(window.own for window in now.values())
         wait = median(window.wait for window in now.values())
         for rank, window in now.items():
-            late[rank] += window.own > limits.ratio * work and window.wait < wait
-    ranks = [rank for rank, windows in late.items() if count and windows >= limits.windows * count]
+            late[rank] += window.own > ratio * work and window.wait < wait
+    ranks = [rank for rank, windows in late.items() if count and windows >= share * count]
     found = [_straggler(rank, steps, late[rank] / count) for rank in ranks]
     found = [straggler for straggler in found if straggler.own - straggler.usual > _LEAST_OWN_SECONDS]
     return () if len(found) > 1 and 2 * len(found) >= len(steps) else tuple(found)
@@ -117,7 +113,13 @@ def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> 
     """The host, or on a single one the rank, that is slow with both its neighbours; of two it cannot be decided."""
     units = hosts if len(hosts) > 1 else [(rank,) for rank in sorted(steps)]
     unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
-    edges = _edges(steps, unit_of)
+    # The shortest exchange between two units, as either end has it.
+    edges: dict[frozenset[int], float] = {}
+    for rank, steps_of_rank in steps.items():
+        for other, seconds in steps_of_rank.edges.items():
+            if rank in unit_of and other in unit_of and unit_of[rank] != unit_of[other]:
+                ends = frozenset((unit_of[rank], unit_of[other]))
+                edges[ends] = min(seconds, edges.get(ends, seconds))
     slow = _SLOW_EDGE if len(hosts) > 1 else _SLOW_EDGE_INSIDE
     least = _LEAST_SECONDS if len(hosts) > 1 else _LEAST_SECONDS_INSIDE
     found = []
@@ -130,59 +132,45 @@ def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> 
     return tuple(found) if 2 * len(found) < len(units) else ()
 
 
-def _edges(steps: Mapping[int, Steps], unit_of: Mapping[int, int]) -> dict[frozenset[int], float]:
-    """The shortest exchange between two units, as either end has it."""
-    found: dict[frozenset[int], float] = {}
-    for rank, own in steps.items():
-        for other, seconds in own.edges.items():
-            if rank in unit_of and other in unit_of and unit_of[rank] != unit_of[other]:
-                ends = frozenset((unit_of[rank], unit_of[other]))
-                found[ends] = min(seconds, found.get(ends, seconds))
-    return found
-
-
 def usual_step(steps: Mapping[int, Steps]) -> Window:
     """The median over ranks of each rank's medians."""
     return Window(*(median(_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))
 
 
-def step_findings(seen: Seen[D], steps: Mapping[int, Steps], limits: Limits, throttled: Set[str]) -> Iterator[Finding]:
+def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]) -> Iterator[Finding]:
     """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
 
     Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
     turn in the next run.
     """
-    found, shares_cores = stragglers(steps, limits), seen.world.ranks_per_core > 1
+    ratio = seen.number("ratio")
+    found, shares_cores = stragglers(steps, ratio, seen.number("windows")), seen.world.ranks_per_core > 1
     for own in found:
-        if not (shares_cores and own.why is Why.CORES):
-            yield _straggler_finding(seen, own, limits, throttled)
+        if shares_cores and own.why is Why.CORES:
+            continue
+        (rank,), gpus = own.ranks, devices.uuids_of(seen, own.ranks)
+        why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
+        yield seen.finding(
+            "straggler",
+            f"all ranks wait for rank {rank}: {_CLASSES[why]}",
+            f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
+            f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows its work takes more than "
+            f"{ratio:g} times the median of all ranks, and it waits less than the median in the all-reduce.",
+            ranks=(rank,),
+            gpus=gpus,
+            evidence={
+                "class": why.value,
+                "own_seconds": own.own,
+                "usual_seconds": own.usual,
+                "windows": own.windows,
+                "slower_share": own.slower_share,
+            },
+            fix=_FIXES[why],
+        )
     if not found:
         hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
         for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
             yield _network(seen, own)
-
-
-def _straggler_finding(seen: Seen[D], own: Straggler, limits: Limits, throttled: Set[str]) -> Finding:
-    (rank,) = own.ranks
-    gpus = devices.uuids_of(seen, own.ranks)
-    why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
-    return seen.finding(
-        "straggler",
-        f"all ranks wait for rank {rank}: {_CLASSES[why]}",
-        f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
-        f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows its work takes more than "
-        f"{limits.ratio:g} times the median of all ranks, and it waits less than the median in the all-reduce.",
-        ranks=(rank,),
-        gpus=gpus,
-        evidence={
-            "class": why.value,
-            "own_seconds": own.own,
-            "usual_seconds": own.usual,
-            "windows": own.windows,
-            "slower_share": own.slower_share,
-        },
-        fix=_FIXES[why],
-    )
 
 
 def _network(seen: Seen[D], own: Straggler) -> Finding:
