@@ -20,7 +20,7 @@ from msgspec import structs
 from ddpdiag.model import Depth
 from ddpdiag.model.measurements import Compute, Gemm, GpuLoad
 from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.probes.gpu.load import Watched, watched
+from ddpdiag.probes.gpu.health import Watched, watched
 from ddpdiag.workloads.devices import describe, first_line, synchronize
 from ddpdiag.workloads.proof import without_tf32
 

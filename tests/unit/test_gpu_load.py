@@ -20,7 +20,7 @@ import sys
 from msgspec import Struct
 from ddpdiag.codec import encode
 from ddpdiag.model.measurements import GpuLoad
-from ddpdiag.probes.gpu.load import watched
+from ddpdiag.probes.gpu.health import watched
 class Answer(Struct):
     driver: str | None
     load: GpuLoad | None

@@ -1,17 +1,19 @@
-"""How well each GPU is, as NVML tells: errors of memory and links, clocks, and who uses it.
+"""How well each GPU is, as NVML tells: errors of memory and links, clocks, who uses it, and its load while it works.
 
 Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each field
 by itself.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import and_
 from pathlib import Path
 
 from msgspec import Struct
 
+from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
 from ddpdiag.probes.gpu.nvml import Broken, Device, NvmlError, memory, opened_nvml, supported
 
@@ -57,17 +59,27 @@ def memory_errors(device: Device) -> MemoryErrors:
     """All that the GPU says of them."""
     mode = device.numbers("nvmlDeviceGetEccMode") or (None, None)
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
-    sram, sram_ever, exceeded = _sram(device)
+    pages = [device.numbers("nvmlDeviceGetRetiredPages", cause) for cause in (_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR)]
+    retired = [len(own) for own in pages if own is not None]
+    status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
+    recent, ever, exceeded = None, None, None
+    if status:
+        recent = status["volatileUncParity"] + status["volatileUncSecDed"]
+        ever = status["aggregateUncParity"] + status["aggregateUncSecDed"]
+        exceeded = bool(status["bThresholdExceeded"])
+    else:  # drivers before 550 know the counts by location only, and no limit
+        recent = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _SRAM)
+        ever = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _AGGREGATE, _SRAM)
     return MemoryErrors(
         ecc=_flag(mode[0]),
         ecc_after_reboot=_flag(mode[1]),
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
         uncorrected=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         uncorrected_ever=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE),
-        sram_uncorrected=sram,
-        sram_uncorrected_ever=sram_ever,
+        sram_uncorrected=recent,
+        sram_uncorrected_ever=ever,
         sram_threshold_exceeded=exceeded,
-        retired_pages=_retired(device),
+        retired_pages=sum(retired) if retired else None,
         retirement_pending=device.flag("nvmlDeviceGetRetiredPagesPendingStatus"),
         correctable_remaps=rows[0],
         uncorrectable_remaps=rows[1],
@@ -76,34 +88,14 @@ def memory_errors(device: Device) -> MemoryErrors:
     )
 
 
-def _sram(device: Device) -> tuple[int | None, int | None, bool | None]:
-    """Uncorrected errors of SRAM since the driver was loaded, and ever, and whether they are too many by NVIDIA's own
-    limit; drivers before 550 know the first two by location only."""
-    status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
-    if status:
-        recent = status["volatileUncParity"] + status["volatileUncSecDed"]
-        ever = status["aggregateUncParity"] + status["aggregateUncSecDed"]
-        return recent, ever, bool(status["bThresholdExceeded"])
-    function = "nvmlDeviceGetMemoryErrorCounter"
-    recent_only, ever_only = (device.number(function, _UNCORRECTED, kind, _SRAM) for kind in (_VOLATILE, _AGGREGATE))
-    return recent_only, ever_only, None
-
-
-def _retired(device: Device) -> int | None:
-    """Pages retired for either cause."""
-    causes = (_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR)
-    pages = [device.numbers("nvmlDeviceGetRetiredPages", cause) for cause in causes]
-    known = [len(own) for own in pages if own is not None]
-    return sum(known) if known else None
-
-
 def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
 
 
-# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN.
+# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM, NVML_CLOCK_MEM.
 _GPU_SENSOR = 0
 _SLOWDOWN = 1
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2
 # An older one may give the field's number another meaning.
 _RECOVERY_DRIVER = 570
 
@@ -295,3 +287,47 @@ def clock_events(device: Device) -> int | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
+
+
+class Watched:
+    """One GPU whose load can be looked at; `driver` is the driver's version."""
+
+    def __init__(self, device: Device | None = None, driver: str | None = None) -> None:
+        self._device = device
+        self.driver = driver
+
+    def load(self) -> GpuLoad | None:
+        """The GPU at this moment; None where NVML does not know it."""
+        device = self._device
+        if device is None:
+            return None
+        import pynvml
+
+        sm, memory_clock = (device.number("nvmlDeviceGetClockInfo", which) for which in (_SM_CLOCK, _MEMORY_CLOCK))
+        busy = device.of(lambda handle: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+        return GpuLoad(
+            sm_hz=None if sm is None else sm * 1e6,
+            memory_hz=None if memory_clock is None else memory_clock * 1e6,
+            events=clock_events(device),
+            celsius=device.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
+            watts=_watts(device.number("nvmlDeviceGetPowerUsage")),
+            busy_share=None if busy is None else busy / 100,
+        )
+
+    def pids(self) -> tuple[int, ...] | None:
+        """The processes that compute on it, as NVML numbers them."""
+        found = None if self._device is None else self._device.processes("Compute")
+        return None if found is None else tuple(pid for pid, _ in found)
+
+
+@contextmanager
+def watched(uuid: str | None) -> Iterator[Watched]:
+    """The GPU with this UUID, for as long as NVML is open; one that says nothing where NVML does not know it."""
+    with ExitStack() as opened:
+        try:
+            pynvml = opened.enter_context(opened_nvml())
+            handle = None if uuid is None else supported(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            found = Watched(None if handle is None else Device(handle), supported(pynvml.nvmlSystemGetDriverVersion))
+        except (NvmlError, OSError):
+            found = Watched()
+        yield found

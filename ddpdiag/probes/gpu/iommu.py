@@ -8,6 +8,7 @@ Without root the kernel shows the first 64 bytes of a config space only, so ACS 
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -103,13 +104,21 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
     slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
     cpu = read_pairs(proc_root / "cpuinfo", ":")
+    bridges = []
+    for address in above:
+        config = b""
+        with suppress(OSError), (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
+            config = file.read(_EXTENDED_BYTES)
+        bridges.append(Bridge(address, acs_control(config)))
+    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs.
+    flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
         iommus=names_in(sys_root / "class" / "iommu") or (),
         iommu_groups=len(names_in(sys_root / "kernel" / "iommu_groups") or ()),
-        virtual=_is_virtual(cpu, sys_root),
+        virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
-        bridges=tuple(Bridge(address, _acs(sys_root, address)) for address in above),
+        bridges=tuple(bridges),
         peermem=(sys_root / "module" / "nvidia_peermem").exists(),
         imex=(dev_root / "nvidia-caps-imex-channels").exists(),
         uvm=(dev_root / "nvidia-uvm").exists(),
@@ -159,14 +168,6 @@ def acs_control(config: bytes) -> int | None:
     return None  # a ring
 
 
-def _acs(sys_root: Path, address: str) -> int | None:
-    try:
-        with (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
-            return acs_control(file.read(_EXTENDED_BYTES))
-    except OSError:
-        return None
-
-
 def slot_of(address: str, sys_root: Path) -> Slot:
     """Where the device with this PCI address sits."""
     device = sys_root / "bus" / "pci" / "devices" / address
@@ -184,11 +185,3 @@ def slot_of(address: str, sys_root: Path) -> Slot:
         # -1 where the firmware does not say (Documentation/ABI/testing/sysfs-bus-pci).
         numa_node=node if node is not None and node >= 0 else None,
     )
-
-
-def _is_virtual(cpu: Mapping[str, str], sys_root: Path) -> bool | None:
-    """x86 has a flag that hypervisors set; Xen also shows itself in sysfs."""
-    if names_in(sys_root / "hypervisor"):
-        return True
-    flags = cpu.get("flags")
-    return None if flags is None else "hypervisor" in flags.split()

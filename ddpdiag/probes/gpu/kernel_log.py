@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -77,10 +77,17 @@ def kernel_log(path: Path) -> KernelLog:
         content = _content(path)
     except OSError as error:
         return KernelLog(error=f"{path}: {error.strerror}")
-    records = tuple(_records(content))
+    records = [found for line in content.split("\n") if (found := _RECORD.match(line))]
+    kept: dict[tuple[str, int, bool], int] = defaultdict(int)
+    newest_first: list[Xid] = []
+    for record in reversed(records):
+        xid = parse(record[3], int(record[1]), int(record[2]) / 1e6)
+        if xid is not None and kept[xid.pci, xid.code, xid.is_nonfatal] < MOST_LINES:
+            kept[xid.pci, xid.code, xid.is_nonfatal] += 1
+            newest_first.append(xid)
     return KernelLog(
-        xids=tuple(_newest(records)),
-        last=records[-1][0] if records else None,
+        xids=tuple(reversed(newest_first)),
+        last=int(records[-1][1]) if records else None,
         now_seconds=time.clock_gettime(time.CLOCK_MONOTONIC),
     )
 
@@ -107,26 +114,6 @@ def _content(path: Path) -> str:
     finally:
         os.close(descriptor)
     return content.decode(errors="replace")
-
-
-def _records(content: str) -> Iterator[tuple[int, float, str]]:
-    for line in content.split("\n"):
-        if found := _RECORD.match(line):
-            yield int(found[1]), int(found[2]) / 1e6, found[3]
-
-
-def _newest(records: tuple[tuple[int, float, str], ...]) -> list[Xid]:
-    kept: dict[tuple[str, int, bool], int] = defaultdict(int)
-    xids: list[Xid] = []
-    for line, seconds, text in reversed(records):
-        xid = parse(text, line, seconds)
-        if xid is None:
-            continue
-        key = (xid.pci, xid.code, xid.is_nonfatal)
-        if kept[key] < MOST_LINES:
-            kept[key] += 1
-            xids.append(xid)
-    return xids[::-1]
 
 
 def parse(text: str, line: int = 0, seconds: float = 0.0) -> Xid | None:

@@ -4,7 +4,7 @@ Rates are what NCCL's own model counts in one direction (topo.h and topo.cc of N
 the GPU, PCIe by generation and width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -72,8 +72,7 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
     """The card's PCIe link; `pci` is its address in sysfs."""
-    card = sys_root / "bus" / "pci" / "devices" / (pci or "?") / "max_link_width"
-    width = read_int(card)
+    width = read_int(sys_root / "bus" / "pci" / "devices" / (pci or "?") / "max_link_width")
     return PcieLink(
         width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
         width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
@@ -188,10 +187,11 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
             device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))
             states = link_states(device)
             up = [number for number, is_up in states.items() if is_up]
+            ends = [link_end(device, number) for number in up]
             return Connections(
                 nvlinks=len(up) if states else None,
                 nvlinks_max=len(states) or None,
-                nvlink_switched=_switched([link_end(device, number) for number in up]),
+                nvlink_switched=None if not ends or None in ends else {*ends} == {TO_SWITCH},
                 nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
                 pcie_bytes_per_s=_pcie(device, "Max"),
                 pcie_now_bytes_per_s=_pcie(device, "Curr"),
@@ -209,11 +209,6 @@ def nvlink_rate(capability: tuple[int, int]) -> float:
 def pcie_rate(generation: int, width: int) -> float | None:
     """Bytes per second of a slot in one direction, as NCCL counts it (16 lanes of generation 4: 24 GB/s)."""
     return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
-
-
-def _switched(ends: Sequence[int | None]) -> bool | None:
-    """Do all of these links lead to a switch? None if there is none, or one does not say."""
-    return None if not ends or None in ends else all(end == TO_SWITCH for end in ends)
 
 
 def _pcie(device: Device, which: str) -> float | None:

@@ -106,28 +106,24 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
 
 def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
     """The paths from the GPU with this UUID to others; nothing where NVML says nothing of one of them."""
+    peers: dict[str, Peer] = {}
     try:
         with opened_nvml() as pynvml:
             devices = {own: Device(pynvml.nvmlDeviceGetHandleByUUID(own)) for own in dict.fromkeys((uuid, *others))}
             pcis = {own: device.pci() for own, device in devices.items()}
             links = {own: _links(device, frozenset(filter(None, pcis.values()))) for own, device in devices.items()}
-            return {
-                other: _peer(devices[uuid], devices[other], _count(links[uuid], links[other], pcis[other]))
-                for other in devices
-                if other != uuid
-            }
+            source = devices.pop(uuid)
+            for other, device in devices.items():
+                told = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
+                known = [status for status in told if status not in (None, P2P.UNKNOWN)]
+                peers[other] = Peer(
+                    nvlinks=_count(links[uuid], links[other], pcis[other]),
+                    level=source.towards("nvmlDeviceGetTopologyCommonAncestor", device),
+                    p2p=all(status == P2P.OK for status in known) if known else None,
+                )
     except (NvmlError, OSError):
         return {}
-
-
-def _peer(device: Device, other: Device, nvlinks: int | None) -> Peer:
-    told = [device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE)]
-    known = [status for status in told if status not in (None, P2P.UNKNOWN)]
-    return Peer(
-        nvlinks=nvlinks,
-        level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
-        p2p=all(status == P2P.OK for status in known) if known else None,
-    )
+    return peers
 
 
 def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:
@@ -158,24 +154,19 @@ def _paths(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str]
         step(f"ways from GPU {source.index} (PCI {source.pci})")
         for target, other in devices:
             if source.index != target.index:
-                count = _count(links[source.index], links[target.index], target.pci)
-                yield _path(source, target, device, other, count)
-
-
-def _path(source: PathGpu, target: PathGpu, device: Device, other: Device, nvlinks: int | None) -> GpuPath:
-    def status(capability: int) -> int | None:
-        return device.towards("nvmlDeviceGetP2PStatus", other, capability)
-
-    return GpuPath(
-        source=source.index,
-        target=target.index,
-        level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
-        nvlinks=nvlinks,
-        read=status(_READ),
-        write=status(_WRITE),
-        nvlink=status(_NVLINK),
-        atomics=status(_ATOMICS),
-    )
+                read, write, nvlink, atomics = (
+                    device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE, _NVLINK, _ATOMICS)
+                )
+                yield GpuPath(
+                    source=source.index,
+                    target=target.index,
+                    level=device.towards("nvmlDeviceGetTopologyCommonAncestor", other),
+                    nvlinks=_count(links[source.index], links[target.index], target.pci),
+                    read=read,
+                    write=write,
+                    nvlink=nvlink,
+                    atomics=atomics,
+                )
 
 
 def _links(device: Device, peers: Set[str]) -> _Links:

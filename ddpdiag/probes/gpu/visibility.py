@@ -56,7 +56,9 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
     files = [(gpu, None if number is None else dev / f"nvidia{number}") for gpu, number in listed]
     if not any(file is None or file.exists() for _, file in files):
         return tuple(gpu for gpu, _ in files)
-    return tuple(gpu for gpu, file in files if file is None or _can_open(file))
+    # access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c). open(2) would start a GPU that no
+    # process uses, for a second or for ever.
+    return tuple(gpu for gpu, file in files if file is None or os.access(file, os.R_OK | os.W_OK))
 
 
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
@@ -67,14 +69,6 @@ def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
         return None
 
 
-def _can_open(file: Path) -> bool:
-    """access(2) asks the device cgroup, too (inode_permission in Linux' fs/namei.c).
-
-    open(2) would start a GPU that no process uses, for a second or for ever.
-    """
-    return os.access(file, os.R_OK | os.W_OK)
-
-
 def withheld_gpus(root: Path, dev: Path = DEV) -> int:
     """How many GPUs the driver lists that this container or cgroup was not given."""
     return len(_proc_gpus(root) or ()) - len(nvidia_gpus(root, dev) or ())
@@ -82,23 +76,21 @@ def withheld_gpus(root: Path, dev: Path = DEV) -> int:
 
 def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
     """GPUs, with the numbers of their device files."""
-    folder = root / "driver" / "nvidia" / "gpus"
-    names = names_in(folder)
-    return None if names is None else [_proc_gpu(root, folder / name) for name in names]
-
-
-def _proc_gpu(root: Path, entry: Path) -> tuple[ProcGpu, str | None]:
-    facts = read_pairs(entry / "information", ":")
-    uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor")
-    # A card that was never opened says "GPU-????????-????-...".
-    known = uuid if uuid and "?" not in uuid else None
-    return ProcGpu(entry.name, facts.get("Model"), known, minor is not None and _is_sliced(root, minor)), minor
-
-
-def _is_sliced(root: Path, minor: str) -> bool:
-    """Has the GPU instances of MIG, gi1 and so on? (NVIDIA's MIG User Guide, "Device Nodes and Capabilities")."""
-    names = names_in(root / "driver" / "nvidia" / "capabilities" / f"gpu{minor}" / "mig") or ()
-    return any(name.startswith("gi") for name in names)
+    nvidia = root / "driver" / "nvidia"
+    names = names_in(nvidia / "gpus")
+    if names is None:
+        return None
+    gpus = []
+    for name in names:
+        facts = read_pairs(nvidia / "gpus" / name / "information", ":")
+        uuid, minor = facts.get("GPU UUID", ""), facts.get("Device Minor")
+        # A card that was never opened says "GPU-????????-????-...".
+        known = uuid if uuid and "?" not in uuid else None
+        # Instances of MIG are gi1 and so on (NVIDIA's MIG User Guide, "Device Nodes and Capabilities").
+        parts = names_in(nvidia / "capabilities" / f"gpu{minor}" / "mig") or ()
+        sliced = any(part.startswith("gi") for part in parts)
+        gpus.append((ProcGpu(name, facts.get("Model"), known, sliced), minor))
+    return gpus
 
 
 def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
@@ -123,17 +115,14 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
     # Present, but neither file readable: it could be a GPU.
     if any(None in identity and identity[0].exists() for identity in identities):
         return None
-    return tuple(
-        PciFunction(device.name, _driver_of(device))
-        for device, vendor, kind in identities
-        if vendor == NVIDIA and kind is not None and kind.startswith(GPU_CLASSES)
-    )
-
-
-def _driver_of(device: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        return (device / "driver").readlink().name
-    return None
+    functions = []
+    for device, vendor, kind in identities:
+        if vendor == NVIDIA and kind is not None and kind.startswith(GPU_CLASSES):
+            driver = None
+            with contextlib.suppress(OSError):
+                driver = (device / "driver").readlink().name
+            functions.append(PciFunction(device.name, driver))
+    return tuple(functions)
 
 
 def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
@@ -217,17 +206,15 @@ def promised_gpus(env: Mapping[str, str]) -> int | None:
     """
     container = env.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     count = 0 if container in ("all", "none", "void") else sum(bool(entry.strip()) for entry in container.split(","))
-    return max(_slurm_count(env), count, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
-
-
-def _slurm_count(env: Mapping[str, str]) -> int:
     # The step's share first: it may be smaller than the job's.
     if step := env.get("SLURM_STEP_GPUS"):
-        return _listed(step)
-    if total := env.get("SLURM_GPUS_ON_NODE"):
+        slurm = _listed(step)
+    elif total := env.get("SLURM_GPUS_ON_NODE"):
         number = total.rpartition(":")[2]  # "4" and "gpu:4" are 4
-        return int(number) if number.isdecimal() else 0
-    return _listed(env.get("SLURM_JOB_GPUS", ""))
+        slurm = int(number) if number.isdecimal() else 0
+    else:
+        slurm = _listed(env.get("SLURM_JOB_GPUS", ""))
+    return max(slurm, count, named_gpus(env.get("CUDA_VISIBLE_DEVICES"))) or None
 
 
 def _listed(value: str) -> int:

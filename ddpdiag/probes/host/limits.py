@@ -94,21 +94,17 @@ def shared_memory(directory: Path = SHM, probe_bytes: int = 1 << 20) -> SharedMe
         seen = os.statvfs(directory)
     except OSError:
         return None
-    error = _allocation_error(directory, probe_bytes)
-    return SharedMemory(seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize, error)
-
-
-def _allocation_error(directory: Path, probe_bytes: int) -> str | None:
-    # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
+    why = None
     try:
         file = _unnamed_file(directory)
         try:
+            # ftruncate would succeed on a full tmpfs, and the first write die of SIGBUS.
             os.posix_fallocate(file, 0, probe_bytes)
         finally:
             os.close(file)
     except OSError as error:
-        return error.strerror or str(error)
-    return None
+        why = error.strerror or str(error)
+    return SharedMemory(seen.f_blocks * seen.f_frsize, seen.f_bavail * seen.f_frsize, why)
 
 
 def _unnamed_file(directory: Path) -> int:
@@ -125,14 +121,13 @@ def _unnamed_file(directory: Path) -> int:
 
 def user_processes(proc_root: Path) -> int | None:
     """Processes of this user that /proc shows, or None if it is not readable; RLIMIT_NPROC counts threads as well."""
-    names = names_in(proc_root)
-    return None if names is None else sum(_is_own(proc_root / name) for name in names if name.isdecimal())
-
-
-def _is_own(entry: Path) -> bool:
-    with contextlib.suppress(OSError):  # it has ended since the list was read
-        return entry.stat().st_uid == os.getuid()
-    return False
+    if (names := names_in(proc_root)) is None:
+        return None
+    own = 0
+    for name in filter(str.isdecimal, names):
+        with contextlib.suppress(OSError):  # it has ended since the list was read
+            own += (proc_root / name).stat().st_uid == os.getuid()
+    return own
 
 
 # Version 1 writes "no limit" as the highest multiple of the page size; no machine has 2**60 bytes.
@@ -167,7 +162,11 @@ class Cgroup(Struct, frozen=True, kw_only=True):
 def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
     """The limits on the calling process."""
     mounted = sys_root / "fs" / "cgroup"
-    paths = _paths(proc_root)
+    paths: dict[str, str] = {}  # of this process's group, by controller; "" is version 2
+    for line in (read_text(proc_root / "self" / "cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        paths |= dict.fromkeys(controllers.split(","), path)
     cpu, memory, pids = (_levels(mounted, paths, name) for name in ("cpu", "memory", "pids"))
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
@@ -175,16 +174,6 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
         pids=_tightest(_share(level, "pids.max", "pids.current") for level in pids),
         oom_kills=next((kills for level in memory if (kills := _oom_kills(level)) is not None), None),
     )
-
-
-def _paths(proc_root: Path) -> dict[str, str]:
-    """Group of this process by controller; "" is version 2."""
-    paths: dict[str, str] = {}
-    for line in (read_text(proc_root / "self" / "cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        paths.update(dict.fromkeys(controllers.split(","), path))
-    return paths
 
 
 def _levels(mounted: Path, paths: dict[str, str], controller: str) -> list[Path]:
@@ -263,22 +252,14 @@ def loopback_bytes_per_s(seconds: float) -> float | None:
             receiver = stack.enter_context(listener.accept()[0])
             sender.setblocking(False)
             receiver.setblocking(False)
-            return _stream(sender, receiver, seconds)
+            source, target = memoryview(bytearray(COPY_BYTES)), memoryview(bytearray(COPY_BYTES))
+            begin, sent, received = time.perf_counter(), 0, 0
+            while time.perf_counter() - begin < seconds:
+                start, end = sent % COPY_BYTES, received % COPY_BYTES
+                with contextlib.suppress(BlockingIOError):
+                    sent += sender.send(source[start : start + _SEGMENT_BYTES])
+                with contextlib.suppress(BlockingIOError):
+                    received += receiver.recv_into(target[end : end + _SEGMENT_BYTES])
+            return received / max(time.perf_counter() - begin, 1e-9)
     except OSError:
         return None
-
-
-def _stream(sender: socket.socket, receiver: socket.socket, seconds: float) -> float:
-    source, target = memoryview(bytearray(COPY_BYTES)), memoryview(bytearray(COPY_BYTES))
-    begin, sent, received = time.perf_counter(), 0, 0
-    while time.perf_counter() - begin < seconds:
-        with contextlib.suppress(BlockingIOError):
-            sent += sender.send(_segment(source, sent))
-        with contextlib.suppress(BlockingIOError):
-            received += receiver.recv_into(_segment(target, received))
-    return received / max(time.perf_counter() - begin, 1e-9)
-
-
-def _segment(buffer: memoryview, position: int) -> memoryview:
-    start = position % len(buffer)
-    return buffer[start : start + _SEGMENT_BYTES]

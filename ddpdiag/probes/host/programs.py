@@ -27,18 +27,14 @@ def holder_of(port: int) -> str | None:
     sockets = sorted(users, key=lambda own: not own.listens)
     for own in sockets:
         if (pid := _owner(own.inode)) is not None:
-            return f"pid {pid} ({described(pid, own.uid)})" + ("" if own.listens else ", by an outgoing connection")
+            age, uid = age_seconds(pid), own.uid
+            since = None if age is None else f"for {span_text(age)}"
+            said = ", ".join(filter(None, (_command(pid), f"user {user_name(uid)}", since, _job(pid))))
+            return f"pid {pid} ({said})" + ("" if own.listens else ", by an outgoing connection")
     if not sockets:
         return None
     uid = sockets[0].uid
     return "a process that cannot be seen from here" if uid == os.getuid() else f"another user's process (uid {uid})"
-
-
-def described(pid: int, uid: int) -> str:
-    """Command line, user, age and job of a process."""
-    age = age_seconds(pid)
-    since = None if age is None else f"for {span_text(age)}"
-    return ", ".join(filter(None, (_command(pid), f"user {user_name(uid)}", since, _job(pid))))
 
 
 def _owner(inode: str) -> int | None:
@@ -59,6 +55,15 @@ def _command(pid: int) -> str:
     return " ".join(words_without_secrets(words)).strip()[:120]
 
 
+def _job(pid: int) -> str | None:
+    """Such as "SLURM_JOB_ID 4711"; the environment of another user's process cannot be read."""
+    values = environ(pid) or {}
+    for name in _JOB_NAMES:
+        if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", values.get(name, "")) and values[name] != "none":
+            return f"{name} {values[name]}"
+    return None
+
+
 def user_name(uid: int) -> str:
     """The user's name in /etc/passwd, else the number: a directory service might not answer."""
     for line in (read_text(Path("/etc/passwd")) or "").splitlines():
@@ -74,15 +79,6 @@ def span_text(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
-
-
-def _job(pid: int) -> str | None:
-    """Such as "SLURM_JOB_ID 4711"; the environment of another user's process cannot be read."""
-    values = environ(pid) or {}
-    for name in _JOB_NAMES:
-        if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", values.get(name, "")) and values[name] != "none":
-            return f"{name} {values[name]}"
-    return None
 
 
 _POLL_SECONDS = 0.01
