@@ -38,9 +38,8 @@ from ddpdiag.checks.fabric.hosts.judge import (
     truncation_of,
 )
 from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Results, Round
-from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Rules
-from ddpdiag.checks.fabric.search import follow
+from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
