@@ -170,15 +170,16 @@ def slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
 
 def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
+    tests = path.tests
     return seen.finding(
         "path",
-        path_title(f"{one} and {other}", path.tests, usual),
-        f"{one} and {other} {how(path.tests, usual, several=True)} with each other in "
-        f"{count(len(path.tests), 'test')}: {tests_text(path.tests)}. Each of them passes with other partners "
-        f"({rate_text(usual)} busbw): the network path between the two is at fault, and neither host.",
+        path_title(f"{one} and {other}", tests, usual),
+        f"{one} and {other} {how(tests, usual, several=True)} with each other in {count(len(tests), 'test')}: "
+        f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw): the network path "
+        "between the two is at fault, and neither host.",
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
-        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": usual},
+        evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
         fix="Check the switches and routes between the two; until then exclude one of the two from the job.",
     )
 
