@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ddpdiag.lint.reading import Hit, Reading, rule
-from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains, variables_in
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
@@ -82,12 +82,9 @@ def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
 
 
 def _feeds_training(read: Reading, loader: ast.Call) -> bool:
-    for loop in read.nodes:
-        if isinstance(loop, ast.For) and trains(loop):
-            names = [each for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))]
-            if any(origin is loader for name in names for origin in read.origins(name)):
-                return True
-    return False
+    loops = (node for node in read.nodes if isinstance(node, ast.For) and trains(node))
+    iterated = (name for loop in loops for name in variables_in(loop.iter))
+    return any(origin is loader for name in iterated for origin in read.origins(name))
 
 
 _DEPTH = 4
@@ -113,20 +110,16 @@ def no_set_epoch(read: Reading) -> Iterator[Hit]:
     warning); https://github.com/pytorch/pytorch/issues/31771.
     """
     shuffling = [each for each in read.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
-    if not shuffling or "set_epoch" in read.attributes or not any(_repeats(read)):
+    if not shuffling or "set_epoch" in read.attributes:
         return
-    yield Hit(
-        shuffling[0],
-        "set_epoch is never called: the sampler gives the same order in every epoch",
-        "Call sampler.set_epoch(epoch) at the start of every epoch.",
-    )
-
-
-def _repeats(read: Reading) -> Iterator[bool]:
-    """For each training loop over such a loader: does it run once an epoch?"""
-    for loop in read.nodes:
-        if isinstance(loop, ast.For) and _trains(read, loop) and _is_over_sampled(read, loop.iter):
-            yield _is_repeated(read, loop, _DEPTH)
+    loops = (node for node in read.nodes if isinstance(node, ast.For) and _trains(read, node))
+    sampled = (loop for loop in loops if any(read.maybe(name, Kind.SAMPLED) for name in variables_in(loop.iter)))
+    if any(_is_repeated(read, loop, _DEPTH) for loop in sampled):
+        yield Hit(
+            shuffling[0],
+            "set_epoch is never called: the sampler gives the same order in every epoch",
+            "Call sampler.set_epoch(epoch) at the start of every epoch.",
+        )
 
 
 def _trains(read: Reading, loop: ast.For) -> bool:
@@ -134,11 +127,6 @@ def _trains(read: Reading, loop: ast.For) -> bool:
         return True  # a generator that begins again and again feeds a training
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
     return any(trains(function) for call in calls for function in read.targets(call))
-
-
-def _is_over_sampled(read: Reading, iterated: ast.expr) -> bool:
-    names = [each for each in ast.walk(iterated) if isinstance(each, (ast.Name, ast.Attribute))]
-    return any(read.maybe(name, Kind.SAMPLED) for name in names)
 
 
 def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
@@ -247,7 +235,12 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join;
     https://github.com/pytorch/pytorch/issues/38174.
     """
-    if not read.wrappings or _is_evened_out(read):
+    contexts = [item.context_expr for node in read.nodes if isinstance(node, ast.With) for item in node.items]
+    entered = [ast.unparse(each.func) for each in contexts if isinstance(each, ast.Call)]
+    is_evened_out = any("Join" in each or each.endswith(".join") for each in entered) or any(
+        is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders
+    )
+    if not read.wrappings or is_evened_out:
         return
     for loop in read.nodes:
         if not isinstance(loop, ast.For) or not trains(loop):
@@ -259,17 +252,6 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
                 "ranks have one step more than others, and hang in it",
                 "Use a DistributedSampler, which makes the shares equal, or `with model.join():`.",
             )
-
-
-def _is_evened_out(read: Reading) -> bool:
-    joined = any("Join" in each or each.endswith(".join") for each in _contexts(read))
-    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders)
-
-
-def _contexts(read: Reading) -> Iterator[str]:
-    for node in read.nodes:
-        if isinstance(node, ast.With):
-            yield from (ast.unparse(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call))
 
 
 RULES = (shuffle_beside_sampler, no_sampler, no_set_epoch, sampler_of_wrong_rank, split_differs, uneven_inputs)

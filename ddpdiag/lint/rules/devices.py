@@ -44,13 +44,12 @@ def rank_as_text(read: Reading) -> Iterator[Hit]:
             place = next((each for each in read.origins(used) if each is not None), used)
             if place not in seen:
                 seen.add(place)
-                yield _hit(place, used, is_compared=isinstance(node, ast.Compare))
-
-
-def _hit(place: ast.expr, used: ast.expr, *, is_compared: bool) -> Hit:
-    what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
-    outcome = "the comparison is never true" if is_compared else "the call fails, because it expects a number"
-    return Hit(place, f"an environment variable is text: with {what}, {outcome}", "Write int(...) around it.")
+                what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
+                outcome = "the call fails, because it expects a number"
+                if isinstance(node, ast.Compare):
+                    outcome = "the comparison is never true"
+                message = f"an environment variable is text: with {what}, {outcome}"
+                yield Hit(place, message, "Write int(...) around it.")
 
 
 def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
@@ -106,21 +105,13 @@ def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
         case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=device)]):
             yield device
         case ast.Call():
-            yield from _argument(read, node)
-
-
-def _argument(read: Reading, call: ast.Call) -> Iterator[ast.expr]:
-    name = read.callee(call)
-    if name in ("torch.cuda.set_device", "torch.cuda.device"):
-        device = keyword(call, "device", 0)
-    elif name == "torch.device" and text_of(keyword(call, "type", 0)) == "cuda":
-        device = keyword(call, "index", 1)
-    elif moved(call) is not None:
-        device = keyword(call, "device", 0)
-    else:
-        device = None
-    if device is not None and not isinstance(device, ast.JoinedStr):
-        yield device
+            name, given = read.callee(node), None
+            if name in ("torch.cuda.set_device", "torch.cuda.device") or moved(node) is not None:
+                given = keyword(node, "device", 0)
+            elif name == "torch.device" and text_of(keyword(node, "type", 0)) == "cuda":
+                given = keyword(node, "index", 1)
+            if given is not None and not isinstance(given, ast.JoinedStr):
+                yield given
 
 
 _CHOOSES = {"set_device", "set_device_index", "device_index"}
@@ -164,16 +155,11 @@ def _chooses(read: Reading) -> bool:
                 return True
             case ast.Call() if _has_index(read, node):
                 return True
-    # A helper from another file may choose.
-    return any("device" in name.lower() or "distributed" in name.lower() for name in _imported_calls(read))
-
-
-def _imported_calls(read: Reading) -> Iterator[str]:
-    """Last names of called functions that come from files of the user's own, as far as one can tell."""
-    for call in read.calls:
-        own = not read.callee(call).startswith(("torch", "os.", "nn.", "argparse", "parser"))
-        if own and not read.targets(call):
-            yield read.last_name(call)
+    # A helper from a file of the user's own may choose, as far as one can tell.
+    known = ("torch", "os.", "nn.", "argparse", "parser")
+    own = (call for call in read.calls if not read.callee(call).startswith(known) and not read.targets(call))
+    names = (read.last_name(call).lower() for call in own)
+    return any("device" in name or "distributed" in name for name in names)
 
 
 def _has_index(read: Reading, call: ast.Call) -> bool:
@@ -239,23 +225,14 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
 
 
 def _is_needed(read: Reading) -> bool:
-    """Is args.local_rank read, and never set?"""
+    """Is args.local_rank read, and never set, neither here nor by a helper of another file that sets up the job?"""
     uses = [node for node in read.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
     holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
-    is_set = any(isinstance(node.ctx, ast.Store) for node in uses)
-    return bool(uses) and not is_set and not read.starts and not _are_filled_in(read, holders)
-
-
-def _are_filled_in(read: Reading, holders: set[str]) -> bool:
-    """Do the arguments go to a helper of another file that sets up the job, such as init_distributed_mode(args)?"""
-    return any(
-        isinstance(given, ast.Name)
-        and given.id in holders
-        and not read.targets(call)
-        and _SETS_UP.search(read.last_name(call))
-        for call in read.calls
-        for given in call.args
-    )
+    if not uses or read.starts or any(isinstance(node.ctx, ast.Store) for node in uses):
+        return False
+    # Such as init_distributed_mode(args).
+    setups = (call for call in read.calls if _SETS_UP.search(read.last_name(call)) and not read.targets(call))
+    return not any(isinstance(given, ast.Name) and given.id in holders for call in setups for given in call.args)
 
 
 RULES = (rank_as_text, device_of_global_rank, one_gpu_for_all, local_rank_option)

@@ -56,8 +56,13 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
     """Is it surely a module of a known class that nothing has moved yet?"""
-    found = read.origins(model)
-    origins = [each for each in found if each is not wrapping and not _is_move_of(read, each, wrapping)]
+    origins: list[ast.expr | None] = []
+    for each in read.origins(model):
+        target = moved(each) if isinstance(each, ast.Call) else None
+        # The wrapped model itself, moved: `model = model.to(device)` further down.
+        after = target is not None and read.is_wrapped(target) and each is not None and each.lineno > wrapping.lineno
+        if each is not wrapping and target is not wrapping and not after:
+            origins.append(each)
     if not origins or not all(isinstance(each, ast.Call) and _makes_module(read, each) for each in origins):
         return False
     here = read.function_of(wrapping)
@@ -67,13 +72,6 @@ def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
         and (call.lineno < wrapping.lineno or read.function_of(call) is not here)
         for call in read.calls
     )
-
-
-def _is_move_of(read: Reading, origin: ast.expr | None, wrapping: ast.Call) -> bool:
-    """Is it the wrapped model itself, moved (`model = model.to(device)` further down)?"""
-    if not isinstance(origin, ast.Call) or (target := moved(origin)) is None:
-        return False
-    return target is wrapping or (read.is_wrapped(target) and origin.lineno > wrapping.lineno)
 
 
 def _makes_module(read: Reading, call: ast.Call) -> bool:
@@ -250,7 +248,9 @@ def unused_parameters(read: Reading) -> Iterator[Hit]:
     (find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
     """
     for wrapping in read.wrappings:
-        if has_unpacking(wrapping) or _tolerates(wrapping):
+        options = (keyword(wrapping, "find_unused_parameters"), keyword(wrapping, "static_graph"))
+        tolerates = any(option is not None and not is_constant(option, False) for option in options)
+        if has_unpacking(wrapping) or tolerates:
             continue
         for name in sorted(_classes(read, keyword(wrapping, "module", 0), _DEPTH)):
             owner = read.classes.get(name)
@@ -273,11 +273,6 @@ def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
         else:
             found.add(last)
     return found
-
-
-def _tolerates(wrapping: ast.Call) -> bool:
-    options = (keyword(wrapping, "find_unused_parameters"), keyword(wrapping, "static_graph"))
-    return any(option is not None and not is_constant(option, False) for option in options)
 
 
 def _is_beyond_reading(read: Reading, model: ast.ClassDef) -> bool:

@@ -118,8 +118,7 @@ def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading (not recommended to return CUDA tensors);
     https://github.com/pytorch/pytorch/issues/40403.
     """
-    workers = any(_has_workers(loader) for loader in read.loaders)
-    for function in read.functions.get("__getitem__", ()) if workers else ():
+    for function in read.functions.get("__getitem__", ()) if any(map(_forks_workers, read.loaders)) else ():
         owner = read.class_of(function)
         if owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases):
             for call in filter(_uses_gpu, ast.walk(function)):
@@ -131,7 +130,7 @@ def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     yield from _forks(read)
 
 
-def _has_workers(loader: ast.Call) -> bool:
+def _forks_workers(loader: ast.Call) -> bool:
     workers = keyword(loader, "num_workers", 5)
     spawned = text_of(keyword(loader, "multiprocessing_context")) in ("spawn", "forkserver")
     return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
@@ -186,26 +185,18 @@ def download_race(read: Reading) -> Iterator[Hit]:
     Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
     """
     for call in read.calls:
-        if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
+        if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+            continue
+        root = keyword(call, "root", 0)
+        # A barrier in the same function, or a lock or a context such as local_main_process_first around it.
+        inside = any(isinstance(outer, ast.With) for outer in read.around(call))
+        is_ordered = inside or calls_method(read.scope_of(call), "barrier")
+        if not is_ordered and (root is None or not read.may_be_own(root)) and read.surely_on_all_ranks(call):
             yield Hit(
                 call,
                 "all ranks download into one directory at once, and read each other's half-written files",
                 "Download on local rank 0 only while the others wait at a barrier; or download before the job.",
             )
-
-
-def _downloads(read: Reading, call: ast.Call) -> bool:
-    if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
-        return False
-    root = keyword(call, "root", 0)
-    return root is None or not read.may_be_own(root)
-
-
-def _is_ordered(read: Reading, call: ast.Call) -> bool:
-    """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
-    around = read.function_of(call) or read.tree
-    inside = any(isinstance(outer, ast.With) for outer in read.around(call))
-    return inside or calls_method(around, "barrier")
 
 
 @rule("LNT022", Severity.WARNING)
@@ -229,15 +220,12 @@ def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
         return
     for call in read.calls_of("torch.save"):
         path = keyword(call, "f", 1)
-        if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
+        # Each rank may have a path of its own; this is unknown for a buffer, or a path that some function makes.
+        is_own = path is None or isinstance(path, ast.Call) or read.may_be_own(path)
+        if is_own or has_unpacking(call) or not read.surely_on_all_ranks(call):
             continue
         message = "all ranks write to one file at once, and corrupt it"
         yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
-
-
-def _is_own(read: Reading, path: ast.expr) -> bool:
-    """May each rank have a path of its own? This is unknown for a buffer, or a path that some function makes."""
-    return isinstance(path, ast.Call) or read.may_be_own(path)
 
 
 @rule("LNT023", Severity.WARNING)

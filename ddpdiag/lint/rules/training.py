@@ -36,7 +36,8 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
     https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
     """
     seeds = list(read.calls_of(*_SEEDS))
-    if not seeds or not read.wrappings or not _augments(read):
+    augments = any(read.last_name(c).startswith(_AT_RANDOM) and ".transforms." in read.callee(c) for c in read.calls)
+    if not seeds or not read.wrappings or not augments:
         return
     if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
         yield Hit(
@@ -44,12 +45,6 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
             "all ranks draw the same random numbers, so their augmentations are the same",
             "After the model is made, seed with seed + rank.",
         )
-
-
-def _augments(read: Reading) -> bool:
-    return any(
-        read.last_name(call).startswith(_AT_RANDOM) and ".transforms." in read.callee(call) for call in read.calls
-    )
 
 
 _NAMES = (
@@ -76,7 +71,9 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
     """
     for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
-        if _has_group(call) or not read.surely_on_some_ranks(call) or _has_partner(read, call):
+        group = keyword(call, "group") or keyword(call, "process_group")
+        has_group = has_unpacking(call) or (group is not None and not is_constant(group, None))
+        if has_group or not read.surely_on_some_ranks(call) or _has_partner(read, call):
             continue
         name = read.last_name(call)
         yield Hit(
@@ -84,11 +81,6 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
             f"only some ranks reach this {name}, and all ranks must call it: they will hang",
             f"Let every rank call {name}, or pass a group of the ranks that call it.",
         )
-
-
-def _has_group(call: ast.Call) -> bool:
-    group = keyword(call, "group") or keyword(call, "process_group")
-    return has_unpacking(call) or (group is not None and not is_constant(group, None))
 
 
 def _has_partner(read: Reading, call: ast.Call) -> bool:
@@ -159,17 +151,11 @@ def _goes_backward(read: Reading, call: ast.Call) -> bool:
     function = read.function_of(call)
     for outer in read.around(call):
         if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):
-            return not _is_under_no_grad(read, call)
+            contexts = [item for each in read.around(call) if isinstance(each, ast.With) for item in each.items]
+            return not any("no_grad" in ast.unparse(item.context_expr) for item in contexts)
         if outer is function:
             return False
     return False
-
-
-def _is_under_no_grad(read: Reading, call: ast.Call) -> bool:
-    return any(
-        isinstance(outer, ast.With) and any("no_grad" in ast.unparse(item.context_expr) for item in outer.items)
-        for outer in read.around(call)
-    )
 
 
 _SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
