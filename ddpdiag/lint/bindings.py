@@ -69,18 +69,21 @@ class Bindings(Script):
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
         """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen. Else nothing."""
-        names = _parameters(function)
+        arguments = function.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in names:
             return
         position = names.index(name)
-        sites = self.sites.get(function, ())
         if self.takes_self(function):
             if position == 0:
                 yield UNKNOWN
                 return
             position -= 1
+        sites = self.sites.get(function, ())
         for call in sites:
-            yield _passed(call, name, position, _default(function, name))
+            given = keyword(call, name, position)
+            known = _default(function, name) if given is None else Source(given)
+            yield UNKNOWN if has_unpacking(call) else known
         starts = [call for started, call in self.starts if started is function]
         for call in starts:
             yield self._handed_over(call, position)
@@ -153,24 +156,12 @@ class Bindings(Script):
                     yield value.elts[number]
 
 
-def _parameters(function: Function) -> list[str]:
-    arguments = function.args
-    return [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
 def _default(function: Function, name: str) -> Source:
     arguments = function.args
     positional = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
     pairs = dict(zip(reversed(positional), reversed(arguments.defaults), strict=False))
     pairs |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is not None}
     return Source(pairs[name]) if name in pairs else UNKNOWN
-
-
-def _passed(call: ast.Call, name: str, position: int, default: Source) -> Source:
-    if has_unpacking(call):
-        return UNKNOWN
-    given = keyword(call, name, position)
-    return default if given is None else Source(given)
 
 
 def _part(source: Source, number: int, total: int) -> Source:

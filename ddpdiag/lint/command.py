@@ -23,7 +23,7 @@ from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
-from ddpdiag.lint.reading import Hit, Reading, Rule
+from ddpdiag.lint.reading import Reading, Rule
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 from ddpdiag.render import files
@@ -186,9 +186,28 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         raise UsageError(f"{path}: not judged, because its code is nested too deep") from error
     except tokenize.TokenError as error:
         raise UsageError(f"{path}: not valid Python: {error.args[0]}") from error
-    shown = [(rule, hit) for rule, hit in found if not _is_quiet(rule, hit, quiet)]
-    findings = sorted({_finding(rule, hit, path) for rule, hit in shown}, key=lambda r: (r.line, r.column, r.code))
-    return Read(ScriptLine(path=path, ignored=len(found) - len(shown)), tuple(findings))
+    findings: set[LintFinding] = set()
+    ignored = 0
+    for rule, hit in found:
+        first = getattr(hit.node, "lineno", 1)
+        # A comment on any line of what is meant keeps it quiet; of a block, only the first line counts.
+        last = first if hasattr(hit.node, "body") else getattr(hit.node, "end_lineno", first)
+        if any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in range(first, last + 1)):
+            ignored += 1
+            continue
+        finding = LintFinding(
+            code=rule.code,
+            name=rule.name,
+            severity=hit.severity or rule.severity,
+            path=path,
+            line=first,
+            column=getattr(hit.node, "col_offset", 0) + 1,
+            message=hit.message,
+            fix=hit.fix,
+        )
+        findings.add(finding)
+    by_place = sorted(findings, key=lambda finding: (finding.line, finding.column, finding.code))
+    return Read(ScriptLine(path=path, ignored=ignored), tuple(by_place))
 
 
 @contextmanager
@@ -241,29 +260,9 @@ def _parsed(source: str, path: str) -> ast.Module:
         raise UsageError(f"{path}: not valid Python: {reason}") from error
 
 
-def _finding(rule: Rule, hit: Hit, path: str) -> LintFinding:
-    return LintFinding(
-        code=rule.code,
-        name=rule.name,
-        severity=hit.severity or rule.severity,
-        path=path,
-        line=getattr(hit.node, "lineno", 1),
-        column=getattr(hit.node, "col_offset", 0) + 1,
-        message=hit.message,
-        fix=hit.fix,
-    )
-
-
 def _ignored(source: str) -> Iterator[tuple[int, frozenset[str]]]:
     """The codes that a comment keeps quiet on its line; an empty set stands for all. Comments only, never strings."""
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and (match := _IGNORE.search(token.string)):
             codes = match[1].split(",") if match[1] else ()
             yield token.start[0], frozenset(code.strip().upper() for code in codes)
-
-
-def _is_quiet(rule: Rule, hit: Hit, quiet: dict[int, frozenset[str]]) -> bool:
-    """Does a comment on one of the lines of what is meant keep it quiet? Of a block, only its first line counts."""
-    first = getattr(hit.node, "lineno", 1)
-    last = first if hasattr(hit.node, "body") else getattr(hit.node, "end_lineno", first)
-    return any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in range(first, last + 1))

@@ -4,6 +4,7 @@ import ast
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import cleandoc
 from typing import NamedTuple
 
 from ddpdiag.lint.script import BLOCKS, attribute_path, is_function
@@ -121,6 +122,9 @@ class Hit(NamedTuple):
     severity: Severity | None = None
 
 
+Look = Callable[[Reading], Iterator[Hit]]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One pitfall. `manual` is its manual page, whose first line is its title."""
@@ -129,12 +133,17 @@ class Rule:
     name: str
     severity: Severity
     manual: str
-    look: Callable[[Reading], Iterator[Hit]]
+    look: Look
 
     @property
     def title(self) -> str:
         """The first line of the manual page, without its full stop."""
         return self.manual.partition("\n")[0].rstrip(".")
+
+
+def rule(code: str, severity: Severity) -> Callable[[Look], Rule]:
+    """The rule for which a function looks: its name and its docstring are the rule's name and manual page."""
+    return lambda look: Rule(code, look.__name__.replace("_", "-"), severity, cleandoc(look.__doc__ or ""), look)
 
 
 def is_bare_cuda(call: ast.Call) -> bool:

@@ -311,10 +311,12 @@ def words_in(node: ast.AST) -> Iterator[str]:
 
 def names_in(node: ast.AST) -> Iterator[str]:
     """Every name and attribute in an expression."""
-    for each in ast.walk(node):
-        match each:
-            case ast.Name(id=name) | ast.Attribute(attr=name):
-                yield name
+    return (each.id if isinstance(each, ast.Name) else each.attr for each in variables_in(node))
+
+
+def variables_in(node: ast.AST) -> Iterator[ast.Name | ast.Attribute]:
+    """Every name and attribute in an expression, as a part of it."""
+    return (each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:

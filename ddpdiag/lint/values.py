@@ -5,7 +5,7 @@ import re
 from enum import Enum
 
 from ddpdiag.lint.bindings import SPAWNED, Bindings, Source, returned
-from ddpdiag.lint.script import attribute_path, keyword, names_in, text_of
+from ddpdiag.lint.script import attribute_path, keyword, names_in, text_of, variables_in
 
 
 class Kind(Enum):
@@ -115,15 +115,12 @@ class Values(Bindings):
     def _smells(self, node: ast.AST, depth: int) -> bool:
         if (node, depth) not in self._rankish:
             self._rankish[node, depth] = False  # meanwhile: a loop adds nothing
-            self._rankish[node, depth] = self._smells_anew(node, depth)
+            found = any(map(_RANKISH.search, names_in(node))) or self.holds_rank(node)
+            if not found and depth > 0:
+                sources = (source.expression for each in variables_in(node) for source in self.sources(each))
+                found = any(each is not None and self._smells(each, depth - 1) for each in sources)
+            self._rankish[node, depth] = found
         return self._rankish[node, depth]
-
-    def _smells_anew(self, node: ast.AST, depth: int) -> bool:
-        if any(map(_RANKISH.search, names_in(node))) or self.holds_rank(node):
-            return True
-        names = [each for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
-        sources = [source.expression for each in names for source in self.sources(each)]
-        return depth > 0 and any(each is not None and self._smells(each, depth - 1) for each in sources)
 
     def _read(self, node: ast.expr) -> Kinds:
         match node:
@@ -140,7 +137,10 @@ class Values(Bindings):
             case ast.Compare() | ast.BoolOp() | ast.UnaryOp(op=ast.Not()):
                 return frozenset({Kind.IS_RANK}) if self.is_rank_test(node) else OTHER
             case ast.Subscript(value=whole, slice=index):
-                return self._element(whole, index)
+                if isinstance(index, ast.Slice):
+                    sharded = self.maybe(index.lower, *RANKS) and index.step is not None
+                    return frozenset({Kind.SHARD}) if sharded else OTHER
+                return self._variable(text_of(index)) if self.name(whole) == "os.environ" else OTHER
             case ast.BinOp():
                 return self._arithmetic(node)
             case ast.Call():
@@ -164,12 +164,6 @@ class Values(Bindings):
             return self.kinds(source.expression)
         return frozenset[Kind]().union(*map(self.kinds, self.items(source.expression, source.item))) or OTHER
 
-    def _element(self, whole: ast.expr, index: ast.expr) -> Kinds:
-        if isinstance(index, ast.Slice):
-            sharded = self.maybe(index.lower, *RANKS) and index.step is not None
-            return frozenset({Kind.SHARD}) if sharded else OTHER
-        return self._variable(text_of(index)) if self.name(whole) == "os.environ" else OTHER
-
     def _variable(self, name: str | None) -> Kinds:
         return frozenset({VARIABLES[name]}) if name in VARIABLES else OTHER
 
@@ -190,27 +184,22 @@ class Values(Bindings):
         if last in ("int", "float") and call.args:
             return frozenset(NUMBERS.get(kind, kind) for kind in self.kinds(call.args[0]))
         if name in ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop") and call.args:
-            return self._variable(text_of(call.args[0])) | self._fallback(call)
+            # A default that is written as a number makes no text; one that is a text does not help.
+            default = call.args[1] if len(call.args) > 1 and text_of(call.args[1]) is None else None
+            return self._variable(text_of(call.args[0])) | self.kinds(default)
         own = [self.kinds(value) for function in self.targets(call) for value in returned(function) if value]
         if own and last != "__init__":
             return frozenset[Kind]().union(*own)
-        if last in _ANSWERS and not self._is_foreign(name):
+        # `mesh.get_rank()` of somebody else's object is not the rank of the job.
+        root, is_attribute, _ = name.partition(".")
+        is_known = name.startswith((".", "torch", "apex")) or root in self.imported_packages
+        if last in _ANSWERS and (is_known or not is_attribute):
             return frozenset({_ANSWERS[last]})
         if _IS_RANK.fullmatch(last):
             return frozenset({Kind.IS_RANK})
         if name == "torch.cuda.device_count":
             return frozenset({Kind.LOCAL_WORLD_SIZE})
         return self._made_of(call, last)
-
-    def _fallback(self, call: ast.Call) -> Kinds:
-        """A default that is written as a number makes no text; one that is a text does not help."""
-        default = call.args[1] if len(call.args) > 1 else None
-        return frozenset() if default is None or text_of(default) is not None else self.kinds(default)
-
-    def _is_foreign(self, name: str) -> bool:
-        """`mesh.get_rank()` of somebody else's object is not the rank of the job."""
-        root = name.partition(".")[0]
-        return "." in name and not name.startswith((".", "torch", "apex")) and root not in self.imported_packages
 
     def _made_of(self, call: ast.Call, last: str) -> Kinds:
         """Shards stay shards through whatever is built of them; a compiled or moved model stays wrapped."""

@@ -1,4 +1,4 @@
-"""How others look for the slow hosts of a fleet, in the form of `pair_confirm_cover`, for fabric.py.
+"""How others look for the slow hosts of a fleet, in the form of `localise`, for fabric.py.
 
 A scheme yields rounds (groups that are tried at the same time), is sent what each group reached as a share of the
 nominal rate, and returns the hosts that it blames.
@@ -10,8 +10,8 @@ from random import Random
 
 from ddpdiag.checks.fabric.matching import Domain, pair_up, partners
 from ddpdiag.checks.fabric.notes import Diagnosis, Reached
-from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import localise
 
 # Ours takes rates, and less than a byte in a second is none.
 NOMINAL_BYTES_PER_S = 100e9

@@ -7,8 +7,8 @@ import pytest
 
 from ddpdiag.checks.fabric.congestion import rows
 from ddpdiag.checks.fabric.notes import LOST, Diagnosis, Phase, Reached, Round
-from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.search import localise
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report, Severity

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ddpdiag.checks.fabric.matching import pair_up, partners, round_robin
 from ddpdiag.checks.fabric.notes import Diagnosis, Phase, Reached, Results, Round
-from ddpdiag.checks.fabric.pair_confirm_cover import localise
 from ddpdiag.checks.fabric.rules import Bar, Rules, bar_of, bar_of_best, smallest_slowdown, z_of
-from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
+from ddpdiag.checks.fabric.search import Ground, Located, follow, localise, locate
 
 USUAL = 100e9
 relaxed = settings(deadline=None)

@@ -5,8 +5,7 @@ from msgspec import structs
 from seen import seen_of, world_of
 
 from ddpdiag.checks.rendezvous import shared_dir
-from ddpdiag.checks.rendezvous.directory_faults import Data
-from ddpdiag.checks.rendezvous.shared_dir import CHECK
+from ddpdiag.checks.rendezvous.shared_dir import CHECK, Data
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.host.shared_files import Mount, Space, Store
 

@@ -10,7 +10,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.rendezvous import coordinator_name, master_port, shared_dir
 from ddpdiag.checks.rendezvous import methods as rdz001
-from ddpdiag.checks.rendezvous.directory_faults import Data as Directory
+from ddpdiag.checks.rendezvous.shared_dir import Data as Directory
 from ddpdiag.codec import encode
 from ddpdiag.model import Depth, Finding, Options, Outcome, Severity, Status, Trial
 from ddpdiag.stats import Samples

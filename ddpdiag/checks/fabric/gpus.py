@@ -37,10 +37,9 @@ from ddpdiag.checks.fabric.hosts.judge import (
     tests_text,
     truncation_of,
 )
-from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Results, Round
-from ddpdiag.checks.fabric.pair_confirm_cover import localise
+from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
-from ddpdiag.checks.fabric.search import follow
+from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -103,7 +102,11 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
     living = frozenset(seen.world.living)
     hosts = [own for own in seen.world.hosts.values() if len(own) >= fab001.LEAST_INSIDE and living.issuperset(own)]
     options = seen.options
-    if mixed := frozenset(_mixed(seen)) if seen.world.backend == "nccl" else ():
+    known = seen.of(paths.CHECK)
+    if seen.world.backend == "nccl" and known.trials:
+        # Where some pairs of GPUs are joined by NVLinks or a switch and others are not, as far as it is known, a slower
+        # pair is no fault.
+        mixed = {own.host.name for own in host_paths(known) if len(set(map(_joined, own.pairs))) > 1}
         hosts = [own for own in hosts if seen.world.node_of(own[0]) not in mixed]
     if options.depth is Depth.DEEP or any(seen.check.code.startswith(code) for code in options.select):
         return hosts
@@ -112,17 +115,6 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
         return hosts if asked else ()
     alone = fab001.bad_alone(seen.of(fab001.CHECK))
     return [ranks for ranks in hosts if ranks in alone]
-
-
-def _mixed(seen: Seen[Data]) -> Iterator[str]:
-    """Hosts on which not all pairs of GPUs have the same path between them, as far as it is known.
-
-    Where some pairs are joined by NVLinks or a switch and others are not, a slower pair is no fault.
-    """
-    known = seen.of(paths.CHECK)
-    for own in host_paths(known) if known.trials else ():
-        if len({_joined(pair) for pair in own.pairs}) > 1:
-            yield own.host.name
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
@@ -161,16 +153,34 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     states = _states(seen)
     found = {ranks: state for ranks, state in states.items() if isinstance(state, Diagnosis)}
     if left := len(states) - len(found):
-        yield _unfinished(seen, left)
+        when, fix = truncation_of(seen)
+        yield seen.finding(
+            "unmeasured",
+            "the search for a slow rank was not completed",
+            f"It ended in round {len(seen.trials)}, {when}: on {count(left, 'host')} it is not known which rank is "
+            "slow or fails.",
+            fix=fix,
+            of_the_run=True,
+        )
     for ranks, state in found.items():
         yield from _of_host(seen, ranks, state)
     good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths)}
     if good:
-        yield _clear(seen, good)
+        nodes = [seen.world.node_of(ranks[0]) for ranks in good]
+        from_share = max(own.found_from for own in good.values())
+        least = min(own.bar.usual for own in good.values())
+        yield seen.finding(
+            "clear",
+            "no rank slows down its host",
+            f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
+            f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been "
+            "found (99 of 100 times).",
+            nodes=(),
+        )
 
 
 def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iterator[Finding]:
-    node = seen.world.node_of(ranks[0])
+    node, usual = seen.world.node_of(ranks[0]), found.bar.usual
     if found.systemic:
         yield seen.finding(
             "systemic",
@@ -182,73 +192,42 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         )
         return
     for bad in found.bad:
-        yield _rank(seen, node, bad, found)
-    for path in found.paths:
-        yield _path(seen, node, path, found)
+        yield _rank(seen, node, bad, usual)
+    for (one, other), tests in found.paths:
+        yield seen.finding(
+            "path",
+            path_title(f"ranks {one} and {other} on {node}", tests, usual),
+            f"Ranks {one} and {other} on {node} {how(tests, usual, several=True)} with each other in "
+            f"{count(len(tests), 'test')}: {tests_text(tests)}. Each of them passes with other partners "
+            f"({rate_text(usual)} busbw).",
+            nodes=(),
+            links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
+            evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
+            fix="Check the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
+        )
 
 
-def _rank(seen: Seen[Data], node: str, bad: Bad, found: Diagnosis) -> Finding:
+def _rank(seen: Seen[Data], node: str, bad: Bad, usual: float) -> Finding:
     gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
     who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
     return seen.finding(
         "rank",
-        f"rank {bad.unit} on {node} {compared(bad.tests, found.bar.usual, 'ranks there')}",
-        f"{who} {how(bad.tests, found.bar.usual)} with each of {count(len(partners), 'partner')} there "
+        f"rank {bad.unit} on {node} {compared(bad.tests, usual, 'ranks there')}",
+        f"{who} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} there "
         f"({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
-        f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
-        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
+        f"{rate_text(usual)} busbw, and these partners reach it with others.",
+        severity=severity(bad.tests, usual, seen.number("error_share")),
         ranks=(bad.unit,),
         gpus=gpus,
         evidence={
             "rates_bytes_per_s": rates(bad.tests),
-            "usual_bytes_per_s": found.bar.usual,
-            **slower(bad.tests, found.bar.usual),
+            "usual_bytes_per_s": usual,
+            **slower(bad.tests, usual),
         },
         fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or exclude "
         f"{node} as a whole."
         if gpus
         else f"Find what else runs on the cores of rank {bad.unit} (top), or exclude {node}.",
-    )
-
-
-def _path(seen: Seen[Data], node: str, path: Path, found: Diagnosis) -> Finding:
-    one, other = path.pair
-    return seen.finding(
-        "path",
-        path_title(f"ranks {one} and {other} on {node}", path.tests, found.bar.usual),
-        f"Ranks {one} and {other} on {node} {how(path.tests, found.bar.usual, several=True)} with each other in "
-        f"{count(len(path.tests), 'test')}: {tests_text(path.tests)}. Each of them passes with other partners "
-        f"({rate_text(found.bar.usual)} busbw).",
-        nodes=(),
-        links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
-        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
-        fix="Check the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
-    )
-
-
-def _clear(seen: Seen[Data], good: Mapping[tuple[int, ...], Diagnosis]) -> Finding:
-    nodes = [seen.world.node_of(ranks[0]) for ranks in good]
-    from_share = max(own.found_from for own in good.values())
-    least = min(own.bar.usual for own in good.values())
-    return seen.finding(
-        "clear",
-        "no rank slows down its host",
-        f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
-        f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been found "
-        "(99 of 100 times).",
-        nodes=(),
-    )
-
-
-def _unfinished(seen: Seen[Data], hosts: int) -> Finding:
-    when, fix = truncation_of(seen)
-    return seen.finding(
-        "unmeasured",
-        "the search for a slow rank was not completed",
-        f"It ended in round {len(seen.trials)}, {when}: on {count(hosts, 'host')} it is not known which rank is slow "
-        "or fails.",
-        fix=fix,
-        of_the_run=True,
     )
 
 

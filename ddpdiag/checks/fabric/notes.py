@@ -1,6 +1,6 @@
 """A search among units: its rounds and their results, what is known so far, and the diagnosis."""
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from enum import Enum
 from random import Random
 from typing import NamedTuple
@@ -39,6 +39,10 @@ class Reached(NamedTuple):
     rate: float | None
     why: str = ""
     spread: float = 0.0
+
+    def passes(self, least: float) -> bool:
+        """Did it end, and reach so much?"""
+        return self.rate is not None and self.rate >= least
 
 
 class Round(NamedTuple):
@@ -160,7 +164,7 @@ class Notes:
                 self.cleared.add(subject)
 
     def passes(self, tested: Reached) -> bool:
-        return tested.rate is not None and tested.rate >= self.bar.least
+        return tested.passes(self.bar.least)
 
     def passed(self, pair: Pair) -> bool:
         """Did this pair pass in any of its tests?"""
@@ -175,6 +179,14 @@ class Notes:
     def partners_of(self, unit: int) -> tuple[int, ...]:
         """With whom it failed, in order."""
         return tuple(one if other == unit else other for one, other in self.failures.get(unit, ()))
+
+    def by_domain(self, units: Iterable[int]) -> dict[Domain, list[int]]:
+        """Those units whose domain is known, by domain."""
+        members: dict[Domain, list[int]] = {}
+        for unit in units:
+            if unit in self.domains:
+                members.setdefault(self.domains[unit], []).append(unit)
+        return members
 
     @property
     def suspects(self) -> list[int]:

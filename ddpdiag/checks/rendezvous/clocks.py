@@ -16,7 +16,7 @@ Confirm by hand: `for h in HOSTS; do ssh $h date +%s.%N; done`; `chronyc trackin
 Sources: RFC 5905 (NTP: offset and delay of four time stamps).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
@@ -50,38 +50,35 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         offsets = {link: cell.offset_seconds for link, cell in mesh.cells.items() if link[0] in group}
         behind = _differences({link: value for link, value in offsets.items() if value is not None})
         members = sorted(rank for rank in group if behind.get(rank))
-        usual = {rank for rank in members if _agrees(behind[rank], limit, len(members))}
-        others = {rank: _ahead(behind[rank], usual) for rank in members if rank not in usual}
-        for rank, ahead in others.items():
-            if ahead is not None and abs(ahead) > limit:
-                yield _off(seen, mesh.names[rank], ahead, len(usual))
-        unsettled = [rank for rank in others if others[rank] is None and max(map(abs, behind[rank].values())) > limit]
+        # Those whose time is about that of more than half of the group, themselves included.
+        near = {rank: 1 + sum(abs(seconds) <= limit for seconds in behind[rank].values()) for rank in members}
+        usual = {rank for rank in members if 2 * near[rank] > len(members)}
+        unsettled: list[int] = []
+        for rank in members:
+            known = [-seconds for other, seconds in behind[rank].items() if other in usual]
+            if rank not in usual and known:
+                yield from _off(seen, mesh.names[rank], median(known), len(usual))
+            elif rank not in usual and max(map(abs, behind[rank].values())) > limit:
+                unsettled.append(rank)
         if unsettled:
-            yield _undecided(seen, [mesh.names[rank] for rank in unsettled], behind[unsettled[0]], mesh.names)
+            nodes = [mesh.names[rank] for rank in unsettled]
+            other, seconds = max(behind[unsettled[0]].items(), key=lambda item: abs(item[1]))
+            yield seen.finding(
+                "off",
+                f"clocks differ by {abs(seconds):.1f} s",
+                f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {mesh.names[other]} by "
+                f"{abs(seconds):.1f} s, and no majority shows which is right: {_HARM}.",
+                evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
+                fix="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
+            )
 
 
-def _differences(offsets: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
-    """For each host the others' clocks minus its own, from both ends where both measured."""
-    both: dict[int, dict[int, list[float]]] = {}
-    for (a, b), seconds in offsets.items():
-        both.setdefault(a, {}).setdefault(b, []).append(seconds)
-        both.setdefault(b, {}).setdefault(a, []).append(-seconds)
-    return {host: {other: median(own) for other, own in others.items()} for host, others in both.items()}
-
-
-def _agrees(differences: Mapping[int, float], limit: float, members: int) -> bool:
-    """Does more than half of the group, itself included, have about this host's time?"""
-    return 2 * (1 + sum(abs(seconds) <= limit for seconds in differences.values())) > members
-
-
-def _ahead(differences: Mapping[int, float], usual: Collection[int]) -> float | None:
-    """How far a host's clock is ahead of those that agree; None if no link to one of them could be measured."""
-    return median(known) if (known := [-own for other, own in differences.items() if other in usual]) else None
-
-
-def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
+def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Iterator[Finding]:
+    """A host whose clock is so far ahead of those that agree; behind if it is negative."""
+    if abs(ahead) <= seen.number("off_seconds"):
+        return
     word = "ahead of" if ahead > 0 else "behind"
-    return seen.finding(
+    yield seen.finding(
         "off",
         f"the clock of {node} is {abs(ahead):.1f} s {word} the others'",
         f"The clock of {node} is {abs(ahead):.1f} s {word} those of {others} hosts that agree: {_HARM}.",
@@ -91,18 +88,13 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Finding:
     )
 
 
-def _undecided(
-    seen: Seen[Nothing], nodes: list[str], differences: Mapping[int, float], names: Mapping[int, str]
-) -> Finding:
-    other, seconds = max(differences.items(), key=lambda item: abs(item[1]))
-    return seen.finding(
-        "off",
-        f"clocks differ by {abs(seconds):.1f} s",
-        f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {names[other]} by {abs(seconds):.1f} s, "
-        f"and no majority shows which is right: {_HARM}.",
-        evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
-        fix="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
-    )
+def _differences(offsets: Mapping[tuple[int, int], float]) -> dict[int, dict[int, float]]:
+    """For each host the others' clocks minus its own, from both ends where both measured."""
+    both: dict[int, dict[int, list[float]]] = {}
+    for (a, b), seconds in offsets.items():
+        both.setdefault(a, {}).setdefault(b, []).append(seconds)
+        both.setdefault(b, {}).setdefault(a, []).append(-seconds)
+    return {host: {other: median(own) for other, own in others.items()} for host, others in both.items()}
 
 
 CHECK = Check(

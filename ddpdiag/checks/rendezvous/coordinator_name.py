@@ -107,11 +107,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     answers: dict[str, Data] = {}
     for host, own in answers_by_host(seen):
         answers[host.name] = data = next(iter(own.values()))
-        yield from _slow(seen, host.name, data)
-        yield from _reverse(seen, host.name, data)
-        if data.addresses is not None and not data.addresses:
-            yield _unknown(seen, host.name, data)
-        elif several and data.addresses and all(map(is_loopback, data.addresses)):
+        yield from _look_ups(seen, host.name, data)
+        if several and data.addresses and all(map(is_loopback, data.addresses)):
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
         if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
@@ -121,47 +118,41 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from _families(seen, answers)
 
 
-def _slow(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
-    limit = seen.number("slow_seconds")
-    if data.addresses is not None and data.seconds <= limit:
-        return
-    took = f"took {data.seconds:.1f} s" if data.addresses is not None else f"gave no answer in {data.seconds:.1f} s"
-    yield seen.finding(
-        "slow",
-        f"{'no answer to a name' if data.addresses is None else 'slow name'} look-up on {node}",
-        f"The look-up of {data.name} {took} on {node}; at most {limit:g} s expected.",
-        severity=Severity.ERROR if data.addresses is None else Severity.WARNING,
-        nodes=[node],
-        fix=f"Check that each name server in /etc/resolv.conf of {node} answers (glibc waits 5 s for one that does "
-        "not); the line `options timeout:1 attempts:1` there shortens the wait.",
-    )
-
-
-def _reverse(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
-    limit = seen.number("slow_seconds")
-    if not data.addresses or (data.reverse_seconds is not None and data.reverse_seconds <= limit):
-        return
-    took = "got no name" if data.reverse_seconds is None else f"took {data.reverse_seconds:.1f} s to get the name"
-    yield seen.finding(
-        "reverse",
-        f"slow reverse look-up on {node}",
-        f"{node} {took} of {data.addresses[0]} ({data.name}); at most {limit:g} s expected. c10d looks it up at each "
-        "connection, so the job's start is slow.",
-        nodes=[node],
-        evidence={"address": data.addresses[0], "seconds": data.reverse_seconds},
-        fix=f"Add the job's hosts to /etc/hosts of {node}, or to the reverse zone of the DNS. `options timeout:1 "
-        "attempts:1` in /etc/resolv.conf shortens the wait.",
-    )
-
-
-def _unknown(seen: Seen[Data], node: str, data: Data) -> Finding:
-    return seen.finding(
-        "unknown",
-        f"{data.name} is unknown on {node}",
-        f"{node} cannot resolve {data.name!r}, the coordinator's name (tried for {data.seconds:.1f} s).",
-        nodes=[node],
-        fix=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
-    )
+def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
+    """Of the name and of its address: slow, without an answer, or without such a name."""
+    limit, answer = seen.number("slow_seconds"), data.addresses
+    if answer is None or data.seconds > limit:
+        took = f"gave no answer in {data.seconds:.1f} s" if answer is None else f"took {data.seconds:.1f} s"
+        yield seen.finding(
+            "slow",
+            f"{'no answer to a name' if answer is None else 'slow name'} look-up on {node}",
+            f"The look-up of {data.name} {took} on {node}; at most {limit:g} s expected.",
+            severity=Severity.ERROR if answer is None else Severity.WARNING,
+            nodes=[node],
+            fix=f"Check that each name server in /etc/resolv.conf of {node} answers (glibc waits 5 s for one that does "
+            "not); the line `options timeout:1 attempts:1` there shortens the wait.",
+        )
+    back = data.reverse_seconds
+    if answer and (back is None or back > limit):
+        yield seen.finding(
+            "reverse",
+            f"slow reverse look-up on {node}",
+            f"{node} {'got no name' if back is None else f'took {back:.1f} s to get the name'} of {answer[0]} "
+            f"({data.name}); at most {limit:g} s expected. c10d looks it up at each connection, so the job's start is "
+            "slow.",
+            nodes=[node],
+            evidence={"address": answer[0], "seconds": back},
+            fix=f"Add the job's hosts to /etc/hosts of {node}, or to the reverse zone of the DNS. `options timeout:1 "
+            "attempts:1` in /etc/resolv.conf shortens the wait.",
+        )
+    if answer == ():
+        yield seen.finding(
+            "unknown",
+            f"{data.name} is unknown on {node}",
+            f"{node} cannot resolve {data.name!r}, the coordinator's name (tried for {data.seconds:.1f} s).",
+            nodes=[node],
+            fix=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
+        )
 
 
 def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
@@ -221,17 +212,18 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
 
 def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]:
     """Hosts that have no address of the coordinator's family; then hosts that have no family in common."""
-    known = {node: data for node, data in answers.items() if data.families}
-    for node, data in known.items():
-        found = {family_of(address) for address in data.addresses or () if is_reachable(address)}
-        if found and found.isdisjoint(data.families or ()):
+    families = {node: data.families for node, data in answers.items() if data.families}
+    for node, own in families.items():
+        addresses = answers[node].addresses or ()
+        found = {family_of(address) for address in addresses if is_reachable(address)}
+        if found and found.isdisjoint(own):
             yield _family(
                 seen,
                 (node,),
-                f"on {node}, {data.name} has only {'/'.join(sorted(found))} addresses "
-                f"({', '.join(data.addresses or ())}), but {node} itself has only {_only(data)} addresses.",
+                f"on {node}, {answers[node].name} has only {'/'.join(sorted(found))} addresses "
+                f"({', '.join(addresses)}), but {node} itself has only {'/'.join(own)} addresses.",
             )
-    alone = {node: _only(data) for node, data in known.items() if len(data.families or ()) == 1}
+    alone = {node: own[0] for node, own in families.items() if len(own) == 1}
     if len(counts := Counter(alone.values())) > 1:
         usual, count = counts.most_common(1)[0]
         odd = tuple(node for node, family in alone.items() if family != usual)
@@ -241,10 +233,6 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
             odd if 2 * count > len(answers) else (),
             f"{odd[0]} has only {alone[odd[0]]} addresses and {like} only {usual} addresses, so they cannot connect.",
         )
-
-
-def _only(data: Data) -> str:
-    return "/".join(data.families or ())
 
 
 def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:

@@ -153,24 +153,26 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # A job over nccl uses gloo beside it; NCCL matters to other jobs if its variable is set.
         with_nccl = library_of(seen.world.backend) == "nccl" or data.names.nccl
         libraries = ("nccl", "gloo") if with_nccl else ("gloo",)
-        own = [_choice(seen, library, host, data, data.interfaces) for library in libraries]
-        for choice in own:
+        route = interface_of(data.source, data.interfaces)
+        for library in libraries:
+            severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
+            address = chosen_address(library, data.names, data.own_addresses, data.interfaces)
+            choice = Choice(library, severity, host, data, data.interfaces, address, route)
+            choices.append(choice)
             yield from _useless(seen, choice) if choice.variable else ()
-        choices += own
     met = offers(seen.of(mesh.CHECK))
     for library in _VARIABLES:
-        own = [choice for choice in choices if choice.library == library and choice.address is not None]
-        shared = _shared_addresses(own)
-        yield from _shared(seen, shared)
-        for choice in own:
-            if choice.address not in shared:
-                yield from _elsewhere(seen, choice, met)
-
-
-def _choice(seen: Seen[Data], library: str, host: Host, data: Data, known: tuple[Interface, ...]) -> Choice:
-    severity = Severity.ERROR if seen.world.backend == library else Severity.WARNING
-    address = chosen_address(library, data.names, data.own_addresses, known)
-    return Choice(library, severity, host, data, known, address, interface_of(data.source, known))
+        by_address: dict[str, list[Choice]] = {}
+        for choice in choices:
+            if choice.library == library and choice.address is not None:
+                by_address.setdefault(choice.address, []).append(choice)
+        several = {address: own for address, own in by_address.items() if len(own) > 1}
+        shared = {a: own for a, own in several.items() if not is_loopback(a) and "%" not in a}
+        for address, own in shared.items():
+            yield from _shared(seen, address, own)
+        for choice in choices:
+            if choice.library == library and choice.address is not None and choice.address not in shared:
+                yield from _elsewhere(seen, choice, choice.address, met)
 
 
 def _finding(
@@ -185,16 +187,14 @@ def _finding(
         evidence={
             "address": choice.address,
             "source_towards_coordinator": choice.data.source,
-            "interfaces": [_in_words(interface) for interface in choice.known[:16]],
+            "interfaces": [
+                f"{each.name}{'' if each.running else ' (down)'}: {', '.join(each.addresses) or 'no address'}"
+                for each in choice.known[:16]
+            ],
         },
         fix=choice.fix,
         env=_env(seen),
     )
-
-
-def _in_words(interface: Interface) -> str:
-    state = "" if interface.running else " (down)"
-    return f"{interface.name}{state}: {', '.join(interface.addresses) or 'no address'}"
 
 
 def _env(seen: Seen[Data]) -> Mapping[str, str]:
@@ -235,48 +235,34 @@ def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
     return [(fitting.name if fitting else rule, fitting)]
 
 
-def _shared_addresses(choices: Sequence[Choice]) -> dict[str, list[Choice]]:
-    """Addresses that several hosts would offer."""
-    offers: dict[str, list[Choice]] = {}
-    for choice in choices:
-        if choice.address is not None and not is_loopback(choice.address) and "%" not in choice.address:
-            offers.setdefault(choice.address, []).append(choice)
-    return {address: own for address, own in offers.items() if len(own) > 1}
-
-
-def _shared(seen: Seen[Data], shared: Mapping[str, Sequence[Choice]]) -> Iterator[Finding]:
-    """Containers of one machine that share its network share its addresses, too."""
-    for address, choices in shared.items():
-        networks = {(seen.world.arrivals[own.host.ranks[0]].host_id, own.data.network) for own in choices}
-        if len(networks) == 1 and choices[0].data.network is not None:
-            continue
-        names = [choice.host.name for choice in choices]
-        interface = interface_of(address, choices[0].known)
-        yield seen.finding(
-            "shared",
-            f"{len(names)} hosts offer the same address, {address}",
-            f"{choices[0].library} would offer {address} ({interface.name if interface else '?'}) on "
-            f"{names_text(names)}: each of them would connect to itself.",
-            severity=choices[0].severity,
-            nodes=names,
-            evidence={"address": address},
-            fix=_common_fix(choices),
-            env=_env(seen),
-        )
-
-
-def _common_fix(choices: Sequence[Choice]) -> str:
+def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterator[Finding]:
+    """An address that several hosts would offer. Containers of one machine that share its network share it, too."""
+    networks = {(seen.world.arrivals[own.host.ranks[0]].host_id, own.data.network) for own in choices}
+    if len(networks) == 1 and choices[0].data.network is not None:
+        return
+    names = [choice.host.name for choice in choices]
+    interface = interface_of(address, choices[0].known)
     variable = _VARIABLES[choices[0].library]
     routes = {choice.route.name if choice.route else "" for choice in choices}
+    fix = f"Set {variable}={min(routes)} on all of them: it leads to the coordinator."
     if len(routes) > 1 or "" in routes:
-        return f"Set {variable} on each of them to the interface that leads to the other hosts."
-    return f"Set {variable}={routes.pop()} on all of them: it leads to the coordinator."
+        fix = f"Set {variable} on each of them to the interface that leads to the other hosts."
+    yield seen.finding(
+        "shared",
+        f"{len(names)} hosts offer the same address, {address}",
+        f"{choices[0].library} would offer {address} ({interface.name if interface else '?'}) on "
+        f"{names_text(names)}: each of them would connect to itself.",
+        severity=choices[0].severity,
+        nodes=names,
+        evidence={"address": address},
+        fix=fix,
+        env=_env(seen),
+    )
 
 
-def _elsewhere(seen: Seen[Data], choice: Choice, met: Offers) -> Iterator[Finding]:
+def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> Iterator[Finding]:
     """The variable selects loopback, or the address belongs to another interface than the route to the coordinator."""
-    address, name = choice.address or "", choice.host.name
-    interface = interface_of(address, choice.known)
+    name, interface = choice.host.name, interface_of(address, choice.known)
     if is_loopback(address):
         if choice.variable or choice.library == "nccl":
             why = choice.setting if choice.variable else "no better interface exists"

@@ -95,17 +95,12 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """Listen, or wait for the rank that does, then connect."""
+    """Rank 0 listens itself, unless torchrun's agent does; the others wait for its word. Then all connect."""
     name, port = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
     if ctx.group_rank > 0 or ctx.trial.params["agent_store"]:
         word = ctx.barrier(_AGENT).offer
         found = _checked(ctx, name, port, word) if word else None
         return Data(name=name, port=port, port_check=found, is_own=_is_own(found))
-    return _measure_first(ctx, name, port)
-
-
-def _measure_first(ctx: Context, name: str, port: int) -> Data:
-    """Rank 0, which listens itself."""
     own = ephemeral_ports()
     ephemeral = own if own is not None and own[0] <= port <= own[1] else None
     word = secrets.token_hex(16)
@@ -149,15 +144,33 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """First what is wrong on rank 0's host: it explains what the others met."""
     answers = seen.by_rank
-    first = answers.get(0)
+    first, node = answers.get(0), seen.world.node_of(0)
     if first is not None and first.error is not None:
-        yield _taken(seen, first) if first.error == "EADDRINUSE" else _unusable(seen, first)
+        yield _not_listening(seen, node, first)
     elif first is not None and (own := _failure(seen, 0, first)) is not None:
-        yield _not_even_itself(seen, first, own)
+        yield _not_even_itself(seen, node, first, own)
     else:
-        yield from _failures(seen, answers)
+        others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
+        failed = {rank: why for rank in others if (why := _failure(seen, rank, answers[rank])) is not None}
+        if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
+            yield _itself(seen, node, itself)
+        failed = {rank: why for rank, why in failed.items() if rank not in itself}
+        got = sum(map(answered, others.values()))
+        for why in dict.fromkeys(failed.values()):
+            ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
+            yield _failure_finding(seen, node, ranks, why, got=got, of=got + len(failed))
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
-        yield _ephemeral(seen, first, first.ephemeral)
+        low, high = first.ephemeral
+        yield seen.finding(
+            "ephemeral",
+            f"MASTER_PORT {first.port} is an ephemeral port",
+            f"MASTER_PORT {first.port} is in {low}-{high}, the range from which {node} takes ports for outgoing "
+            "connections, so one of them may hold it when the job starts.",
+            evidence={"port": first.port, "from": low, "to": high},
+            fix=f"Choose a MASTER_PORT between 1024 and {low - 1}."
+            if low > 1024
+            else f"Reserve it on {node} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
+        )
     if seen.trials:
         yield from left_out(seen, MAX_HOSTS, "MASTER_PORT")
 
@@ -180,8 +193,18 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
     return "stranger" if reached.reach is Reach.ACCEPTED else reached.reach.value
 
 
-def _taken(seen: Seen[Data], first: Data) -> Finding:
-    node, holder = seen.world.node_of(0), first.holder or "a process that /proc does not show"
+def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
+    """Rank 0 could not listen."""
+    if first.error != "EADDRINUSE":
+        return seen.finding(
+            "unusable",
+            f"rank 0 cannot listen on MASTER_PORT {first.port}",
+            f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
+            nodes=[node],
+            evidence={"port": first.port, "error": first.error},
+            fix="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
+        )
+    holder = first.holder or "a process that /proc does not show"
     pid = holder.partition(" (")[0]  # its command line may be long
     return seen.finding(
         "taken",
@@ -194,21 +217,9 @@ def _taken(seen: Seen[Data], first: Data) -> Finding:
     )
 
 
-def _unusable(seen: Seen[Data], first: Data) -> Finding:
-    node = seen.world.node_of(0)
-    return seen.finding(
-        "unusable",
-        f"rank 0 cannot listen on MASTER_PORT {first.port}",
-        f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
-        nodes=[node],
-        evidence={"port": first.port, "error": first.error},
-        fix="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
-    )
-
-
-def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
+def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
     """Rank 0's host does not reach the store under MASTER_ADDR."""
-    node, where = seen.world.node_of(0), f"{first.name}:{first.port}{_address(first)}"
+    where = f"{first.name}:{first.port}{_address(first)}"
     word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
     message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and {node} does not have the address."
     fix = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
@@ -224,23 +235,9 @@ def _not_even_itself(seen: Seen[Data], first: Data, why: str) -> Finding:
     return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
 
 
-def _failures(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts that cannot reach rank 0's, by how they failed."""
-    port_checks = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
-    got = sum(map(answered, port_checks.values()))
-    failed = {rank: why for rank in port_checks if (why := _failure(seen, rank, answers[rank])) is not None}
-    if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
-        yield _itself(seen, itself)
-    failed = {rank: why for rank, why in failed.items() if rank not in itself}
-    for why in dict.fromkeys(failed.values()):
-        ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-        yield _failure_finding(seen, ranks, why, got=got, of=got + len(failed))
-
-
-def _itself(seen: Seen[Data], asked: Mapping[int, Data]) -> Finding:
+def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
     """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
-    first = next(iter(asked.values()))
-    hosts, node = seen.world.nodes_of(list(asked)), seen.world.node_of(0)
+    first, hosts = next(iter(asked.values())), seen.world.nodes_of(list(asked))
     return seen.finding(
         "itself",
         f"MASTER_ADDR {first.name} is a host's own address on {names_text(hosts)}",
@@ -267,10 +264,11 @@ _CAUSES = {
 }
 
 
-def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
-    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0."""
-    first = next(iter(failed.values()))
-    hosts, node = seen.world.nodes_of(list(failed)), seen.world.node_of(0)
+def _failure_finding(
+    seen: Seen[Data], node: str, failed: Mapping[int, Data], why: str, *, got: int, of: int
+) -> Finding:
+    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0's (`node`)."""
+    first, hosts = next(iter(failed.values())), seen.world.nodes_of(list(failed))
     # A host that got another machine's answer did not get as far as rank 0's host.
     theirs = got == 0 and of > 1 and why != "stranger"
     whose = f"{got} of {of} other hosts can reach it" if of > 1 else "There is no third host to compare with"
@@ -300,19 +298,6 @@ def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
         for host, data in list(answers.items())[:16]
         if (found := data.port_check) is not None
     }
-
-
-def _ephemeral(seen: Seen[Data], first: Data, ports: tuple[int, int]) -> Finding:
-    return seen.finding(
-        "ephemeral",
-        f"MASTER_PORT {first.port} is an ephemeral port",
-        f"MASTER_PORT {first.port} is in {ports[0]}-{ports[1]}, the range from which {seen.world.node_of(0)} takes "
-        "ports for outgoing connections, so one of them may hold it when the job starts.",
-        evidence={"port": first.port, "from": ports[0], "to": ports[1]},
-        fix=f"Choose a MASTER_PORT between 1024 and {ports[0] - 1}."
-        if ports[0] > 1024
-        else f"Reserve it on {seen.world.node_of(0)} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
-    )
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

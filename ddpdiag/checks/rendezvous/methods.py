@@ -36,7 +36,6 @@ from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
-from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 
@@ -98,7 +97,7 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
     if not master_port.usable(seen.of(master_port.CHECK)):
         out.add("env")
     shared = seen.options.shared_dir
-    if _lacks_directory(seen.world) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
+    if (len(seen.world.hosts) > 1 and not shared) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
         out.update(_NEED_DIRECTORY)
     if seen.options.depth is Depth.QUICK:
         return tuple(method for method in METHODS if method not in out)
@@ -113,16 +112,12 @@ def _name(method: str) -> str:
     return f"{method}://" if method in METHODS else f"store={method}"
 
 
-def _lacks_directory(world: World) -> bool:
-    return len(world.hosts) > 1 and not world.options.shared_dir
-
-
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
     # Where a rank was lost meanwhile (RUN002), the method is not to blame.
     unheard = {o.trial for o in seen.outcomes if o.status is Status.UNHEARD}
     tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if t.number not in unheard}
-    if seen.trials and "file" not in tried and _lacks_directory(seen.world):
+    if seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
         yield seen.finding(
             "file",
             "file:// was not tried",

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison.figures import Change, Direction, changed_facts, comparable, compared_figures
+from ddpdiag.comparison.figures import Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
@@ -49,6 +49,7 @@ FINDINGS = {
 }
 
 _SHOWN = 20
+_FIX = "Look at what has changed since: driver, firmware, clocks, cables, other jobs on the same hosts and switches."
 _JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)
 
 
@@ -69,7 +70,15 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     _, changes = compared_figures(old, new)
     for change in changes:
         if change.direction in _JUDGED:
-            yield _changed(seen, change, old.created)
+            is_worse = change.direction is Direction.REGRESSION
+            yield seen.finding(
+                "worse" if is_worse else "better",
+                f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
+                f"{begun(change.text)}. The baseline is of {old.created}.",
+                ranks=change.ranks,
+                evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
+                fix=_FIX if is_worse else "",
+            )
     others = (change for change in changes if change.direction not in _JUDGED)
     told = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]
     if told:
@@ -79,21 +88,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "figures, versions or variables differ from the baseline",
             f"Since the baseline of {old.created}: {'; '.join(told[:_SHOWN])}{more}.",
         )
-
-
-def _changed(seen: Seen[Nothing], change: Change, created: str) -> Finding:
-    is_worse = change.direction is Direction.REGRESSION
-    return seen.finding(
-        "worse" if is_worse else "better",
-        f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
-        f"{begun(change.text)}. The baseline is of {created}.",
-        ranks=change.ranks,
-        evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
-        fix="Look at what has changed since: driver, firmware, clocks, cables, other jobs on the same hosts and "
-        "switches."
-        if is_worse
-        else "",
-    )
 
 
 CHECK = Check(

@@ -19,7 +19,7 @@ from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, unfinished
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.run.trials import failures
-from ddpdiag.model import Event, EventKind, Finding, Severity, Status
+from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count
 
@@ -51,9 +51,22 @@ _NAMES = {str(int(known)): known.name for known in signal.Signals}
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """The budget, and the ranks that a signal ended."""
     events = seen.recording.events
-    for event in events:
-        if event.kind is EventKind.BUDGET:
-            yield _spent(seen, event)
+    # A note where an error explains why time ran out: ranks that hung, crashed or never joined were waited for.
+    errors = [own for code in _WAITED_FOR for own in seen.findings_of(code) if own.severity is Severity.ERROR]
+    cause = errors[0] if errors else None
+    for event in (event for event in events if event.kind is EventKind.BUDGET):
+        yield seen.finding(
+            "budget",
+            "the time limit was reached before all checks ran",
+            f"{event.seconds:.1f} s of the run's {seen.options.budget_seconds:g} s (--budget) were used "
+            f"{event.detail}; what did not run is not part of the result."
+            + (f" {cause.code} explains why time ran out: {cause.title}." if cause else ""),
+            severity=Severity.NOTE if cause else None,
+            fix=f"Fix {cause.code} first."
+            if cause
+            else "Allow more time with --budget, or run fewer checks with --stage or --select.",
+            of_the_run=True,
+        )
     yield from _unfinished(seen)
     leaving = sorted(e.rank for e in events if e.kind is EventKind.LEAVING and e.rank is not None)
     signals = [e for e in events if e.kind is EventKind.SIGNAL]
@@ -79,24 +92,6 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             fix="Find out what ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
             of_the_run=True,
         )
-
-
-def _spent(seen: Seen[Nothing], event: Event) -> Finding:
-    """A note where an error explains why time ran out: ranks that hung, crashed or never joined were waited for."""
-    found = (finding for code in _WAITED_FOR for finding in seen.findings_of(code))
-    cause = next((finding for finding in found if finding.severity is Severity.ERROR), None)
-    why = "" if cause is None else f" {cause.code} explains why time ran out: {cause.title}."
-    return seen.finding(
-        "budget",
-        "the time limit was reached before all checks ran",
-        f"{event.seconds:.1f} s of the run's {seen.options.budget_seconds:g} s (--budget) were used "
-        f"{event.detail}; what did not run is not part of the result.{why}",
-        severity=None if cause is None else Severity.NOTE,
-        fix="Allow more time with --budget, or run fewer checks with --stage or --select."
-        if cause is None
-        else f"Fix {cause.code} first.",
-        of_the_run=True,
-    )
 
 
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:

@@ -129,21 +129,16 @@ def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
             waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
             beyond = f", the other ranks' is '{waiting}'" if waiting and waiting != outcome.at else ""
             stands = f"; its last step is '{outcome.at}'{beyond}" if at else ""
-            return f"{blame.why}{stands}{_state(outcome)}."
+            if process := outcome.process:
+                stands += f"; pid {process.pid} is {state_text(process)}"
+                if process.survived:
+                    stands += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
+                stands += f", in {process.stack[0]}" if process.stack else ""
+            return f"{blame.why}{stands}."
         case Status.UNHEARD:
             return f"{outcome.error or 'the reason is not known'}."
         case _:
             return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
-
-
-def _state(outcome: Outcome) -> str:
-    process = outcome.process
-    if process is None:
-        return ""
-    state = f"; pid {process.pid} is {state_text(process)}"
-    if process.survived:
-        state += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
-    return state + (f", in {process.stack[0]}" if process.stack else "")
 
 
 def _own_words(outcome: Outcome) -> str:

@@ -64,6 +64,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         "expected": seen.world.size,
         "waited_seconds": round(waited, 1),
     }
+    fix, hosts = _MEND if notes else _LOOK, _named(homes, absent)
+    if seen.world.launcher == "slurm" and hosts:
+        # Slurm knows more of its nodes than a process that was never started can write.
+        fix += f" See what Slurm reports of it: scontrol show node {hosts[0]}, and slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",
@@ -71,7 +75,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         ranks=blamed,
         nodes=_named(homes, blamed),
         evidence=evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {}),
-        fix=(_MEND if notes else _LOOK) + _slurm_fix(seen, _named(homes, absent)),
+        fix=fix,
     )
 
 
@@ -98,31 +102,19 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
     arrivals = seen.world.arrivals
     if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
         return absent, ""
-    here = [rank for rank in absent if _is_here(seen, rank, homes)]
+    place = next(iter(seen.world.places.values()))
+    only, size = place.node, place.local_world_size or 1
+    # Those that belong on the only host from which ranks joined: by its name where it is known, else by their numbers.
+    beside = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
+    at_home = {rank for rank, home in homes.items() if short_name(home) == short_name(only)}
+    here = [rank for rank in absent if rank in (at_home if rank in homes else beside)]
     if len(here) == len(absent):
         return absent, ""
-    only = next(iter(seen.world.places.values())).node
     others = "no other rank" if here else "no rank"
     return here, (
         f" No rank of another host joined, so the cause may be on {only} itself (its firewall, the address that was "
         f"given for it): {others} is blamed."
     )
-
-
-def _is_here(seen: Seen[Nothing], rank: int, homes: Mapping[int, str]) -> bool:
-    """Does an absent rank belong on the only host from which ranks joined?"""
-    place = next(iter(seen.world.places.values()))
-    if rank in homes:
-        return short_name(homes[rank]) == short_name(place.node)
-    size = place.local_world_size or 1
-    return size >= seen.world.size or rank // size == place.rank // size
-
-
-def _slurm_fix(seen: Seen[Nothing], hosts: Sequence[str]) -> str:
-    """Slurm knows more of its nodes than a process that was never started can write."""
-    if seen.world.launcher != "slurm" or not hosts:
-        return ""
-    return f" See what Slurm reports of it: scontrol show node {hosts[0]}, and slurmd's log there."
 
 
 def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:

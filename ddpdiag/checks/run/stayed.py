@@ -83,13 +83,33 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     others = [host for host in seen.world.hosts if host != here]
     silent = [losses[host] for host in others if host in losses and losses[host].silent]
     if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
-        yield _unreachable(seen, here[0], silent) if len(others) > 1 else _link(seen, here[0], silent[0])
+        yield _unreachable(seen, here[0], silent)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
         if loss.whole and len(loss.events) > 1:
-            yield _host(seen, loss)
-        else:
-            yield from (_rank(seen, loss, rank) for rank in loss.ranks)
+            who = ranks_text(loss.ranks)
+            first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
+            yield seen.finding(
+                "lost",
+                f"host {loss.name} was lost with {who}",
+                f"All ranks of host {loss.name} ({who}) were lost together after {loss.seconds:.1f} s: {first.detail}."
+                f"{_state(loss)}",
+                ranks=loss.ranks,
+                nodes=[loss.name],
+                evidence={"seconds": round(loss.seconds, 1)},
+                fix=_fix(loss),
+            )
+            continue
+        for rank, event in sorted(loss.events.items()):
+            yield seen.finding(
+                "lost",
+                f"rank {rank} was lost",
+                f"rank {rank} on {loss.name} joined, and was lost after {event.seconds:.1f} s: {event.detail}."
+                f"{_state(loss)}",
+                ranks=[rank],
+                evidence={"seconds": round(event.seconds, 1)},
+                fix=_fix(loss),
+            )
 
 
 def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
@@ -117,32 +137,31 @@ def _together(seconds: Sequence[float]) -> bool:
 
 
 def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
-    names = [loss.name for loss in silent]
-    rank = seen.recording.header.writer
+    """No other host is heard of: of several, the host that reports is at fault; of one, the link between both."""
+    names, seconds = [loss.name for loss in silent], min(loss.seconds for loss in silent)
+    if len(silent) == 1:
+        (other,) = names
+        return seen.finding(
+            "link",
+            f"{here} and {other} lost contact with each other",
+            f"{here} received no message from {ranks_text(silent[0].ranks)} on {other} after {seconds:.1f} s, and "
+            f"{other} does not answer a plain TCP connect. With two hosts alone it cannot be decided whether one of "
+            "them failed, which one, or the link between them.",
+            links=[f"{here} -> {other}", f"{other} -> {here}"],
+            evidence={"seconds": round(seconds, 1)},
+            fix=f"Check that {other} is up, then interface, cable and switch port of both; a run with a third host "
+            "shows which of them is at fault.",
+        )
     return seen.finding(
         "cut-off",
         f"{here} was cut off from all other hosts",
-        f"rank {rank} on {here} received no message from any of the {len(names)} other hosts ({names_text(names)}) "
-        f"after {min(loss.seconds for loss in silent):.1f} s, and none of them answers a plain TCP connect: the cause "
+        f"rank {seen.recording.header.writer} on {here} received no message from any of the {len(names)} other hosts "
+        f"({names_text(names)}) after {seconds:.1f} s, and none of them answers a plain TCP connect: the cause "
         f"that they share is {here}.",
         ranks=[r for r, place in seen.world.places.items() if place.node == here],
         nodes=[here],
-        evidence={"hosts": len(names), "seconds": round(min(loss.seconds for loss in silent), 1)},
+        evidence={"hosts": len(names), "seconds": round(seconds, 1)},
         fix=f"Check the network interface, cable and switch port of {here}.",
-    )
-
-
-def _link(seen: Seen[Nothing], here: str, loss: Loss) -> Finding:
-    return seen.finding(
-        "link",
-        f"{here} and {loss.name} lost contact with each other",
-        f"{here} received no message from {ranks_text(loss.ranks)} on {loss.name} after {loss.seconds:.1f} s, and "
-        f"{loss.name} does not answer a plain TCP connect. With two hosts alone it cannot be decided whether one of "
-        "them failed, which one, or the link between them.",
-        links=[f"{here} -> {loss.name}", f"{loss.name} -> {here}"],
-        evidence={"seconds": round(loss.seconds, 1)},
-        fix=f"Check that {loss.name} is up, then interface, cable and switch port of both; a run with a third host "
-        "shows which of them is at fault.",
     )
 
 
@@ -155,38 +174,11 @@ def _state(loss: Loss) -> str:
     return ""
 
 
-def _host(seen: Seen[Nothing], loss: Loss) -> Finding:
-    who = ranks_text(loss.ranks)
-    first = loss.events[min(loss.ranks, key=lambda rank: loss.events[rank].seconds)]
-    return seen.finding(
-        "lost",
-        f"host {loss.name} was lost with {who}",
-        f"All ranks of host {loss.name} ({who}) were lost together after {loss.seconds:.1f} s: {first.detail}."
-        f"{_state(loss)}",
-        ranks=loss.ranks,
-        nodes=[loss.name],
-        evidence={"seconds": round(loss.seconds, 1)},
-        fix=_fix(loss),
-    )
-
-
 def _fix(loss: Loss) -> str:
     """Where nothing answers, the host or the network path to it comes first."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
         return f"Check that {loss.name} is up, and its interface, cable and switch port; then look there for a crash."
     return f"Look on {loss.name} for a killed process (dmesg, the job's memory limit), a stopped one, or a crash."
-
-
-def _rank(seen: Seen[Nothing], loss: Loss, rank: int) -> Finding:
-    event = loss.events[rank]
-    return seen.finding(
-        "lost",
-        f"rank {rank} was lost",
-        f"rank {rank} on {loss.name} joined, and was lost after {event.seconds:.1f} s: {event.detail}.{_state(loss)}",
-        ranks=[rank],
-        evidence={"seconds": round(event.seconds, 1)},
-        fix=_fix(loss),
-    )
 
 
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.model import Finding, Outcome, ProcessState
+from ddpdiag.model import Finding
 
 FINDINGS = {
     "survived": Explained.error("a process survived SIGKILL. Its pid, and where in the kernel it waits, are named.")
@@ -29,24 +29,21 @@ FINDINGS = {
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each process that still exists, whichever rank was to blame for the trial."""
     for outcome in seen.recording.outcomes:
+        survivors = [(process, "held a GPU and still exists long after SIGKILL") for process in outcome.survivors]
         if outcome.process is not None and outcome.process.survived:
-            yield _finding(seen, outcome, outcome.process, f"survived SIGKILL in {outcome.code}")
-        for process in outcome.survivors:
-            yield _finding(seen, outcome, process, "held a GPU and still exists long after SIGKILL")
-
-
-def _finding(seen: Seen[Nothing], outcome: Outcome, process: ProcessState, what: str) -> Finding:
-    node = seen.world.node_of(outcome.rank)
-    where = f"; it waits in {process.wchan}" if process.wchan else ""
-    return seen.finding(
-        "survived",
-        f"pid {process.pid} on {node} cannot be killed",
-        f"pid {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
-        ranks=[outcome.rank],
-        evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
-        fix=f"Look at the kernel log of {node} (dmesg -T); reset the device that the process waits for, or reboot the "
-        "host.",
-    )
+            survivors.insert(0, (outcome.process, f"survived SIGKILL in {outcome.code}"))
+        for process, what in survivors:
+            node = seen.world.node_of(outcome.rank)
+            where = f"; it waits in {process.wchan}" if process.wchan else ""
+            yield seen.finding(
+                "survived",
+                f"pid {process.pid} on {node} cannot be killed",
+                f"pid {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
+                ranks=[outcome.rank],
+                evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
+                fix=f"Look at the kernel log of {node} (dmesg -T); reset the device that the process waits for, or "
+                "reboot the host.",
+            )
 
 
 CHECK = Check(

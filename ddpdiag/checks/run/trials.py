@@ -113,7 +113,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 found = blaming(seen, trial, blame, outcomes)
             else:
                 found = undecided(seen, trial, blame, outcomes)
-            yield _excused(seen, trial, found)
+            if found.severity is Severity.ERROR and seen.is_excused(trial):
+                why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
+                found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
+            yield found
     yield from _slow_starts(seen)
 
 
@@ -184,12 +187,18 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
     }
 
 
-def _workarounds(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
-    """What P2P003 found to get around the failure of the job's backend, as it was in this trial."""
-    known = seen.of(fallback.CHECK)
-    if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
-        return ()
-    return known.findings if fallback.works_with_workarounds(known) else ()
+def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
+    """Findings that explain a failure of the job's backend in this trial, and whether these are workarounds (P2P003).
+
+    Or that ranks choose different classes of process groups for NCCL, where all of them hang while they open one.
+    """
+    known, backend = seen.of(fallback.CHECK), trial.params.get("backend")
+    is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
+    if is_all_reduce and fallback.works_with_workarounds(known) and known.findings:
+        return known.findings, True
+    if backend == "nccl" and {o.at for o in outcomes if o.status is Status.HUNG} == {COMMUNICATOR_STEP}:
+        return tuple(finding for finding in seen.findings_of("LCH002") if finding.code == _CLASSES), False
+    return (), False
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
@@ -202,25 +211,16 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            workarounds = _workarounds(seen, trial)
-            own = workarounds or _classes(seen, trial, outcomes)
-            own = own or between(known_causes, frozenset(seen.world.nodes_of(group)))
+            nodes = frozenset(seen.world.nodes_of(group))
+            own, bypassed = _known_causes(seen, trial, outcomes)
+            own = own or between(known_causes, nodes)
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
             if blame is None or (lost and _is_loss(lost.intersection(group), blame, outcomes)):
                 continue  # RUN002 names the lost
-            if not own and not blame.ranks and blame.status is Status.HUNG:
-                nodes = frozenset(seen.world.nodes_of(group))
-                if slow := _too_slow(between(known_slow, nodes), trial, outcomes):
-                    blame, own = structs.replace(blame, why=slow[1]), slow[:1]
-            yield Failure(trial, outcomes, blame, own, bool(workarounds))
-
-
-def _classes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
-    """That ranks choose different classes of process groups for NCCL, where all of them hang while they open one."""
-    at = {o.at for o in outcomes if o.status is Status.HUNG}
-    if trial.params.get("backend") != "nccl" or at != {COMMUNICATOR_STEP}:
-        return ()
-    return tuple(finding for finding in seen.findings_of("LCH002") if finding.code == _CLASSES)
+            may_be_slow = not own and not blame.ranks and blame.status is Status.HUNG
+            if may_be_slow and (slow := _too_slow(between(known_slow, nodes), trial, outcomes)):
+                blame, own = structs.replace(blame, why=slow[1]), slow[:1]
+            yield Failure(trial, outcomes, blame, own, bypassed)
 
 
 def causes(seen: Seen[D]) -> tuple[Finding, ...]:
@@ -236,13 +236,13 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
 
     Of hosts that share the cause (no host, no link) all are concerned.
     """
-    return tuple(finding for finding in known if _concerns(finding, nodes)) if len(nodes) > 1 else ()
 
+    def concerns(finding: Finding) -> bool:
+        if finding.links:
+            return any(nodes >= {*link.split(" -> ")} for link in finding.links)
+        return not finding.nodes or not nodes.isdisjoint(finding.nodes)
 
-def _concerns(finding: Finding, nodes: Set[str]) -> bool:
-    if finding.links:
-        return any(nodes >= {*link.split(" -> ")} for link in finding.links)
-    return not finding.nodes or not nodes.isdisjoint(finding.nodes)
+    return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
 
 
 def slow_links(seen: Seen[D]) -> tuple[Finding, ...]:
@@ -296,14 +296,6 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), install torch on a local "
                 "disk, and use a build of torch for this GPU.",
             )
-
-
-def _excused(seen: Seen[Nothing], trial: Trial, finding: Finding) -> Finding:
-    """A warning where the job uses another backend, and that backend works."""
-    if finding.severity is not Severity.ERROR or not seen.is_excused(trial):
-        return finding
-    own = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
-    return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {own}")
 
 
 CHECK = Check(

@@ -3,30 +3,27 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule
-from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains
+from ddpdiag.lint.reading import Hit, Reading, rule
+from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains, variables_in
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
-# LNT008 shuffle-beside-sampler ---------------------------------------------------------------------------------------
 
-_SHUFFLE_BESIDE_SAMPLER = """A DataLoader gets both shuffle=True and a sampler.
-
-What: a DataLoader gets a DistributedSampler and shuffle=True.
-
-Why: DataLoader refuses both together: "sampler option is mutually exclusive with shuffle".
-
-    DataLoader(data, sampler=sampler, shuffle=True)                # ValueError
-    DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right
-
-Fix: remove shuffle; DistributedSampler(shuffle=True), its default, shuffles.
-
-Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader.
-"""
-
-
+@rule("LNT008", Severity.ERROR)
 def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
-    """DataLoaders with both."""
+    """A DataLoader gets both shuffle=True and a sampler.
+
+    What: a DataLoader gets a DistributedSampler and shuffle=True.
+
+    Why: DataLoader refuses both together: "sampler option is mutually exclusive with shuffle".
+
+        DataLoader(data, sampler=sampler, shuffle=True)                # ValueError
+        DataLoader(data, sampler=sampler, shuffle=sampler is None)     # right
+
+    Fix: remove shuffle; DistributedSampler(shuffle=True), its default, shuffles.
+
+    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader.
+    """
     for loader in read.loaders:
         shuffled = is_constant(keyword(loader, "shuffle", 2), True)
         if shuffled and read.maybe(keyword(loader, "sampler", 3), Kind.SAMPLER):
@@ -37,25 +34,21 @@ def shuffle_beside_sampler(read: Reading) -> Iterator[Hit]:
             )
 
 
-# LNT009 no-sampler ---------------------------------------------------------------------------------------------------
-
-_NO_SAMPLER = """Every rank trains on all of the data.
-
-What: a DataLoader with shuffle=True and without any sampler feeds the training of a DistributedDataParallel; nothing
-else in the script gives each rank a part of its own.
-
-Why: each rank goes through the whole dataset in its own order. An epoch does the work of one rank as many times as
-there are ranks. Nothing fails, but training is not faster.
-
-Fix: DataLoader(data, sampler=DistributedSampler(data)), and sampler.set_epoch(epoch) in every epoch.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html ("does not chunk
-or otherwise shard the input").
-"""
-
-
+@rule("LNT009", Severity.WARNING)
 def no_sampler(read: Reading) -> Iterator[Hit]:
-    """Loaders of a training loop, in scripts that mention no sampler."""
+    """Every rank trains on all of the data.
+
+    What: a DataLoader with shuffle=True and without any sampler feeds the training of a DistributedDataParallel;
+    nothing else in the script gives each rank a part of its own.
+
+    Why: each rank goes through the whole dataset in its own order. An epoch does the work of one rank as many times as
+    there are ranks. Nothing fails, but training is not faster.
+
+    Fix: DataLoader(data, sampler=DistributedSampler(data)), and sampler.set_epoch(epoch) in every epoch.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html ("does not
+    chunk or otherwise shard the input").
+    """
     if not read.wrappings or not read.groups or _speaks_of_samplers(read):
         return
     for loader in read.loaders:
@@ -89,53 +82,44 @@ def _is_plain(read: Reading, dataset: ast.expr | None) -> bool:
 
 
 def _feeds_training(read: Reading, loader: ast.Call) -> bool:
-    for loop in read.nodes:
-        if isinstance(loop, ast.For) and trains(loop):
-            names = [each for each in ast.walk(loop.iter) if isinstance(each, (ast.Name, ast.Attribute))]
-            if any(origin is loader for name in names for origin in read.origins(name)):
-                return True
-    return False
+    loops = (node for node in read.nodes if isinstance(node, ast.For) and trains(node))
+    iterated = (name for loop in loops for name in variables_in(loop.iter))
+    return any(origin is loader for name in iterated for origin in read.origins(name))
 
 
-# LNT010 no-set-epoch -------------------------------------------------------------------------------------------------
-
-_NO_SET_EPOCH = """set_epoch is not called in the loop over epochs.
-
-What: every epoch iterates over a DataLoader with a shuffling DistributedSampler, and nothing in the script calls
-set_epoch.
-
-Why: the sampler shuffles by its seed and its epoch. Without set_epoch the epoch stays 0: every epoch has the same order
-and the same batches, and each rank sees the same part of the data. Nothing fails, but the model is worse.
-
-    for epoch in range(epochs):
-        sampler.set_epoch(epoch)
-        for batch in loader:
-
-Fix: sampler.set_epoch(epoch) (or loader.sampler.set_epoch) at the start of every epoch.
-
-Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (its warning);
-https://github.com/pytorch/pytorch/issues/31771.
-"""
 _DEPTH = 4
 
 
+@rule("LNT010", Severity.WARNING)
 def no_set_epoch(read: Reading) -> Iterator[Hit]:
-    """Samplers that shuffle, if a training loop goes through their loader again and again."""
+    """set_epoch is not called in the loop over epochs.
+
+    What: every epoch iterates over a DataLoader with a shuffling DistributedSampler, and nothing in the script calls
+    set_epoch.
+
+    Why: the sampler shuffles by its seed and its epoch. Without set_epoch the epoch stays 0: every epoch has the same
+    order and the same batches, and each rank sees the same part of the data. Nothing fails, but the model is worse.
+
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            for batch in loader:
+
+    Fix: sampler.set_epoch(epoch) (or loader.sampler.set_epoch) at the start of every epoch.
+
+    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (its
+    warning); https://github.com/pytorch/pytorch/issues/31771.
+    """
     shuffling = [each for each in read.samplers if not is_constant(keyword(each, "shuffle", 3), False)]
-    if not shuffling or "set_epoch" in read.attributes or not any(_repeats(read)):
+    if not shuffling or "set_epoch" in read.attributes:
         return
-    yield Hit(
-        shuffling[0],
-        "set_epoch is never called: the sampler gives the same order in every epoch",
-        "Call sampler.set_epoch(epoch) at the start of every epoch.",
-    )
-
-
-def _repeats(read: Reading) -> Iterator[bool]:
-    """For each training loop over such a loader: does it run once an epoch?"""
-    for loop in read.nodes:
-        if isinstance(loop, ast.For) and _trains(read, loop) and _is_over_sampled(read, loop.iter):
-            yield _is_repeated(read, loop, _DEPTH)
+    loops = (node for node in read.nodes if isinstance(node, ast.For) and _trains(read, node))
+    sampled = (loop for loop in loops if any(read.maybe(name, Kind.SAMPLED) for name in variables_in(loop.iter)))
+    if any(_is_repeated(read, loop, _DEPTH) for loop in sampled):
+        yield Hit(
+            shuffling[0],
+            "set_epoch is never called: the sampler gives the same order in every epoch",
+            "Call sampler.set_epoch(epoch) at the start of every epoch.",
+        )
 
 
 def _trains(read: Reading, loop: ast.For) -> bool:
@@ -143,11 +127,6 @@ def _trains(read: Reading, loop: ast.For) -> bool:
         return True  # a generator that begins again and again feeds a training
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
     return any(trains(function) for call in calls for function in read.targets(call))
-
-
-def _is_over_sampled(read: Reading, iterated: ast.expr) -> bool:
-    names = [each for each in ast.walk(iterated) if isinstance(each, (ast.Name, ast.Attribute))]
-    return any(read.maybe(name, Kind.SAMPLED) for name in names)
 
 
 def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
@@ -161,30 +140,28 @@ def _is_repeated(read: Reading, node: ast.AST, depth: int) -> bool:
     return False
 
 
-# LNT011 sampler-of-wrong-rank ----------------------------------------------------------------------------------------
-
-_SAMPLER_OF_WRONG_RANK = """A DistributedSampler gets the wrong rank, number of ranks, or seed.
-
-What: `rank=` is a local rank, `num_replicas=` is the number of this host's GPUs, or `seed=` differs between ranks.
-
-Why: the sampler splits the data among num_replicas ranks by the rank in the whole job. With local ranks, all hosts
-train on the same parts, and no rank sees the other parts. If the seeds differ, each rank draws its part from another
-order: parts overlap. Nothing fails.
-
-    DistributedSampler(data, num_replicas=dist.get_world_size(), rank=dist.get_rank())
-    DistributedSampler(data)                # the same
-
-Fix: remove rank, num_replicas and seed. On a single host a local rank is correct, so this is a warning; it is an error
-where the script mentions several hosts. A number from mp.spawn is accepted.
-
-Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
-num_replicas; seed: "should be identical across all processes").
-"""
 _FIX = "Remove this argument: the sampler asks the process group."
 
 
+@rule("LNT011", Severity.WARNING)
 def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
-    """What is passed to samplers."""
+    """A DistributedSampler gets the wrong rank, number of ranks, or seed.
+
+    What: `rank=` is a local rank, `num_replicas=` is the number of this host's GPUs, or `seed=` differs between ranks.
+
+    Why: the sampler splits the data among num_replicas ranks by the rank in the whole job. With local ranks, all hosts
+    train on the same parts, and no rank sees the other parts. If the seeds differ, each rank draws its part from
+    another order: parts overlap. Nothing fails.
+
+        DistributedSampler(data, num_replicas=dist.get_world_size(), rank=dist.get_rank())
+        DistributedSampler(data)                # the same
+
+    Fix: remove rank, num_replicas and seed. On a single host a local rank is correct, so this is a warning; it is an
+    error where the script mentions several hosts. A number from mp.spawn is accepted.
+
+    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler (rank within
+    num_replicas; seed: "should be identical across all processes").
+    """
     for sampler in read.samplers:
         if has_unpacking(sampler):
             continue
@@ -201,24 +178,6 @@ def sampler_of_wrong_rank(read: Reading) -> Iterator[Hit]:
             yield Hit(seed, "the seed differs between ranks: their parts of the data overlap", _FIX, Severity.ERROR)
 
 
-# LNT012 split-differs ------------------------------------------------------------------------------------------------
-
-_SPLIT_DIFFERS = """Each rank splits the data differently.
-
-What: random_split without a generator (or scikit-learn's train_test_split without random_state) on every rank, while
-nothing seeds the random numbers, or every seed contains the rank.
-
-Why: unseeded processes draw different random numbers. Each rank then holds out other images: one rank trains on images
-that another validates on, and the parts of a DistributedSampler overlap and leave gaps. Nothing fails, but the
-validation result is too good.
-
-    random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))
-
-Fix: give the split a generator with a fixed seed.
-
-Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split (generator);
-https://docs.pytorch.org/docs/stable/notes/randomness.html; https://github.com/TensorAuto/OpenTau/pull/498.
-"""
 _SPLITS = {
     "torch.utils.data.random_split": ("generator", 2),
     "torch.utils.data.dataset.random_split": ("generator", 2),
@@ -227,8 +186,24 @@ _SPLITS = {
 _GENERATOR = "generator=torch.Generator().manual_seed(0)."
 
 
+@rule("LNT012", Severity.ERROR)
 def split_differs(read: Reading) -> Iterator[Hit]:
-    """Splits by random numbers that differ between ranks."""
+    """Each rank splits the data differently.
+
+    What: random_split without a generator (or scikit-learn's train_test_split without random_state) on every rank,
+    while nothing seeds the random numbers, or every seed contains the rank.
+
+    Why: unseeded processes draw different random numbers. Each rank then holds out other images: one rank trains on
+    images that another validates on, and the parts of a DistributedSampler overlap and leave gaps. Nothing fails, but
+    the validation result is too good.
+
+        random_split(data, [0.9, 0.1], generator=torch.Generator().manual_seed(0))
+
+    Fix: give the split a generator with a fixed seed.
+
+    Source: https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.random_split (generator);
+    https://docs.pytorch.org/docs/stable/notes/randomness.html; https://github.com/TensorAuto/OpenTau/pull/498.
+    """
     seeds = [call for call in read.calls if "seed" in read.last_name(call).lower()]
     if not all(any(read.surely_within(arg, *RANKS) for arg in call.args) for call in seeds):
         return
@@ -243,28 +218,29 @@ def split_differs(read: Reading) -> Iterator[Hit]:
             )
 
 
-# LNT014 uneven-inputs ------------------------------------------------------------------------------------------------
-
-_UNEVEN_INPUTS = """Ranks may train for different numbers of steps.
-
-What: the training loop iterates over every n-th element, `items[rank::world_size]` or `range(rank, n, world_size)`, and
-nothing makes the shares equal: no join, no drop_last.
-
-Why: if the number of elements is not a multiple of the world size, some ranks have one more. Their last backward pass
-waits for an all-reduce that the others never join: NCCL hangs until its watchdog fires, gloo ends with "Connection
-closed by peer".
-
-Fix: DistributedSampler pads (or drops) so that all shares are equal. Otherwise cut the list to a multiple of the world
-size, or train within `with model.join():`.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join;
-https://github.com/pytorch/pytorch/issues/38174.
-"""
-
-
+@rule("LNT014", Severity.WARNING)
 def uneven_inputs(read: Reading) -> Iterator[Hit]:
-    """Training loops over shares of possibly different sizes."""
-    if not read.wrappings or _is_evened_out(read):
+    """Ranks may train for different numbers of steps.
+
+    What: the training loop iterates over every n-th element, `items[rank::world_size]` or `range(rank, n, world_size)`,
+    and nothing makes the shares equal: no join, no drop_last.
+
+    Why: if the number of elements is not a multiple of the world size, some ranks have one more. Their last backward
+    pass waits for an all-reduce that the others never join: NCCL hangs until its watchdog fires, gloo ends with
+    "Connection closed by peer".
+
+    Fix: DistributedSampler pads (or drops) so that all shares are equal. Otherwise cut the list to a multiple of the
+    world size, or train within `with model.join():`.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html#torch.nn.parallel.DistributedDataParallel.join;
+    https://github.com/pytorch/pytorch/issues/38174.
+    """
+    contexts = [item.context_expr for node in read.nodes if isinstance(node, ast.With) for item in node.items]
+    entered = [ast.unparse(each.func) for each in contexts if isinstance(each, ast.Call)]
+    is_evened_out = any("Join" in each or each.endswith(".join") for each in entered) or any(
+        is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders
+    )
+    if not read.wrappings or is_evened_out:
         return
     for loop in read.nodes:
         if not isinstance(loop, ast.For) or not trains(loop):
@@ -278,22 +254,4 @@ def uneven_inputs(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _is_evened_out(read: Reading) -> bool:
-    joined = any("Join" in each or each.endswith(".join") for each in _contexts(read))
-    return joined or any(is_constant(keyword(loader, "drop_last"), True) for loader in read.loaders)
-
-
-def _contexts(read: Reading) -> Iterator[str]:
-    for node in read.nodes:
-        if isinstance(node, ast.With):
-            yield from (ast.unparse(i.context_expr.func) for i in node.items if isinstance(i.context_expr, ast.Call))
-
-
-RULES = (
-    Rule("LNT008", "shuffle-beside-sampler", Severity.ERROR, _SHUFFLE_BESIDE_SAMPLER, shuffle_beside_sampler),
-    Rule("LNT009", "no-sampler", Severity.WARNING, _NO_SAMPLER, no_sampler),
-    Rule("LNT010", "no-set-epoch", Severity.WARNING, _NO_SET_EPOCH, no_set_epoch),
-    Rule("LNT011", "sampler-of-wrong-rank", Severity.WARNING, _SAMPLER_OF_WRONG_RANK, sampler_of_wrong_rank),
-    Rule("LNT012", "split-differs", Severity.ERROR, _SPLIT_DIFFERS, split_differs),
-    Rule("LNT014", "uneven-inputs", Severity.WARNING, _UNEVEN_INPUTS, uneven_inputs),
-)
+RULES = (shuffle_beside_sampler, no_sampler, no_set_epoch, sampler_of_wrong_rank, split_differs, uneven_inputs)

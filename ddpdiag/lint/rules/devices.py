@@ -4,29 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda, moved
+from ddpdiag.lint.reading import Hit, Reading, is_bare_cuda, moved, rule
 from ddpdiag.lint.script import is_constant, keyword, text_of, words_in
 from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 
-# LNT001 rank-as-text -------------------------------------------------------------------------------------------------
-
-_RANK_AS_TEXT = """RANK, LOCAL_RANK or WORLD_SIZE is used as text.
-
-What: environment variables are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
-
-Why: a comparison such as `os.environ["RANK"] == 0` is never true, so no rank saves and no rank logs, without an error.
-Used as a device ("Invalid device string: '0'") or as a rank of a sampler or of init_process_group, the text fails at
-once.
-
-    if os.environ["RANK"] == 0:          # never
-    if int(os.environ["RANK"]) == 0:     # on rank 0
-
-Fix: int(os.environ["LOCAL_RANK"]).
-
-Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
-https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
-"""
 _TAKES_NUMBER = {
     "torch.cuda.set_device": ("device", 0),
     "torch.cuda.device": ("device", 0),
@@ -36,9 +18,25 @@ _TAKES_NUMBER = {
 }
 
 
+@rule("LNT001", Severity.ERROR)
 def rank_as_text(read: Reading) -> Iterator[Hit]:
-    """Variables that are read as text and used as numbers: each where it is read, with its first use."""
-    seen: set[ast.expr] = set()
+    """RANK, LOCAL_RANK or WORLD_SIZE is used as text.
+
+    What: environment variables are text. `os.environ["LOCAL_RANK"]` is "0", not 0.
+
+    Why: a comparison such as `os.environ["RANK"] == 0` is never true, so no rank saves and no rank logs, without an
+    error. Used as a device ("Invalid device string: '0'") or as a rank of a sampler or of init_process_group, the text
+    fails at once.
+
+        if os.environ["RANK"] == 0:          # never
+        if int(os.environ["RANK"]) == 0:     # on rank 0
+
+    Fix: int(os.environ["LOCAL_RANK"]).
+
+    Source: https://docs.python.org/3/library/os.html#os.environ (keys and values are strings);
+    https://docs.pytorch.org/docs/stable/elastic/run.html (the variables).
+    """
+    seen: set[ast.expr] = set()  # each where it is read, with its first use
     for node in read.nodes:
         for used in _used_as_number(read, node):
             if not read.surely(used, *NUMBERS):
@@ -46,13 +44,12 @@ def rank_as_text(read: Reading) -> Iterator[Hit]:
             place = next((each for each in read.origins(used) if each is not None), used)
             if place not in seen:
                 seen.add(place)
-                yield _hit(place, used, is_compared=isinstance(node, ast.Compare))
-
-
-def _hit(place: ast.expr, used: ast.expr, *, is_compared: bool) -> Hit:
-    what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
-    outcome = "the comparison is never true" if is_compared else "the call fails, because it expects a number"
-    return Hit(place, f"an environment variable is text: with {what}, {outcome}", "Write int(...) around it.")
+                what = "this" if place is used else f"{path_or_text(used)} in line {used.lineno}"
+                outcome = "the call fails, because it expects a number"
+                if isinstance(node, ast.Compare):
+                    outcome = "the comparison is never true"
+                message = f"an environment variable is text: with {what}, {outcome}"
+                yield Hit(place, message, "Write int(...) around it.")
 
 
 def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
@@ -69,29 +66,25 @@ def _used_as_number(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
                 yield given
 
 
-# LNT002 device-of-global-rank ----------------------------------------------------------------------------------------
-
-_DEVICE_OF_GLOBAL_RANK = """A GPU is chosen by the global rank.
-
-What: `torch.cuda.set_device(rank)`, `f"cuda:{rank}"` or `device_ids=[rank]` with the rank in the whole job.
-
-Why: GPUs are numbered from 0 on every host, ranks are not. On the second of two hosts with eight GPUs each, rank 8 asks
-for GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number from mp.spawn counts the processes of
-this host and is correct; so is `rank % torch.cuda.device_count()`.
-
-    torch.cuda.set_device(dist.get_rank())                  # one host
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
-
-Fix: use the local rank. This is an error where the script mentions several hosts (an option --nnodes, a variable
-NODE_RANK), else a warning.
-
-Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
-https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group.
-"""
-
-
+@rule("LNT002", Severity.WARNING)
 def device_of_global_rank(read: Reading) -> Iterator[Hit]:
-    """Devices that are surely numbered by the global rank."""
+    """A GPU is chosen by the global rank.
+
+    What: `torch.cuda.set_device(rank)`, `f"cuda:{rank}"` or `device_ids=[rank]` with the rank in the whole job.
+
+    Why: GPUs are numbered from 0 on every host, ranks are not. On the second of two hosts with eight GPUs each, rank 8
+    asks for GPU 8: "CUDA error: invalid device ordinal". On one host it works. A number from mp.spawn counts the
+    processes of this host and is correct; so is `rank % torch.cuda.device_count()`.
+
+        torch.cuda.set_device(dist.get_rank())                  # one host
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))    # any number
+
+    Fix: use the local rank. This is an error where the script mentions several hosts (an option --nnodes, a variable
+    NODE_RANK), else a warning.
+
+    Source: https://docs.pytorch.org/docs/stable/elastic/run.html (LOCAL_RANK, RANK);
+    https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group.
+    """
     for node in read.nodes:
         for device in _devices(read, node):
             if read.surely(device, Kind.RANK):
@@ -112,43 +105,33 @@ def _devices(read: Reading, node: ast.AST) -> Iterator[ast.expr]:
         case ast.JoinedStr(values=[ast.Constant(value="cuda:"), ast.FormattedValue(value=device)]):
             yield device
         case ast.Call():
-            yield from _argument(read, node)
+            name, given = read.callee(node), None
+            if name in ("torch.cuda.set_device", "torch.cuda.device") or moved(node) is not None:
+                given = keyword(node, "device", 0)
+            elif name == "torch.device" and text_of(keyword(node, "type", 0)) == "cuda":
+                given = keyword(node, "index", 1)
+            if given is not None and not isinstance(given, ast.JoinedStr):
+                yield given
 
 
-def _argument(read: Reading, call: ast.Call) -> Iterator[ast.expr]:
-    name = read.callee(call)
-    if name in ("torch.cuda.set_device", "torch.cuda.device"):
-        device = keyword(call, "device", 0)
-    elif name == "torch.device" and text_of(keyword(call, "type", 0)) == "cuda":
-        device = keyword(call, "index", 1)
-    elif moved(call) is not None:
-        device = keyword(call, "device", 0)
-    else:
-        device = None
-    if device is not None and not isinstance(device, ast.JoinedStr):
-        yield device
-
-
-# LNT003 one-gpu-for-all ----------------------------------------------------------------------------------------------
-
-_ONE_GPU_FOR_ALL = """All ranks of a host use GPU 0.
-
-What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing chooses a GPU for a
-rank: no torch.cuda.set_device, no device_ids, no device_id, no "cuda:N", no CUDA_VISIBLE_DEVICES.
-
-Why: "cuda" is the current device, which is GPU 0 on every rank. NCCL then refuses ("Duplicate GPU detected"), or GPU 0
-runs out of memory while the others idle.
-
-Fix: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.
-
-Source: https://docs.pytorch.org/docs/stable/distributed.html#which-backend-to-use (each process needs exclusive access
-to every GPU it uses); https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html.
-"""
 _CHOOSES = {"set_device", "set_device_index", "device_index"}
 
 
+@rule("LNT003", Severity.ERROR)
 def one_gpu_for_all(read: Reading) -> Iterator[Hit]:
-    """The process group over NCCL, if no line chooses a GPU."""
+    """All ranks of a host use GPU 0.
+
+    What: the process group is opened over NCCL, tensors go to "cuda" without a number, and nothing chooses a GPU for a
+    rank: no torch.cuda.set_device, no device_ids, no device_id, no "cuda:N", no CUDA_VISIBLE_DEVICES.
+
+    Why: "cuda" is the current device, which is GPU 0 on every rank. NCCL then refuses ("Duplicate GPU detected"), or
+    GPU 0 runs out of memory while the others idle.
+
+    Fix: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the first use of a GPU.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#which-backend-to-use (each process needs exclusive
+    access to every GPU it uses); https://docs.pytorch.org/docs/stable/generated/torch.cuda.set_device.html.
+    """
     if _chooses(read) or not _takes_current(read):
         return
     for call in read.groups:
@@ -172,16 +155,11 @@ def _chooses(read: Reading) -> bool:
                 return True
             case ast.Call() if _has_index(read, node):
                 return True
-    # A helper from another file may choose.
-    return any("device" in name.lower() or "distributed" in name.lower() for name in _imported_calls(read))
-
-
-def _imported_calls(read: Reading) -> Iterator[str]:
-    """Last names of called functions that come from files of the user's own, as far as one can tell."""
-    for call in read.calls:
-        own = not read.callee(call).startswith(("torch", "os.", "nn.", "argparse", "parser"))
-        if own and not read.targets(call):
-            yield read.last_name(call)
+    # A helper from a file of the user's own may choose, as far as one can tell.
+    known = ("torch", "os.", "nn.", "argparse", "parser")
+    own = (call for call in read.calls if not read.callee(call).startswith(known) and not read.targets(call))
+    names = (read.last_name(call).lower() for call in own)
+    return any("device" in name or "distributed" in name for name in names)
 
 
 def _has_index(read: Reading, call: ast.Call) -> bool:
@@ -204,30 +182,28 @@ def _takes_current(read: Reading) -> bool:
     return False
 
 
-# LNT004 local-rank-option --------------------------------------------------------------------------------------------
-
-_LOCAL_RANK_OPTION = """The local rank is expected as an option that no launcher passes.
-
-What: argparse knows `--local_rank`, the script reads args.local_rank, and nothing reads the variable LOCAL_RANK.
-
-Why: torchrun passes no such option; the value stays at its default, and all ranks use one GPU. Since torch 2.0,
-torch.distributed.launch passes `--local-rank`, and argparse stops with "unrecognized arguments: --local-rank=0". With
-both spellings this is a note only (`--details`): torch.distributed.launch works, torchrun and srun do not.
-
-    parser.add_argument("--local_rank", type=int)       # torch before 2.0
-    local_rank = int(os.environ["LOCAL_RANK"])          # any launcher
-
-Fix: read LOCAL_RANK from the environment.
-
-Source: https://docs.pytorch.org/docs/stable/distributed.html#launch-utility ("Changed in version 2.0.0");
-https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun;
-https://github.com/huggingface/pytorch-image-models/issues/1724.
-"""
 _SETS_UP = re.compile(r"dist|setup|set_up|init", re.IGNORECASE)
 
 
+@rule("LNT004", Severity.ERROR)
 def local_rank_option(read: Reading) -> Iterator[Hit]:
-    """The option, if it is the script's only source of its local rank."""
+    """The local rank is expected as an option that no launcher passes.
+
+    What: argparse knows `--local_rank`, the script reads args.local_rank, and nothing reads the variable LOCAL_RANK.
+
+    Why: torchrun passes no such option; the value stays at its default, and all ranks use one GPU. Since torch 2.0,
+    torch.distributed.launch passes `--local-rank`, and argparse stops with "unrecognized arguments: --local-rank=0".
+    With both spellings this is a note only (`--details`): torch.distributed.launch works, torchrun and srun do not.
+
+        parser.add_argument("--local_rank", type=int)       # torch before 2.0
+        local_rank = int(os.environ["LOCAL_RANK"])          # any launcher
+
+    Fix: read LOCAL_RANK from the environment.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#launch-utility ("Changed in version 2.0.0");
+    https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun;
+    https://github.com/huggingface/pytorch-image-models/issues/1724.
+    """
     option = read.options.get("local_rank")
     if option is None or {"LOCAL_RANK", "SLURM_LOCALID"} & read.texts or not _is_needed(read):
         return
@@ -249,28 +225,14 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
 
 
 def _is_needed(read: Reading) -> bool:
-    """Is args.local_rank read, and never set?"""
+    """Is args.local_rank read, and never set, neither here nor by a helper of another file that sets up the job?"""
     uses = [node for node in read.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
     holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
-    is_set = any(isinstance(node.ctx, ast.Store) for node in uses)
-    return bool(uses) and not is_set and not read.starts and not _are_filled_in(read, holders)
+    if not uses or read.starts or any(isinstance(node.ctx, ast.Store) for node in uses):
+        return False
+    # Such as init_distributed_mode(args).
+    setups = (call for call in read.calls if _SETS_UP.search(read.last_name(call)) and not read.targets(call))
+    return not any(isinstance(given, ast.Name) and given.id in holders for call in setups for given in call.args)
 
 
-def _are_filled_in(read: Reading, holders: set[str]) -> bool:
-    """Do the arguments go to a helper of another file that sets up the job, such as init_distributed_mode(args)?"""
-    return any(
-        isinstance(given, ast.Name)
-        and given.id in holders
-        and not read.targets(call)
-        and _SETS_UP.search(read.last_name(call))
-        for call in read.calls
-        for given in call.args
-    )
-
-
-RULES = (
-    Rule("LNT001", "rank-as-text", Severity.ERROR, _RANK_AS_TEXT, rank_as_text),
-    Rule("LNT002", "device-of-global-rank", Severity.WARNING, _DEVICE_OF_GLOBAL_RANK, device_of_global_rank),
-    Rule("LNT003", "one-gpu-for-all", Severity.ERROR, _ONE_GPU_FOR_ALL, one_gpu_for_all),
-    Rule("LNT004", "local-rank-option", Severity.ERROR, _LOCAL_RANK_OPTION, local_rank_option),
-)
+RULES = (rank_as_text, device_of_global_rank, one_gpu_for_all, local_rank_option)

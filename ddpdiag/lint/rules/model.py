@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule, moved, same
+from ddpdiag.lint.reading import Hit, Reading, moved, rule, same
 from ddpdiag.lint.script import (
     has_unpacking,
     is_constant,
@@ -18,31 +18,29 @@ from ddpdiag.lint.script import (
 from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
-# LNT016 wrapped-before-move ------------------------------------------------------------------------------------------
-
-_WRAPPED_BEFORE_MOVE = """The model is wrapped before it is moved to its GPU.
-
-What: `DistributedDataParallel(model).to(device)`, or a wrapped model that is moved afterwards, or device_ids with a
-model that nothing has moved.
-
-Why: DistributedDataParallel uses the parameters that the model has when it is wrapped: it sends them to all ranks and
-builds its buckets and hooks on them. With device_ids it refuses CPU parameters; over NCCL it fails ("No backend type
-associated with device type cpu").
-
-    model = Net().to(device)
-    model = DistributedDataParallel(model, device_ids=[local_rank])
-
-Fix: move the model first, then wrap it.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (the warning on
-changing parameters after wrapping; device_ids).
-"""
 _DEVICE = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)
 _FIX = "Move the model first, then wrap it."
 
 
+@rule("LNT016", Severity.ERROR)
 def wrapped_before_move(read: Reading) -> Iterator[Hit]:
-    """Wrappings of models that are still on the CPU."""
+    """The model is wrapped before it is moved to its GPU.
+
+    What: `DistributedDataParallel(model).to(device)`, or a wrapped model that is moved afterwards, or device_ids with a
+    model that nothing has moved.
+
+    Why: DistributedDataParallel uses the parameters that the model has when it is wrapped: it sends them to all ranks
+    and builds its buckets and hooks on them. With device_ids it refuses CPU parameters; over NCCL it fails ("No backend
+    type associated with device type cpu").
+
+        model = Net().to(device)
+        model = DistributedDataParallel(model, device_ids=[local_rank])
+
+    Fix: move the model first, then wrap it.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (the warning
+    on changing parameters after wrapping; device_ids).
+    """
     if "set_default_device" in read.attributes:
         return
     for wrapping in read.wrappings:
@@ -58,8 +56,13 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
     """Is it surely a module of a known class that nothing has moved yet?"""
-    found = read.origins(model)
-    origins = [each for each in found if each is not wrapping and not _is_move_of(read, each, wrapping)]
+    origins: list[ast.expr | None] = []
+    for each in read.origins(model):
+        target = moved(each) if isinstance(each, ast.Call) else None
+        # The wrapped model itself, moved: `model = model.to(device)` further down.
+        after = target is not None and read.is_wrapped(target) and each is not None and each.lineno > wrapping.lineno
+        if each is not wrapping and target is not wrapping and not after:
+            origins.append(each)
     if not origins or not all(isinstance(each, ast.Call) and _makes_module(read, each) for each in origins):
         return False
     here = read.function_of(wrapping)
@@ -69,13 +72,6 @@ def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
         and (call.lineno < wrapping.lineno or read.function_of(call) is not here)
         for call in read.calls
     )
-
-
-def _is_move_of(read: Reading, origin: ast.expr | None, wrapping: ast.Call) -> bool:
-    """Is it the wrapped model itself, moved (`model = model.to(device)` further down)?"""
-    if not isinstance(origin, ast.Call) or (target := moved(origin)) is None:
-        return False
-    return target is wrapping or (read.is_wrapped(target) and origin.lineno > wrapping.lineno)
 
 
 def _makes_module(read: Reading, call: ast.Call) -> bool:
@@ -116,25 +112,6 @@ def _goes_to_device(read: Reading, call: ast.Call) -> bool:
     return named or read.maybe(device, *RANKS)
 
 
-# LNT017 bypassed-ddp -------------------------------------------------------------------------------------------------
-
-_BYPASSED_DDP = """Training bypasses DistributedDataParallel.
-
-What: the training loop calls the bare model, `ddp.module(x)` or the variable from before wrapping, and never calls the
-wrapped model.
-
-Why: DistributedDataParallel prepares its all-reduce in its own forward pass. Without it the backward pass averages
-nothing: every rank trains its own separate model, without an error, and the saved model has seen a part of the data
-only.
-
-    output = ddp.module(batch)      # no all-reduce
-    output = ddp(batch)
-
-Fix: call the wrapped model. Evaluation with the bare model is correct.
-
-Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
-https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
-"""
 _NO_GRAD = re.compile("no_grad|inference")
 # Methods of torch.nn.Module that return the module; functions that return it, or one with the same parameters.
 _RETURNS_ITSELF = {"to", "cuda", "cpu", "xpu", "half", "float", "double", "bfloat16", "type", "train", "eval"}
@@ -142,8 +119,25 @@ _RETURNS_ITSELF |= {"requires_grad_", "to_empty", "apply"}
 _RETURNS_MODEL = {"compile", "convert_sync_batchnorm", "convert_syncbn_model", "prepare_model"}
 
 
+@rule("LNT017", Severity.ERROR)
 def bypassed_ddp(read: Reading) -> Iterator[Hit]:
-    """Calls of the bare model in training loops, if the wrapped one is never used."""
+    """Training bypasses DistributedDataParallel.
+
+    What: the training loop calls the bare model, `ddp.module(x)` or the variable from before wrapping, and never calls
+    the wrapped model.
+
+    Why: DistributedDataParallel prepares its all-reduce in its own forward pass. Without it the backward pass averages
+    nothing: every rank trains its own separate model, without an error, and the saved model has seen a part of the data
+    only.
+
+        output = ddp.module(batch)      # no all-reduce
+        output = ddp(batch)
+
+    Fix: call the wrapped model. Evaluation with the bare model is correct.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design (forward pass);
+    https://github.com/jingyaogong/minimind/issues/853; seen with torch 2.13: gradients differ between the ranks.
+    """
     if not read.wrappings or any(read.is_wrapped(_of_forward(call)) for call in read.calls):
         return
     handed_on = [call for call in read.calls if _hands_on(read, call)]
@@ -231,32 +225,32 @@ def _is_in_training(read: Reading, call: ast.Call) -> bool:
     return looped
 
 
-# LNT020 unused-parameters --------------------------------------------------------------------------------------------
-
-_UNUSED_PARAMETERS = """A layer of the wrapped model is never used.
-
-What: a class of this script makes a layer with parameters in `__init__`, no line of the script reads that attribute,
-and the model goes into DistributedDataParallel without find_unused_parameters=True.
-
-Why: DistributedDataParallel waits for the gradient of every parameter. A parameter without a gradient stops the second
-step: "Expected to have finished reduction in the prior iteration before starting a new one".
-
-Fix: remove the layer. find_unused_parameters=True is for layers that are used in some steps only; it walks over the
-graph in every step, which takes time. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the parameters.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
-(find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
-"""
 _LAYERS = re.compile("Linear|Bilinear|Conv[123]d|Embedding|LSTM|GRU|RNN|LayerNorm|MultiheadAttention")
 _DEPTH = 5
 # A model that walks over its own layers may use any of them.
 _WALKS = {"children", "named_children", "modules", "named_modules", "_modules", "__dict__", "getattr", "vars"}
 
 
+@rule("LNT020", Severity.ERROR)
 def unused_parameters(read: Reading) -> Iterator[Hit]:
-    """Layers that no line reads, in models that are wrapped."""
+    """A layer of the wrapped model is never used.
+
+    What: a class of this script makes a layer with parameters in `__init__`, no line of the script reads that
+    attribute, and the model goes into DistributedDataParallel without find_unused_parameters=True.
+
+    Why: DistributedDataParallel waits for the gradient of every parameter. A parameter without a gradient stops the
+    second step: "Expected to have finished reduction in the prior iteration before starting a new one".
+
+    Fix: remove the layer. find_unused_parameters=True is for layers that are used in some steps only; it walks over the
+    graph in every step, which takes time. With TORCH_DISTRIBUTED_DEBUG=INFO the error names the parameters.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    (find_unused_parameters); https://github.com/pytorch/pytorch/issues/43259.
+    """
     for wrapping in read.wrappings:
-        if has_unpacking(wrapping) or _tolerates(wrapping):
+        options = (keyword(wrapping, "find_unused_parameters"), keyword(wrapping, "static_graph"))
+        tolerates = any(option is not None and not is_constant(option, False) for option in options)
+        if has_unpacking(wrapping) or tolerates:
             continue
         for name in sorted(_classes(read, keyword(wrapping, "module", 0), _DEPTH)):
             owner = read.classes.get(name)
@@ -281,11 +275,6 @@ def _classes(read: Reading, model: ast.expr | None, depth: int) -> set[str]:
     return found
 
 
-def _tolerates(wrapping: ast.Call) -> bool:
-    options = (keyword(wrapping, "find_unused_parameters"), keyword(wrapping, "static_graph"))
-    return any(option is not None and not is_constant(option, False) for option in options)
-
-
 def _is_beyond_reading(read: Reading, model: ast.ClassDef) -> bool:
     """Another base class, a subclass, or a walk over the layers: what is used cannot be read."""
     bases = [read.name(base) for base in model.bases]
@@ -308,8 +297,4 @@ def _unused(read: Reading, model: ast.ClassDef) -> Iterator[Hit]:
                     )
 
 
-RULES = (
-    Rule("LNT016", "wrapped-before-move", Severity.ERROR, _WRAPPED_BEFORE_MOVE, wrapped_before_move),
-    Rule("LNT017", "bypassed-ddp", Severity.ERROR, _BYPASSED_DDP, bypassed_ddp),
-    Rule("LNT020", "unused-parameters", Severity.ERROR, _UNUSED_PARAMETERS, unused_parameters),
-)
+RULES = (wrapped_before_move, bypassed_ddp, unused_parameters)

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule, is_bare_cuda
+from ddpdiag.lint.reading import Hit, Reading, is_bare_cuda, rule
 from ddpdiag.lint.script import (
     attribute_path,
     calls_method,
@@ -17,25 +17,24 @@ from ddpdiag.lint.script import (
 )
 from ddpdiag.model import Severity
 
-# LNT005 coordinator-at-home ------------------------------------------------------------------------------------------
-
-_COORDINATOR_AT_HOME = """MASTER_ADDR is this host, in a script for several hosts.
-
-What: the script sets MASTER_ADDR to localhost or 127.0.0.1 and overrides the launcher's value, or opens the process
-group at tcp://127.0.0.1; and it mentions several hosts (an option --nnodes or --node-rank, a variable NODE_RANK).
-
-Why: every host then looks for rank 0 on itself. The first host waits for ranks that never join, the others for a store
-that does not exist there, until the time-out: "The client socket has timed out".
-
-Fix: leave MASTER_ADDR to the launcher, or os.environ.setdefault("MASTER_ADDR", "localhost").
-
-Source: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization (address of rank 0).
-"""
 _HOME = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
+@rule("LNT005", Severity.ERROR)
 def coordinator_at_home(read: Reading) -> Iterator[Hit]:
-    """Where loopback is written as the address of rank 0."""
+    """MASTER_ADDR is this host, in a script for several hosts.
+
+    What: the script sets MASTER_ADDR to localhost or 127.0.0.1 and overrides the launcher's value, or opens the process
+    group at tcp://127.0.0.1; and it mentions several hosts (an option --nnodes or --node-rank, a variable NODE_RANK).
+
+    Why: every host then looks for rank 0 on itself. The first host waits for ranks that never join, the others for a
+    store that does not exist there, until the time-out: "The client socket has timed out".
+
+    Fix: leave MASTER_ADDR to the launcher, or os.environ.setdefault("MASTER_ADDR", "localhost").
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization (address of rank
+    0).
+    """
     if not read.means_several_hosts:
         return
     for node in read.nodes:
@@ -58,27 +57,25 @@ def _sets_home(read: Reading, node: ast.AST) -> bool:
     return False
 
 
-# LNT006 spawn-at-import ----------------------------------------------------------------------------------------------
-
-_SPAWN_AT_IMPORT = """Processes are spawned when the script is imported.
-
-What: mp.spawn is called at the top of the script, outside of `if __name__ == "__main__":`, or gets a lambda or a
-function that is defined within another function.
-
-Why: a spawned process imports the script again to find its function, and would spawn again: "An attempt has been made
-to start a new process before the current process has finished its bootstrapping phase". A lambda or an inner function
-cannot be found by name: "Can't pickle <function <lambda>>".
-
-Fix: move the call into `if __name__ == "__main__":`, and the function to the top of the file.
-
-Source: https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods (safe importing of
-main module); https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses.
-"""
 _SPAWN = ("torch.multiprocessing.spawn", "torch.multiprocessing.spawn.spawn")
 
 
+@rule("LNT006", Severity.ERROR)
 def spawn_at_import(read: Reading) -> Iterator[Hit]:
-    """Calls of mp.spawn that their children would repeat, or cannot follow."""
+    """Processes are spawned when the script is imported.
+
+    What: mp.spawn is called at the top of the script, outside of `if __name__ == "__main__":`, or gets a lambda or a
+    function that is defined within another function.
+
+    Why: a spawned process imports the script again to find its function, and would spawn again: "An attempt has been
+    made to start a new process before the current process has finished its bootstrapping phase". A lambda or an inner
+    function cannot be found by name: "Can't pickle <function <lambda>>".
+
+    Fix: move the call into `if __name__ == "__main__":`, and the function to the top of the file.
+
+    Source: https://docs.python.org/3/library/multiprocessing.html#the-spawn-and-forkserver-start-methods (safe
+    importing of main module); https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses.
+    """
     for call in read.calls_of(*_SPAWN):
         target = keyword(call, "fn", 0)
         if read.function_of(call) is None and not any(read.conditions(call)):
@@ -104,29 +101,24 @@ def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
     return bool(found) and all(read.function_of(each) is not None for each in found)
 
 
-# LNT007 fork-after-cuda ----------------------------------------------------------------------------------------------
-
-_FORK_AFTER_CUDA = """CUDA is used in a forked process.
-
-What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the script requests the
-start method "fork" and uses a GPU before the processes are started.
-
-Why: a process that was forked from one that uses CUDA cannot use CUDA itself: "Cannot re-initialize CUDA in forked
-subprocess". DataLoader's workers are forked on Linux.
-
-Fix: return CPU tensors from the Dataset and move the batch in the loop (pin_memory=True, non_blocking=True); start
-processes with "spawn".
-
-Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing;
-https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading (not recommended to return CUDA tensors);
-https://github.com/pytorch/pytorch/issues/40403.
-"""
-
-
+@rule("LNT007", Severity.ERROR)
 def fork_after_cuda(read: Reading) -> Iterator[Hit]:
-    """Datasets on a GPU, and forks after CUDA."""
-    workers = any(_has_workers(loader) for loader in read.loaders)
-    for function in read.functions.get("__getitem__", ()) if workers else ():
+    """CUDA is used in a forked process.
+
+    What: a Dataset puts its items on a GPU in `__getitem__` while its DataLoader has workers, or the script requests
+    the start method "fork" and uses a GPU before the processes are started.
+
+    Why: a process that was forked from one that uses CUDA cannot use CUDA itself: "Cannot re-initialize CUDA in forked
+    subprocess". DataLoader's workers are forked on Linux.
+
+    Fix: return CPU tensors from the Dataset and move the batch in the loop (pin_memory=True, non_blocking=True); start
+    processes with "spawn".
+
+    Source: https://docs.pytorch.org/docs/stable/notes/multiprocessing.html#cuda-in-multiprocessing;
+    https://docs.pytorch.org/docs/stable/data.html#multi-process-data-loading (not recommended to return CUDA tensors);
+    https://github.com/pytorch/pytorch/issues/40403.
+    """
+    for function in read.functions.get("__getitem__", ()) if any(map(_forks_workers, read.loaders)) else ():
         owner = read.class_of(function)
         if owner is not None and any((attribute_path(base) or "").endswith("Dataset") for base in owner.bases):
             for call in filter(_uses_gpu, ast.walk(function)):
@@ -138,7 +130,7 @@ def fork_after_cuda(read: Reading) -> Iterator[Hit]:
     yield from _forks(read)
 
 
-def _has_workers(loader: ast.Call) -> bool:
+def _forks_workers(loader: ast.Call) -> bool:
     workers = keyword(loader, "num_workers", 5)
     spawned = text_of(keyword(loader, "multiprocessing_context")) in ("spawn", "forkserver")
     return workers is not None and not is_constant(workers, 0) and not spawned and not has_unpacking(loader)
@@ -169,32 +161,37 @@ def _forks(read: Reading) -> Iterator[Hit]:
             )
 
 
-# LNT013 download-race ------------------------------------------------------------------------------------------------
-
-_DOWNLOAD_RACE = """All ranks download the dataset at once.
-
-What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no barrier
-around it.
-
-Why: the ranks write the same files. One rank reads another's half-written archive ("File not found or corrupted"), or
-unpacks the archive while another rank replaces it. This happens on the first run only, on a machine without the data.
-
-    if local_rank == 0:
-        MNIST(root, download=True)
-    dist.barrier()
-    data = MNIST(root)
-
-Fix: download before the job, or on one rank of each host, and let the others wait.
-
-Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
-"""
 _LIBRARIES = ("torchvision.datasets.", "torchaudio.datasets.")
 
 
+@rule("LNT013", Severity.WARNING)
 def download_race(read: Reading) -> Iterator[Hit]:
-    """Datasets that every rank downloads."""
+    """All ranks download the dataset at once.
+
+    What: a dataset of torchvision or torchaudio with download=True on every rank, with one root directory, and no
+    barrier around it.
+
+    Why: the ranks write the same files. One rank reads another's half-written archive ("File not found or corrupted"),
+    or unpacks the archive while another rank replaces it. This happens on the first run only, on a machine without the
+    data.
+
+        if local_rank == 0:
+            MNIST(root, download=True)
+        dist.barrier()
+        data = MNIST(root)
+
+    Fix: download before the job, or on one rank of each host, and let the others wait.
+
+    Source: https://github.com/pytorch/examples/issues/1411; https://github.com/pytorch/tutorials/issues/3065.
+    """
     for call in read.calls:
-        if _downloads(read, call) and read.surely_on_all_ranks(call) and not _is_ordered(read, call):
+        if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
+            continue
+        root = keyword(call, "root", 0)
+        # A barrier in the same function, or a lock or a context such as local_main_process_first around it.
+        inside = any(isinstance(outer, ast.With) for outer in read.around(call))
+        is_ordered = inside or calls_method(read.scope_of(call), "barrier")
+        if not is_ordered and (root is None or not read.may_be_own(root)) and read.surely_on_all_ranks(call):
             yield Hit(
                 call,
                 "all ranks download into one directory at once, and read each other's half-written files",
@@ -202,79 +199,55 @@ def download_race(read: Reading) -> Iterator[Hit]:
             )
 
 
-def _downloads(read: Reading, call: ast.Call) -> bool:
-    if not read.callee(call).startswith(_LIBRARIES) or not is_constant(keyword(call, "download"), True):
-        return False
-    root = keyword(call, "root", 0)
-    return root is None or not read.may_be_own(root)
-
-
-def _is_ordered(read: Reading, call: ast.Call) -> bool:
-    """Is there a barrier in the same function, or a lock or a context such as local_main_process_first around it?"""
-    around = read.function_of(call) or read.tree
-    inside = any(isinstance(outer, ast.With) for outer in read.around(call))
-    return inside or calls_method(around, "barrier")
-
-
-# LNT022 save-on-all-ranks --------------------------------------------------------------------------------------------
-
-_SAVE_ON_ALL_RANKS = """All ranks save to one file.
-
-What: torch.save writes to one path on every rank.
-
-Why: the ranks overwrite each other's data; if they differ in speed, or the file system is shared between hosts, the
-checkpoint is broken. The error appears when it is loaded: "PytorchStreamReader failed reading zip archive".
-
-    if dist.get_rank() == 0:
-        torch.save(model.module.state_dict(), path)
-    dist.barrier()
-
-Fix: save on rank 0 only, or put the rank into the name.
-
-Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
-"""
-
-
+@rule("LNT022", Severity.WARNING)
 def save_on_all_ranks(read: Reading) -> Iterator[Hit]:
-    """Saves that every rank reaches."""
+    """All ranks save to one file.
+
+    What: torch.save writes to one path on every rank.
+
+    Why: the ranks overwrite each other's data; if they differ in speed, or the file system is shared between hosts, the
+    checkpoint is broken. The error appears when it is loaded: "PytorchStreamReader failed reading zip archive".
+
+        if dist.get_rank() == 0:
+            torch.save(model.module.state_dict(), path)
+        dist.barrier()
+
+    Fix: save on rank 0 only, or put the rank into the name.
+
+    Source: https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+    """
     if not read.wrappings:
         return
     for call in read.calls_of("torch.save"):
         path = keyword(call, "f", 1)
-        if path is None or has_unpacking(call) or _is_own(read, path) or not read.surely_on_all_ranks(call):
+        # Each rank may have a path of its own; this is unknown for a buffer, or a path that some function makes.
+        is_own = path is None or isinstance(path, ast.Call) or read.may_be_own(path)
+        if is_own or has_unpacking(call) or not read.surely_on_all_ranks(call):
             continue
         message = "all ranks write to one file at once, and corrupt it"
         yield Hit(call, message, "Save on rank 0 only: if dist.get_rank() == 0.")
 
 
-def _is_own(read: Reading, path: ast.expr) -> bool:
-    """May each rank have a path of its own? This is unknown for a buffer, or a path that some function makes."""
-    return isinstance(path, ast.Call) or read.may_be_own(path)
-
-
-# LNT023 load-without-map-location ------------------------------------------------------------------------------------
-
-_UNMAPPED_LOAD = """A checkpoint is loaded without map_location.
-
-What: on every rank, torch.load is called without map_location, and load_state_dict gets its result.
-
-Why: tensors are loaded to the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of the
-model (and of the optimizer's state) there. GPU 0 fails with "CUDA out of memory", while the others have free memory.
-
-    state = torch.load(path, map_location="cpu")
-    state = torch.load(path, map_location=f"cuda:{local_rank}")
-
-Weights with "pretrain" in their name are accepted: published files are usually saved from the CPU.
-
-Fix: map_location="cpu"; load_state_dict copies to where the model is.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
-https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
-"""
-
-
+@rule("LNT023", Severity.WARNING)
 def load_without_map_location(read: Reading) -> Iterator[Hit]:
-    """Loads of model states on all ranks, where there are GPUs."""
+    """A checkpoint is loaded without map_location.
+
+    What: on every rank, torch.load is called without map_location, and load_state_dict gets its result.
+
+    Why: tensors are loaded to the GPU that they were saved from, which is GPU 0: every rank of the host puts a copy of
+    the model (and of the optimizer's state) there. GPU 0 fails with "CUDA out of memory", while the others have free
+    memory.
+
+        state = torch.load(path, map_location="cpu")
+        state = torch.load(path, map_location=f"cuda:{local_rank}")
+
+    Weights with "pretrain" in their name are accepted: published files are usually saved from the CPU.
+
+    Fix: map_location="cpu"; load_state_dict copies to where the model is.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
+    https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
+    """
     if not read.wrappings or not read.uses_gpus:
         return
     for call in read.calls_of("torch.load"):
@@ -306,23 +279,19 @@ def _becomes_state(read: Reading, call: ast.Call) -> bool:
     return False
 
 
-# LNT024 no-destroy ---------------------------------------------------------------------------------------------------
-
-_NO_DESTROY = """The process group is never destroyed.
-
-What: the script opens a process group and does not call destroy_process_group. This is a note (`--details`).
-
-Why: with NCCL, a process that ends while others still communicate may leave them hanging, and torch warns at exit:
-"destroy_process_group() was not called before program exit, which can leak resources".
-
-Fix: dist.destroy_process_group() at the end, on every rank.
-
-Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
-"""
-
-
+@rule("LNT024", Severity.NOTE)
 def no_destroy(read: Reading) -> Iterator[Hit]:
-    """The first process group, if nothing closes it."""
+    """The process group is never destroyed.
+
+    What: the script opens a process group and does not call destroy_process_group. This is a note (`--details`).
+
+    Why: with NCCL, a process that ends while others still communicate may leave them hanging, and torch warns at exit:
+    "destroy_process_group() was not called before program exit, which can leak resources".
+
+    Fix: dist.destroy_process_group() at the end, on every rank.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#shutdown.
+    """
     closing = {"destroy_process_group", "cleanup", "cleanup_distributed", "cleanup_ddp"}
     if read.groups and not closing & set(names_in(read.tree)) and not closing & set(read.imports):
         yield Hit(
@@ -333,11 +302,11 @@ def no_destroy(read: Reading) -> Iterator[Hit]:
 
 
 RULES = (
-    Rule("LNT005", "coordinator-at-home", Severity.ERROR, _COORDINATOR_AT_HOME, coordinator_at_home),
-    Rule("LNT006", "spawn-at-import", Severity.ERROR, _SPAWN_AT_IMPORT, spawn_at_import),
-    Rule("LNT007", "fork-after-cuda", Severity.ERROR, _FORK_AFTER_CUDA, fork_after_cuda),
-    Rule("LNT013", "download-race", Severity.WARNING, _DOWNLOAD_RACE, download_race),
-    Rule("LNT022", "save-on-all-ranks", Severity.WARNING, _SAVE_ON_ALL_RANKS, save_on_all_ranks),
-    Rule("LNT023", "load-without-map-location", Severity.WARNING, _UNMAPPED_LOAD, load_without_map_location),
-    Rule("LNT024", "no-destroy", Severity.NOTE, _NO_DESTROY, no_destroy),
+    coordinator_at_home,
+    spawn_at_import,
+    fork_after_cuda,
+    download_race,
+    save_on_all_ranks,
+    load_without_map_location,
+    no_destroy,
 )

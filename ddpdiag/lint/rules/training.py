@@ -4,27 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, Rule
+from ddpdiag.lint.reading import Hit, Reading, rule
 from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
 from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
-# LNT015 same-augmentation --------------------------------------------------------------------------------------------
-
-_SAME_AUGMENTATION = """All ranks draw the same random augmentations.
-
-What: every seed in the script is the same on all ranks, and the data are augmented at random. This is a note
-(`--details`).
-
-Why: rank 0's n-th image is cropped and flipped like rank 1's n-th image. The images differ, so the harm is small, but
-there is less variety than the number of ranks suggests. Equal seeds are correct where all ranks must agree: for a
-split, a sampler, or weights that DistributedDataParallel does not send.
-
-Fix: after the model is made, seed with seed + rank.
-
-Source: https://github.com/facebookresearch/detr/issues/297 (why seed + rank);
-https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
-"""
 _SEEDS = (
     "torch.manual_seed",
     "torch.cuda.manual_seed",
@@ -35,10 +19,25 @@ _SEEDS = (
 _AT_RANDOM = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
 
 
+@rule("LNT015", Severity.NOTE)
 def same_augmentation(read: Reading) -> Iterator[Hit]:
-    """The first seed, if none differs between ranks."""
+    """All ranks draw the same random augmentations.
+
+    What: every seed in the script is the same on all ranks, and the data are augmented at random. This is a note
+    (`--details`).
+
+    Why: rank 0's n-th image is cropped and flipped like rank 1's n-th image. The images differ, so the harm is small,
+    but there is less variety than the number of ranks suggests. Equal seeds are correct where all ranks must agree: for
+    a split, a sampler, or weights that DistributedDataParallel does not send.
+
+    Fix: after the model is made, seed with seed + rank.
+
+    Source: https://github.com/facebookresearch/detr/issues/297 (why seed + rank);
+    https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
+    """
     seeds = list(read.calls_of(*_SEEDS))
-    if not seeds or not read.wrappings or not _augments(read):
+    augments = any(read.last_name(c).startswith(_AT_RANDOM) and ".transforms." in read.callee(c) for c in read.calls)
+    if not seeds or not read.wrappings or not augments:
         return
     if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
         yield Hit(
@@ -48,27 +47,6 @@ def same_augmentation(read: Reading) -> Iterator[Hit]:
         )
 
 
-def _augments(read: Reading) -> bool:
-    return any(
-        read.last_name(call).startswith(_AT_RANDOM) and ".transforms." in read.callee(call) for call in read.calls
-    )
-
-
-# LNT018 collective-on-some-ranks -------------------------------------------------------------------------------------
-
-_COLLECTIVE_ON_SOME_RANKS = """A collective runs on some ranks only.
-
-What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the construction of a
-DistributedDataParallel, is under `if rank == 0:` or after `if rank != 0: return`, and the other ranks have no matching
-call.
-
-Why: all ranks must call a collective. The ranks that call it wait for the ranks that never do, until the time-out; or
-their call is matched with another call of those ranks, and they get wrong values.
-
-Fix: move it out of the `if`, so that every rank calls it. For some of the ranks, create a group and pass `group=`.
-
-Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
-"""
 _NAMES = (
     "new_group barrier monitored_barrier broadcast broadcast_object_list all_reduce reduce all_gather "
     "all_gather_into_tensor all_gather_object gather gather_object scatter scatter_object_list reduce_scatter "
@@ -77,10 +55,25 @@ _NAMES = (
 _COLLECTIVES = tuple(f"torch.distributed.{name}" for name in _NAMES.split())
 
 
+@rule("LNT018", Severity.ERROR)
 def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
-    """Collectives that some ranks never reach."""
+    """A collective runs on some ranks only.
+
+    What: a barrier, all_reduce, broadcast or another collective of torch.distributed, or the construction of a
+    DistributedDataParallel, is under `if rank == 0:` or after `if rank != 0: return`, and the other ranks have no
+    matching call.
+
+    Why: all ranks must call a collective. The ranks that call it wait for the ranks that never do, until the time-out;
+    or their call is matched with another call of those ranks, and they get wrong values.
+
+    Fix: move it out of the `if`, so that every rank calls it. For some of the ranks, create a group and pass `group=`.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#collective-functions (all processes of the group).
+    """
     for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
-        if _has_group(call) or not read.surely_on_some_ranks(call) or _has_partner(read, call):
+        group = keyword(call, "group") or keyword(call, "process_group")
+        has_group = has_unpacking(call) or (group is not None and not is_constant(group, None))
+        if has_group or not read.surely_on_some_ranks(call) or _has_partner(read, call):
             continue
         name = read.last_name(call)
         yield Hit(
@@ -88,11 +81,6 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
             f"only some ranks reach this {name}, and all ranks must call it: they will hang",
             f"Let every rank call {name}, or pass a group of the ranks that call it.",
         )
-
-
-def _has_group(call: ast.Call) -> bool:
-    group = keyword(call, "group") or keyword(call, "process_group")
-    return has_unpacking(call) or (group is not None and not is_constant(group, None))
 
 
 def _has_partner(read: Reading, call: ast.Call) -> bool:
@@ -108,32 +96,30 @@ def _has_partner(read: Reading, call: ast.Call) -> bool:
     )
 
 
-# LNT019 model-on-some-ranks ------------------------------------------------------------------------------------------
-
-_MODEL_ON_SOME_RANKS = """A DistributedDataParallel is called on some ranks only.
-
-What: under `if rank == 0:`, the wrapped model is trained, or it contains BatchNorm and is called for evaluation.
-
-Why: a backward pass is an all-reduce of all ranks, and a forward pass first sends rank 0's buffers (BatchNorm's
-statistics) to all ranks, in eval mode and under no_grad, too. The calling rank waits for the others, or its call is
-matched with their next collective, and the job hangs at the next barrier.
-
-    if rank == 0:
-        evaluate(model)             # hangs with BatchNorm
-        evaluate(model.module)      # the bare model: no communication
-
-Fix: evaluate model.module, or evaluate on all ranks.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
-(broadcast_buffers);
-seen with torch 2.13 over gloo.
-"""
 # torchvision's families with BatchNorm in them.
 _WITH_BATCHNORM = ("resnet", "resnext", "wide_resnet", "densenet", "mobilenet", "efficientnet", "regnet", "mnasnet")
 
 
+@rule("LNT019", Severity.ERROR)
 def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
-    """Calls of the wrapped model that some ranks never reach."""
+    """A DistributedDataParallel is called on some ranks only.
+
+    What: under `if rank == 0:`, the wrapped model is trained, or it contains BatchNorm and is called for evaluation.
+
+    Why: a backward pass is an all-reduce of all ranks, and a forward pass first sends rank 0's buffers (BatchNorm's
+    statistics) to all ranks, in eval mode and under no_grad, too. The calling rank waits for the others, or its call is
+    matched with their next collective, and the job hangs at the next barrier.
+
+        if rank == 0:
+            evaluate(model)             # hangs with BatchNorm
+            evaluate(model.module)      # the bare model: no communication
+
+    Fix: evaluate model.module, or evaluate on all ranks.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    (broadcast_buffers);
+    seen with torch 2.13 over gloo.
+    """
     buffers = has_batchnorm(read) and not any(
         is_constant(keyword(wrapping, "broadcast_buffers"), False) for wrapping in read.wrappings
     )
@@ -165,37 +151,30 @@ def _goes_backward(read: Reading, call: ast.Call) -> bool:
     function = read.function_of(call)
     for outer in read.around(call):
         if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):
-            return not _is_under_no_grad(read, call)
+            contexts = [item for each in read.around(call) if isinstance(each, ast.With) for item in each.items]
+            return not any("no_grad" in ast.unparse(item.context_expr) for item in contexts)
         if outer is function:
             return False
     return False
 
 
-def _is_under_no_grad(read: Reading, call: ast.Call) -> bool:
-    return any(
-        isinstance(outer, ast.With) and any("no_grad" in ast.unparse(item.context_expr) for item in outer.items)
-        for outer in read.around(call)
-    )
-
-
-# LNT021 batchnorm-local ----------------------------------------------------------------------------------------------
-
-_BATCHNORM_LOCAL = """BatchNorm sees the batch of its own rank only.
-
-What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. This is a note (`--details`).
-
-Why: mean and variance are computed from the images of one rank. With a small batch per GPU they are noisy, and training
-behaves differently than on one GPU with the whole batch. With a large batch per GPU this does no harm and is faster.
-
-Fix: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, if the batch of a GPU is below about 16.
-
-Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
-"""
 _SYNCED = re.compile(r"sync_?(batch|bn)|bn_?sync", re.IGNORECASE)
 
 
+@rule("LNT021", Severity.NOTE)
 def batchnorm_local(read: Reading) -> Iterator[Hit]:
-    """The first wrapping, in a script that does not mention SyncBatchNorm."""
+    """BatchNorm sees the batch of its own rank only.
+
+    What: a model with BatchNorm is wrapped, and nothing converts it to SyncBatchNorm. This is a note (`--details`).
+
+    Why: mean and variance are computed from the images of one rank. With a small batch per GPU they are noisy, and
+    training behaves differently than on one GPU with the whole batch. With a large batch per GPU this does no harm and
+    is faster.
+
+    Fix: torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, if the batch of a GPU is below about 16.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html.
+    """
     if has_batchnorm(read) and not any(_SYNCED.search(word) for word in words_in(read.tree)):
         for wrapping in read.wrappings[:1]:
             yield Hit(
@@ -205,35 +184,33 @@ def batchnorm_local(read: Reading) -> Iterator[Hit]:
             )
 
 
-# LNT025 learning-rate ------------------------------------------------------------------------------------------------
-
-_LEARNING_RATE = """The learning rate does not depend on the number of ranks.
-
-What: each rank has a batch of a fixed size, and neither the learning rate nor the batch is computed from the number of
-ranks. This is a note (`--details`).
-
-Why: DistributedDataParallel averages the gradients. N ranks with B images each therefore take the steps of one process
-with N x B images: N times fewer steps in an epoch, each as large as before. With more ranks an epoch is faster and the
-model learns less in it, and a job that was tuned on 8 GPUs stalls on 64.
-
-    lr = args.lr * dist.get_world_size()                              # SGD, with a warm-up of some epochs
-    lr = args.lr * math.sqrt(dist.get_world_size())                   # Adam and its variants
-    batch_size = args.global_batch_size // dist.get_world_size()      # or: the same steps on any number of ranks
-
-Fix: use one of the three, and a warm-up if the learning rate grows.
-
-Source: https://arxiv.org/abs/1706.02677 (SGD: linear, with a warm-up); https://arxiv.org/abs/2205.10287 (Adam: square
-root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html (gradients are
-averaged over the ranks).
-"""
 _OPTIMIZER = re.compile(r"torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*")
 _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 _RANKS = re.compile(r"world_?size|num_?replicas|n_?gpus|num_?gpus|n_?procs|num_processes|device_count", re.IGNORECASE)
 _SIZED = re.compile(r"(^|_)lrs?($|_)|learning_?rate|batch|accum", re.IGNORECASE)
 
 
+@rule("LNT025", Severity.NOTE)
 def learning_rate(read: Reading) -> Iterator[Hit]:
-    """The first optimizer, if no statement names both ranks and the learning rate or the batch."""
+    """The learning rate does not depend on the number of ranks.
+
+    What: each rank has a batch of a fixed size, and neither the learning rate nor the batch is computed from the number
+    of ranks. This is a note (`--details`).
+
+    Why: DistributedDataParallel averages the gradients. N ranks with B images each therefore take the steps of one
+    process with N x B images: N times fewer steps in an epoch, each as large as before. With more ranks an epoch is
+    faster and the model learns less in it, and a job that was tuned on 8 GPUs stalls on 64.
+
+        lr = args.lr * dist.get_world_size()                              # SGD, with a warm-up of some epochs
+        lr = args.lr * math.sqrt(dist.get_world_size())                   # Adam and its variants
+        batch_size = args.global_batch_size // dist.get_world_size()      # or: the same steps on any number of ranks
+
+    Fix: use one of the three, and a warm-up if the learning rate grows.
+
+    Source: https://arxiv.org/abs/1706.02677 (SGD: linear, with a warm-up); https://arxiv.org/abs/2205.10287 (Adam:
+    square root); https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    (gradients are averaged over the ranks).
+    """
     optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
     # The simple statements, one at a time: a whole function names everything.
     simple = (node for node in read.nodes if isinstance(node, _SIMPLE))
@@ -252,10 +229,4 @@ def _relates(statement: ast.AST) -> bool:
     return any(map(_RANKS.search, words)) and any(map(_SIZED.search, words))
 
 
-RULES = (
-    Rule("LNT015", "same-augmentation", Severity.NOTE, _SAME_AUGMENTATION, same_augmentation),
-    Rule("LNT018", "collective-on-some-ranks", Severity.ERROR, _COLLECTIVE_ON_SOME_RANKS, collective_on_some_ranks),
-    Rule("LNT019", "model-on-some-ranks", Severity.ERROR, _MODEL_ON_SOME_RANKS, model_on_some_ranks),
-    Rule("LNT021", "batchnorm-local", Severity.NOTE, _BATCHNORM_LOCAL, batchnorm_local),
-    Rule("LNT025", "learning-rate", Severity.NOTE, _LEARNING_RATE, learning_rate),
-)
+RULES = (same_augmentation, collective_on_some_ranks, model_on_some_ranks, batchnorm_local, learning_rate)

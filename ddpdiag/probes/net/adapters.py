@@ -26,8 +26,8 @@ _PEER_MEMORY = (
     "kernel/mm/memory_peers/nv_mem/version",
 )
 
-# Of "400 Gb/sec (4X NDR)".
-_LANES = re.compile(r"\((\d+)X")
+# Gbit/s and lanes of "400 Gb/sec (4X NDR)".
+_RATE = re.compile(r"(\d+(?:\.\d+)?)\b(?:.*\((\d+)X)?")
 
 
 class Port(Struct, frozen=True, kw_only=True):
@@ -55,39 +55,29 @@ class Port(Struct, frozen=True, kw_only=True):
 
 def rdma_ports(sys: Path) -> tuple[Port, ...]:
     """All ports that `sys` (/sys) shows; none without an RDMA driver."""
-    return tuple(map(_port, sorted((sys / "class" / "infiniband").glob("*/ports/*"))))
-
-
-def _port(folder: Path) -> Port:
-    layer, rate = read_text(folder / "link_layer"), read_text(folder / "rate")
-    # "4: ACTIVE"; "5: ACTIVE_DEFER" is a link that is going down (IBTA, PortState).
-    state, physical = ((read_text(folder / name) or "").rpartition(": ")[2] for name in ("state", "phys_state"))
-    lanes = _LANES.search(rate or "")
-    return Port(
-        adapter=folder.parts[-3],
-        number=folder.name,
-        infiniband=layer == "InfiniBand",
-        active=state == "ACTIVE",
-        bytes_per_s=_rate(rate),
-        lanes=int(lanes[1]) if lanes else None,
-        link_layer=layer or None,
-        state=state or None,
-        physical_state=physical or None,
-    )
+    ports = []
+    for folder in sorted((sys / "class" / "infiniband").glob("*/ports/*")):
+        layer, rate = read_text(folder / "link_layer"), _RATE.match(read_text(folder / "rate") or "")
+        # "4: ACTIVE"; "5: ACTIVE_DEFER" is a link that is going down (IBTA, PortState).
+        state, physical = ((read_text(folder / name) or "").rpartition(": ")[2] for name in ("state", "phys_state"))
+        port = Port(
+            adapter=folder.parts[-3],
+            number=folder.name,
+            infiniband=layer == "InfiniBand",
+            active=state == "ACTIVE",
+            bytes_per_s=float(rate[1]) * 125e6 if rate else None,
+            lanes=int(rate[2]) if rate and rate[2] else None,
+            link_layer=layer or None,
+            state=state or None,
+            physical_state=physical or None,
+        )
+        ports.append(port)
+    return tuple(ports)
 
 
 def has_peer_memory(sys: Path) -> bool:
     """Is nvidia-peermem loaded? DMA-BUF does without it."""
     return any((sys / place).exists() for place in _PEER_MEMORY)
-
-
-def _rate(text: str | None) -> float | None:
-    """Bytes per second of "400 Gb/sec (4X NDR)"."""
-    number = (text or "").split(" ")[0]
-    try:
-        return float(number) * 125e6
-    except ValueError:
-        return None
 
 
 class Card(Struct, frozen=True):
@@ -105,8 +95,8 @@ class Card(Struct, frozen=True):
 
 def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
     """What `library` ("gloo" or "nccl") takes: InfiniBand where nccl finds it, else the interface of its address."""
-    if library == "nccl" and _nccl(env, "NCCL_IB_DISABLE") in ("", "0"):
-        found = infiniband(sys, _nccl(env, "NCCL_IB_HCA"))
+    if library == "nccl" and nccl_variable(env, "NCCL_IB_DISABLE") in ("", "0"):
+        found = infiniband(sys, nccl_variable(env, "NCCL_IB_HCA"))
         if found is not None:
             return found
     known = interfaces(sys) or ()
@@ -118,7 +108,7 @@ def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
     return Card(interface.name, interface.bytes_per_s, 1, interface.bytes_per_s) if interface else None
 
 
-def _nccl(env: Mapping[str, str], name: str) -> str:
+def nccl_variable(env: Mapping[str, str], name: str) -> str:
     """A variable as NCCL finds it: the environment wins over its configuration files. Empty where it is not set."""
     files = (settings[name] for settings in nccl_files(env).values() if name in settings)
     return env[name] if name in env else next(files, "")
@@ -142,9 +132,9 @@ def infiniband(sys: Path, rule: str = "") -> Card | None:
 
 def nccl_ports(env: Mapping[str, str], sys: Path) -> tuple[str, ...]:
     """Names ("mlx5_0:1") of the RDMA ports that are up and that NCCL would go over; none with NCCL_IB_DISABLE."""
-    if _nccl(env, "NCCL_IB_DISABLE") not in ("", "0"):
+    if nccl_variable(env, "NCCL_IB_DISABLE") not in ("", "0"):
         return ()
-    return tuple(port.name for port in _taken(sys, _nccl(env, "NCCL_IB_HCA")))
+    return tuple(port.name for port in _taken(sys, nccl_variable(env, "NCCL_IB_HCA")))
 
 
 def _taken(sys: Path, rule: str) -> list[Port]:
@@ -285,12 +275,16 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
         done.add(name)
         below = _names(folder, "lower_*", "lower_")
         todo += below
+        carrier = read_int(folder / "carrier")  # not readable of an interface that was set down
+        is_down = carrier is None and read_text(folder / "operstate") == "down"
+        # How often the carrier was lost; where only changes are counted, these.
+        lost = list(_numbers(folder, _CARRIER).items())[:1]
         yield PortCounters(
             name=name,
             pci=pci_of(folder),
-            up=_has_carrier(folder),
+            up=False if is_down else None if carrier is None else carrier == 1,
             below=below,
-            counters=_carrier(folder) | _numbers(folder / "statistics", _FRAMES),
+            counters=dict(lost) | _numbers(folder / "statistics", _FRAMES),
         )
 
 
@@ -299,19 +293,6 @@ def tcp_counters(snmp: str) -> dict[str, int]:
     names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
     found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}
-
-
-def _carrier(folder: Path) -> dict[str, int]:
-    """How often the carrier was lost; where only changes are counted, these."""
-    numbers = _numbers(folder, _CARRIER)
-    return dict(list(numbers.items())[:1])
-
-
-def _has_carrier(folder: Path) -> bool | None:
-    carrier = read_int(folder / "carrier")  # not readable of an interface that was set down
-    if carrier is None:
-        return False if read_text(folder / "operstate") == "down" else None
-    return carrier == 1
 
 
 def _numbers(folder: Path, names: Iterable[str]) -> dict[str, int]:

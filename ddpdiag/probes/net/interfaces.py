@@ -45,22 +45,20 @@ def interfaces(sys: Path) -> tuple[Interface, ...] | None:
         states = psutil.net_if_stats()
     except OSError:  # no /proc
         return None
-    return tuple(
-        Interface(
+    found = []
+    for name, own in addresses.items():
+        device, state = sys / "class" / "net" / name, states.get(name)
+        # Of a NIC or a bond; veth pairs and tunnels claim 10 Gbit/s whatever they carry.
+        real = (device / "device").exists() or (device / "bonding").exists()
+        interface = Interface(
             name=name,
             addresses=tuple(a.address for a in own if a.family in _IP),
-            running=name in states and states[name].isup,
-            mtu=states[name].mtu if name in states else None,
-            bytes_per_s=_nominal(sys / "class" / "net" / name, states[name].speed if name in states else 0),
+            running=state is not None and state.isup,
+            mtu=state.mtu if state is not None else None,
+            bytes_per_s=state.speed * 125_000.0 if state is not None and real and state.speed > 0 else None,
         )
-        for name, own in addresses.items()
-    )
-
-
-def _nominal(device: Path, megabits_per_s: int) -> float | None:
-    """The speed of a NIC or a bond; veth pairs and tunnels claim 10 Gbit/s whatever they carry."""
-    real = (device / "device").exists() or (device / "bonding").exists()
-    return megabits_per_s * 125_000.0 if real and megabits_per_s > 0 else None
+        found.append(interface)
+    return tuple(found)
 
 
 def interface_of(address: str | None, known: Iterable[Interface]) -> Interface | None:
@@ -185,15 +183,15 @@ def reverse_seconds(address: str, seconds: float) -> float | None:
     """How long the resolver takes for the name of an address, whether there is one or not; `None` if it is longer."""
     over = threading.Event()
     begin = time.monotonic()
+
+    def look_back() -> None:
+        with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
+            socket.getnameinfo((address, 0), 0)
+        over.set()
+
     # getnameinfo has no time-out; a thread that is stuck in it dies with the process.
-    threading.Thread(target=_look_back, args=(address, over), name="look back", daemon=True).start()
+    threading.Thread(target=look_back, name="look back", daemon=True).start()
     return time.monotonic() - begin if over.wait(seconds) else None
-
-
-def _look_back(address: str, over: threading.Event) -> None:
-    with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
-        socket.getnameinfo((address, 0), 0)
-    over.set()
 
 
 def own_addresses() -> tuple[str, ...] | None:

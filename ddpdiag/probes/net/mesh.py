@@ -298,7 +298,14 @@ def survey(
     """
     late = time.monotonic() + addresses * CONNECT_SECONDS + _LATE_SECONDS
     step("connect to the other hosts")
-    connections = _connected(peers, own_number)
+
+    def connected(peer: Peer) -> Connection:
+        connection = Connection(peer)
+        connection.try_sizes(own_number)
+        return connection
+
+    with ThreadPoolExecutor(len(peers), "call") as pool:
+        connections = list(pool.map(connected, peers))
     step("send to the other hosts")
     _transfer(connections, own_number, turn, end)
     for connection in connections:
@@ -307,16 +314,6 @@ def survey(
     listener.wait(len(peers), late)
     listener.close()
     return tuple(connection.cell for connection in connections)
-
-
-def _connected(peers: Sequence[Peer], own_number: int) -> list[Connection]:
-    def connected(peer: Peer) -> Connection:
-        connection = Connection(peer)
-        connection.try_sizes(own_number)
-        return connection
-
-    with ThreadPoolExecutor(len(peers), "call") as pool:
-        return list(pool.map(connected, peers))
 
 
 def _transfer(connections: Sequence[Connection], own_number: int, turn: threading.Lock, end: float) -> None:

@@ -211,9 +211,8 @@ def _some(messages: Iterator[str]) -> tuple[str, ...]:
 
 
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
-    channels: dict[tuple[int, int, str, str, bool], set[str]] = defaultdict(set)
-    devices: dict[tuple[int, int, str, str, bool], set[int]] = defaultdict(set)
-    through: dict[tuple[int, int, str, str, bool], set[int]] = defaultdict(set)
+    # Channels, devices and ranks on the way, by source, target, kind, name and whether it is GPUDirect RDMA.
+    hops: dict[tuple[int, int, str, str, bool], tuple[set[str], set[int], set[int]]] = {}
     for line in lines:
         if (found := _CHANNEL.match(line)) is None:
             continue
@@ -224,24 +223,24 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
         kind, _, rest = path.partition("/")
         net = _NET.match(path)
         name, gdr = (net[1], "GDRDMA" in (net[4] or "")) if net else (rest.partition("/")[0], False)
-        key = (source, target, kind, name, gdr)
-        channels[key].add(found[1])
+        channels, devices, through = hops.setdefault((source, target, kind, name, gdr), (set(), set(), set()))
+        channels.add(found[1])
         if net and (device := _number(net[2])) is not None:
-            devices[key].add(device)
+            devices.add(device)
         if net and net[3] and (rank := _number(net[3])) is not None:
-            through[key].add(rank)
+            through.add(rank)
     return tuple(
         Hop(
-            source=key[0],
-            target=key[1],
-            kind=key[2],
-            name=key[3],
-            gdr=key[4],
-            channels=len(own),
-            devices=tuple(sorted(devices[key])),
-            through=tuple(sorted(through[key])),
+            source=source,
+            target=target,
+            kind=kind,
+            name=name,
+            gdr=gdr,
+            channels=len(channels),
+            devices=tuple(sorted(devices)),
+            through=tuple(sorted(through)),
         )
-        for key, own in channels.items()
+        for (source, target, kind, name, gdr), (channels, devices, through) in hops.items()
     )
 
 

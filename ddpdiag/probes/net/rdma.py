@@ -14,9 +14,8 @@ from msgspec import Struct
 from ddpdiag.probes.gpu.iommu import Slot, slot_of
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.probes.gpu.visibility import nvidia_functions
-from ddpdiag.probes.host.environment import nccl_files
 from ddpdiag.probes.host.kernel import names_in, read_text
-from ddpdiag.probes.net.adapters import Port, pci_of
+from ddpdiag.probes.net.adapters import Port, nccl_variable, pci_of
 
 # Variables of NCCL that decide which ports and GIDs it takes (net_ib/init.cc, net_ib/connect.cc).
 _CHOOSING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM")
@@ -69,26 +68,26 @@ class Gpu(Struct, frozen=True):
 
 def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
     """All that `sys` (/sys) shows: none without an RDMA driver; None where its classes cannot be listed."""
-    classes, folder = names_in(sys / "class"), sys / "class" / "infiniband"
-    if classes is None:
+    if names_in(sys / "class") is None:
         return None
-    return tuple(_adapter(folder / name, sys) for name in names_in(folder) or ())
-
-
-def _adapter(device: Path, sys: Path) -> Adapter:
-    pci, driver = pci_of(device), None
-    with contextlib.suppress(OSError):  # made of software
-        driver = (device / "device" / "driver").readlink().name
-    return Adapter(
-        name=device.name,
-        model=read_text(device / "hca_type") or None,
-        board=read_text(device / "board_id") or None,
-        firmware=read_text(device / "fw_ver") or None,
-        driver=driver,
-        kind=(read_text(device / "node_type") or "").rpartition(": ")[2] or None,
-        virtual=(device / "device" / "physfn").exists(),
-        slot=slot_of(pci, sys) if pci else None,
-    )
+    adapters = []
+    for name in names_in(sys / "class" / "infiniband") or ():
+        device = sys / "class" / "infiniband" / name
+        pci, driver = pci_of(device), None
+        with contextlib.suppress(OSError):  # made of software
+            driver = (device / "device" / "driver").readlink().name
+        adapter = Adapter(
+            name=name,
+            model=read_text(device / "hca_type") or None,
+            board=read_text(device / "board_id") or None,
+            firmware=read_text(device / "fw_ver") or None,
+            driver=driver,
+            kind=(read_text(device / "node_type") or "").rpartition(": ")[2] or None,
+            virtual=(device / "device" / "physfn").exists(),
+            slot=slot_of(pci, sys) if pci else None,
+        )
+        adapters.append(adapter)
+    return tuple(adapters)
 
 
 def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
@@ -121,10 +120,8 @@ def gpus_on_bus(sys: Path) -> tuple[Gpu, ...]:
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide which ports NCCL takes, as it finds them: the environment wins over its files."""
-    files = tuple(nccl_files(env).values())
-    found = {name: env.get(name, next((own[name] for own in files if name in own), "")) for name in _CHOOSING}
-    return {name: value for name, value in found.items() if value}
+    """The variables that decide which ports NCCL takes, as it finds them."""
+    return {name: value for name in _CHOOSING if (value := nccl_variable(env, name))}
 
 
 def distance(one: Slot, other: Slot) -> Level | None:

@@ -32,6 +32,15 @@ class Reach(Enum):
     SLOW_NAME = "slow name"  # the resolver did not answer in time
 
 
+# Of the errno of a connect; any other one is UNREACHABLE.
+_MEANINGS = {
+    0: Reach.ACCEPTED,
+    errno.ECONNREFUSED: Reach.REFUSED,
+    errno.ECONNRESET: Reach.REFUSED,
+    errno.ETIMEDOUT: Reach.DROPPED,
+}
+
+
 class Reached(Struct, frozen=True, kw_only=True):
     """What came of `reach`; `address` was tried, `source` is our own end of an accepted connection."""
 
@@ -44,19 +53,19 @@ class Reached(Struct, frozen=True, kw_only=True):
 def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
     """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
     found: list[tuple[str, ...]] = []
+
+    def look_up() -> None:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
+            infos = []
+        found.append(tuple(dict.fromkeys(str(info[4][0]) for info in infos)))
+
     # getaddrinfo has no time-out; a thread that is stuck in it dies with the process.
-    thread = threading.Thread(target=lambda: found.append(_lookup(host, port)), name="resolve", daemon=True)
+    thread = threading.Thread(target=look_up, name="resolve", daemon=True)
     thread.start()
     thread.join(max(seconds, 0.0))
     return found[0] if found else None
-
-
-def _lookup(host: str, port: int) -> tuple[str, ...]:
-    try:
-        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
-        return ()
-    return tuple(dict.fromkeys(str(info[4][0]) for info in infos))
 
 
 def reach(host: str, port: int, seconds: float) -> Reached:
@@ -91,19 +100,20 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:  # no IPv6 here, or too many open files
-        return Reached(reach=_meaning(error.errno or errno.EIO), address=address), None
+        return Reached(reach=_MEANINGS.get(error.errno or errno.EIO, Reach.UNREACHABLE), address=address), None
     try:
         sock.setblocking(False)
         code = sock.connect_ex((address, port))
         if code == errno.EINPROGRESS:
-            code = _wait(sock, seconds)
+            is_over = polled(sock, select.POLLOUT, seconds)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
         # A connect to a free ephemeral port of this host can meet itself; nobody listens there.
         if code == 0 and sock.getsockname() == sock.getpeername():
             code = errno.ECONNREFUSED
         source = str(sock.getsockname()[0]) if code == 0 else None
     except OSError as error:
         code, source = error.errno or errno.EIO, None
-    reached = Reached(reach=_meaning(code), address=address, source=source)
+    reached = Reached(reach=_MEANINGS.get(code, Reach.UNREACHABLE), address=address, source=source)
     if code == 0:
         sock.setblocking(True)
         return reached, sock
@@ -111,29 +121,11 @@ def _connect(address: str, port: int, seconds: float) -> tuple[Reached, socket.s
     return reached, None
 
 
-def _wait(sock: socket.socket, seconds: float) -> int:
-    """The errno with which a connect in progress ends; ETIMEDOUT when it does not."""
-    is_over = polled(sock, select.POLLOUT, seconds)
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else errno.ETIMEDOUT
-
-
 def polled(sock: socket.socket, events: int, seconds: float) -> int:
     """Those of poll's events that the socket has within `seconds`; 0 if none."""
     poll = select.poll()  # not select: it fails on descriptors over 1023
     poll.register(sock, events)
     return next((seen for _, seen in poll.poll(max(seconds, 0.0) * 1000)), 0)
-
-
-def _meaning(code: int) -> Reach:
-    match code:
-        case 0:
-            return Reach.ACCEPTED
-        case errno.ECONNREFUSED | errno.ECONNRESET:
-            return Reach.REFUSED
-        case errno.ETIMEDOUT:
-            return Reach.DROPPED
-        case _:
-            return Reach.UNREACHABLE
 
 
 def is_loopback(address: str) -> bool:
@@ -197,13 +189,8 @@ def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
     return any(met.reach in (Reach.ACCEPTED, Reach.REFUSED) for met in reach_any(address, ports, seconds).values())
 
 
-# Offsets in struct tcp_info of <linux/tcp.h>; the last of these fields came with Linux 4.2.
-_ACKNOWLEDGED = struct.Struct("=Q")
-_ACKNOWLEDGED_AT = 120
-_COUNT = struct.Struct("=I")
-_RETRANSMITTED_AT = 100
-_SEGMENTS_AT = 136
-_SIZE = 140
+# Fields of struct tcp_info in <linux/tcp.h>: total_retrans, bytes_acked, segs_out; the last one came with Linux 4.2.
+_TCP_INFO = struct.Struct("=100xI16xQ8xI")
 
 
 class TcpInfo(Struct, frozen=True):
@@ -217,16 +204,13 @@ class TcpInfo(Struct, frozen=True):
 def tcp_info(sock: socket.socket) -> TcpInfo | None:
     """The counters of our sending side, or None where the kernel does not say."""
     try:
-        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
+        data = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except OSError:
         return None
-    if len(data) < _SIZE:
+    if len(data) < _TCP_INFO.size:
         return None
-    return TcpInfo(
-        _ACKNOWLEDGED.unpack_from(data, _ACKNOWLEDGED_AT)[0],
-        _COUNT.unpack_from(data, _SEGMENTS_AT)[0],
-        _COUNT.unpack_from(data, _RETRANSMITTED_AT)[0],
-    )
+    retransmitted, acknowledged_bytes, segments = _TCP_INFO.unpack(data)
+    return TcpInfo(acknowledged_bytes, segments, retransmitted)
 
 
 _MAX_WORD = 64
@@ -273,15 +257,12 @@ class PortListener:
             with contextlib.suppress(OSError):  # nobody came, or whoever came has gone again
                 visitor, _address = self._socket.accept()
                 with visitor:
-                    self._greet(visitor)
-
-    def _greet(self, visitor: socket.socket) -> None:
-        visitor.settimeout(_VISIT_SECONDS)
-        visitor.sendall(self._word)
-        if who := visitor.recv(_MAX_WORD).decode(errors="replace"):
-            with self._changed:
-                self._visitors.add(who)
-                self._changed.notify_all()
+                    visitor.settimeout(_VISIT_SECONDS)
+                    visitor.sendall(self._word)
+                    if who := visitor.recv(_MAX_WORD).decode(errors="replace"):
+                        with self._changed:
+                            self._visitors.add(who)
+                            self._changed.notify_all()
 
 
 def listen(port: int) -> socket.socket:
@@ -303,26 +284,20 @@ def check_port(host: str, port: int, seconds: float, *, who: str, word: str | No
     reached, visit = dial(host, port, seconds)
     if visit is None:
         return PortAnswer(reached=reached)
-    with visit:
-        return PortAnswer(
-            reached=reached, ours=None if word is None else _is_answered(visit, who, word.encode(), seconds)
-        )
-
-
-def _is_answered(visit: socket.socket, who: str, word: bytes, seconds: float) -> bool:
+    if word is None:
+        visit.close()
+        return PortAnswer(reached=reached)
     end = time.monotonic() + seconds
-    heard = b""
-    try:
+    heard, expected = b"", word.encode()
+    with visit, contextlib.suppress(OSError):
         visit.settimeout(seconds)
         visit.sendall(who.encode())
-        while len(heard) < len(word) and word.startswith(heard):
+        while len(heard) < len(expected) and expected.startswith(heard):
             visit.settimeout(max(0.001, end - time.monotonic()))
-            if not (more := visit.recv(len(word) - len(heard))):
+            if not (more := visit.recv(len(expected) - len(heard))):
                 break
             heard += more
-    except OSError:
-        return False
-    return heard == word
+    return PortAnswer(reached=reached, ours=heard == expected)
 
 
 def answered(found: PortAnswer) -> bool:

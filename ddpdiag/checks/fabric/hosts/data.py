@@ -1,7 +1,7 @@
 """Hosts, rounds and what each group reached, put together from FAB001's trials."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -16,7 +16,7 @@ from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
-from ddpdiag.model import Outcome, Status, Trial
+from ddpdiag.model import Outcome, Status
 from ddpdiag.model.bench import Limits
 from ddpdiag.stats import Samples
 
@@ -69,7 +69,7 @@ class FabricState:
         """The hosts of which somebody was lost before the search began: the first trial names them."""
         if self._seen.trials:
             return frozenset(map(int, str(self._seen.trials[0].params.get("absent", "")).split()))
-        living = self._living
+        living = frozenset(self._seen.world.living)
         return frozenset(host for host, ranks in enumerate(self.fleet.ranks) if not living.issuperset(ranks))
 
     @cached_property
@@ -172,16 +172,12 @@ class FabricState:
     def possible(self, step: Round) -> tuple[tuple[int, ...], ...]:
         """The ranks of those groups of a round of which nobody is lost; of all good ones together, those that are
         left."""
-        living = self._living
+        living = frozenset(self._seen.world.living)
         if step.phase is Phase.VERIFY:
             left = [host for host in step.groups[0] if living.issuperset(self.fleet.ranks[host])]
             return (self.fleet.ranks_of(left),) if len(left) > 1 else ()
         groups = (self.fleet.ranks_of(group) for group in step.groups)
         return tuple(ranks for ranks in groups if living.issuperset(ranks))
-
-    @cached_property
-    def _living(self) -> frozenset[int]:
-        return frozenset(self._seen.world.living)
 
 
 def outcomes_of(seen: Seen[Data]) -> OfTrials:
@@ -198,20 +194,18 @@ def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
     for trial in seen.trials:
         own = outcomes[trial.number]
         failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
-        if not _is_answered(trial, len(own), failed.values()):
+        cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
+        if len(own) != sum(map(len, trial.groups)) or any(outcome.status in cut for outcome in failed.values()):
             return
-        yield {
-            group: _measured(bytes(own[group[0]].data))
-            if failed.keys().isdisjoint(group)
-            else Reached(None, _worst([failed[rank] for rank in group if rank in failed]))
-            for group in trial.groups
-        }
-
-
-def _is_answered(trial: Trial, answers: int, failed: Iterable[Outcome]) -> bool:
-    """Did every rank answer, with the time that the check gives?"""
-    cut = (Status.SKIPPED, Status.HUNG) if trial.hurried else (Status.SKIPPED,)
-    return answers == sum(map(len, trial.groups)) and not any(outcome.status in cut for outcome in failed)
+        results: dict[tuple[int, ...], Reached] = {}
+        for group in trial.groups:
+            bad = [failed[rank] for rank in group if rank in failed]
+            # How the worst of them ended; those that were told to stop count only if there are no others.
+            worst = min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status), default=None)
+            results[group] = (
+                _measured(bytes(own[group[0]].data)) if worst is None else Reached(None, worst.status.value)
+            )
+        yield results
 
 
 # A plan reads all answers so far: of many rounds each but the last has been read before.
@@ -225,8 +219,3 @@ def _measured(data: bytes) -> Reached:
     if least <= 0:
         return Reached(None, UNHEARD)
     return Reached(busbw("all_reduce", row.bytes, least, row.ranks), "", max(0.0, row.seconds.median / least - 1))
-
-
-def _worst(bad: Sequence[Outcome]) -> str:
-    """How the worst of those ended that did not end well; those that were told to stop only if there are no others."""
-    return min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status)).status.value

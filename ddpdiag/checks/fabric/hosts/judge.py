@@ -5,9 +5,9 @@ from itertools import groupby
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.hosts.congested import congested
+from ddpdiag.checks.fabric.congestion import usual_of
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Path, Reached, Systemic
+from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached, Systemic
 from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
@@ -31,6 +31,11 @@ _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
     "hosts carries less than that between two."
 )
+# A shared part, by whether it is slow in quiet rounds as well.
+_CONGESTED = (
+    "They share a part of the network that does not carry all of them at once: no host is at fault.",
+    "They share a part of the network that is slow in quiet rounds as well: no host is blamed.",
+)
 _RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
 
 
@@ -38,38 +43,80 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     """Each thing to blame, or why none is; then the smallest slowdown that this run could find."""
     if not seen.trials:
         return
-    state = fabric.state
+    state, names = fabric.state, fabric.fleet.names
     if not isinstance(state, Located):
-        yield _unfinished(seen, fabric)
+        when, fix = truncation_of(seen)
+        yield seen.finding(
+            "unmeasured",
+            "the search for a slow host was not completed",
+            f"It ended after {count(len(fabric.answers), 'round')}, {when}; which host is slow or fails is not known.",
+            fix=fix,
+            of_the_run=True,
+        )
         return
+    found = state.diagnosis
     yield from _topology(seen, fabric)
     # What explains many hosts comes before single ones: the first of the errors is what the verdict names.
-    for domain, units in state.diagnosis.domains:
-        yield _domain(seen, fabric, str(domain), units)
+    for domain, units in found.domains:
+        own = [names[unit] for unit in units]
+        yield seen.finding(
+            "domain",
+            f"{domain} is at fault: {len(own)} of its hosts are slow or fail with every partner",
+            f"{len(own)} hosts of {domain} are slow or fail with every partner ({names_text(own, _SHOWN)}): "
+            "so many at once are the fault of the leaf or rack, not of each host.",
+            nodes=own,
+            evidence={"domain": str(domain)},
+            fix=f"Check the switch, power and cooling of {domain}; exclude its hosts until then.",
+        )
     for alone in state.alone:
         yield _alone(seen, fabric, alone)
-    if state.diagnosis.systemic:
-        yield _systemic(seen, state.diagnosis.systemic, state.diagnosis.bar, pairs=len(fabric.units) > 2)
+    if found.systemic:
+        yield _systemic(seen, found.systemic, found.bar, pairs=len(fabric.units) > 2)
         return
-    for part in state.diagnosis.congested:
-        serious = severity(part.quiet, state.diagnosis.bar.usual, seen.number("error_share"))
-        yield congested(seen, fabric, part, state.diagnosis.bar, serious)
-    yield from _blamed(seen, fabric, state.diagnosis)
-    yield from _proof(seen, state)
-    if not state.diagnosis.open:
-        yield _clear(seen, fabric, state)
-
-
-def _blamed(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Iterator[Finding]:
+    for part in found.congested:
+        yield _congested(seen, fabric, part, found.bar)
     in_domains = {unit for _, units in found.domains for unit in units}
-    for bad in found.bad:
-        if bad.unit not in in_domains:
-            yield _node(seen, fabric, bad, found)
-    yield from (_path(seen, fabric, path, found) for path in found.paths)
+    yield from (_node(seen, fabric, bad, found.bar) for bad in found.bad if bad.unit not in in_domains)
+    yield from (_path(seen, fabric, path, found.bar.usual) for path in found.paths)
     if found.transients or found.unrepeated:
         yield _transient(seen, fabric, found)
-    if found.open:
-        yield _undecided(seen, fabric, found)
+    yield from _of_all(seen, fabric, state)
+
+
+def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) -> Finding:
+    """A part of the fabric that slows down several hosts, with the hosts behind it."""
+    units = fabric.of_domain(part.domain) or part.units
+    names = [[fabric.fleet.names[unit] for unit in side] for side in part.sides or (units,)]
+    where = f"between {_side(names[0])} and {_side(names[1])}" if part.sides else f"behind {_side(names[0])}"
+    loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
+    in_quiet = quiet is not None and quiet < bar.least
+    rate = "not known" if quiet is None else f"{rate_text(quiet)} busbw"
+    known = f"{part.domain}: " if part.domain is not None else ""
+    pairs = "Pairs across" if part.sides else f"Pairs of these {len(part.units)} hosts with others"
+    serious = severity(part.quiet, bar.usual, seen.number("error_share"))
+    return seen.finding(
+        "congested",
+        f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
+        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate; in quiet "
+        f"rounds: {rate}. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
+        severity=serious if in_quiet else Severity.WARNING,
+        nodes=(),
+        evidence={
+            "hosts": [fabric.fleet.names[unit] for unit in units],
+            "sides": [" ".join(side) for side in names] if part.sides else [],
+            "domain": str(part.domain) if part.domain is not None else None,
+            "loaded_bytes_per_s": loaded,
+            "quiet_bytes_per_s": quiet,
+            "usual_bytes_per_s": bar.usual,
+        },
+        fix="Ask the network team what these hosts share (leaf switch, uplinks, trunks): its load by other jobs, links "
+        "that are down, its oversubscription, and its counters of drops, ECN marks and PFC pauses. No host needs to be "
+        "replaced.",
+    )
+
+
+def _side(names: Sequence[str]) -> str:
+    return names_text(names) if len(names) <= _SHOWN else f"{len(names)} hosts ({names_text(names, 3)})"
 
 
 def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
@@ -90,26 +137,26 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     )
 
 
-def _node(seen: Seen[D], fabric: FabricState, bad: Bad, found: Diagnosis) -> Finding:
+def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     others = tuple(dict.fromkeys(partners))
     too = ", in quiet rounds too" if bad.quiet else ""
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
         "node",
-        f"{name} {compared(bad.tests, found.bar.usual, 'hosts')}",
-        f"{name} {how(bad.tests, found.bar.usual)} with each of {count(len(others), 'partner')} "
+        f"{name} {compared(bad.tests, bar.usual, 'hosts')}",
+        f"{name} {how(bad.tests, bar.usual)} with each of {count(len(others), 'partner')} "
         f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
-        f"{rate_text(found.bar.usual)} busbw, and these partners reach it with others.",
-        severity=severity(bad.tests, found.bar.usual, seen.number("error_share")),
+        f"{rate_text(bar.usual)} busbw, and these partners reach it with others.",
+        severity=severity(bad.tests, bar.usual, seen.number("error_share")),
         nodes=(name,),
         evidence={
             "partners": [*partners[:_SHOWN]],
             "rates_bytes_per_s": rates(bad.tests),
-            "usual_bytes_per_s": found.bar.usual,
-            "least_bytes_per_s": found.bar.least,
+            "usual_bytes_per_s": bar.usual,
+            "least_bytes_per_s": bar.least,
             "quiet_bytes_per_s": rates(bad.quiet),
-            **slower(bad.tests, found.bar.usual),
+            **slower(bad.tests, bar.usual),
         },
         fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
     )
@@ -121,31 +168,19 @@ def slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
     return {} if share is None else {"slower_share": share}
 
 
-def _path(seen: Seen[D], fabric: FabricState, path: Path, found: Diagnosis) -> Finding:
+def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
     one, other = (fabric.fleet.names[unit] for unit in path.pair)
+    tests = path.tests
     return seen.finding(
         "path",
-        path_title(f"{one} and {other}", path.tests, found.bar.usual),
-        f"{one} and {other} {how(path.tests, found.bar.usual, several=True)} with each other in "
-        f"{count(len(path.tests), 'test')}: {tests_text(path.tests)}. Each of them passes with other partners "
-        f"({rate_text(found.bar.usual)} busbw): the network path between the two is at fault, and neither host.",
+        path_title(f"{one} and {other}", tests, usual),
+        f"{one} and {other} {how(tests, usual, several=True)} with each other in {count(len(tests), 'test')}: "
+        f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw): the network path "
+        "between the two is at fault, and neither host.",
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
-        evidence={"rates_bytes_per_s": rates(path.tests), "usual_bytes_per_s": found.bar.usual},
+        evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
         fix="Check the switches and routes between the two; until then exclude one of the two from the job.",
-    )
-
-
-def _domain(seen: Seen[D], fabric: FabricState, domain: str, units: Sequence[int]) -> Finding:
-    names = [fabric.fleet.names[unit] for unit in units]
-    return seen.finding(
-        "domain",
-        f"{domain} is at fault: {len(names)} of its hosts are slow or fail with every partner",
-        f"{len(names)} hosts of {domain} are slow or fail with every partner ({names_text(names, _SHOWN)}): "
-        "so many at once are the fault of the leaf or rack, not of each host.",
-        nodes=names,
-        evidence={"domain": domain},
-        fix=f"Check the switch, power and cooling of {domain}; exclude its hosts until then.",
     )
 
 
@@ -182,45 +217,40 @@ def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     )
 
 
-def _undecided(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
-    names = tuple(fabric.fleet.names[unit] for unit in found.open)
-    return seen.finding(
-        "undecided",
-        "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
-        f"{names_text(names, _SHOWN)}: slow in {count(found.rounds, 'round')}. No other host of this run is behind the "
-        "same leaf switch: either the hosts are slow, or the switch.",
-        evidence={"hosts": [*names]},
-        fix="Run again with a third host behind that switch: it shows which it is.",
-    )
-
-
-def _proof(seen: Seen[D], state: Located) -> Iterator[Finding]:
-    proof = state.proof
-    if proof is None or proof.rate is not None or proof.why == "lost":
-        return  # RUN002 names the lost
-    yield seen.finding(
-        "unproven",
-        "hosts that pass in pairs fail all together",
-        f"The all-reduce over all {len(state.diagnosis.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, "
-        "although each of them passes in pairs: the cause shows in large groups only (limits of open files and memory, "
-        "a switch).",
-        fix="Run again with half of the hosts, and look at RUN003.",
-    )
-
-
-def _clear(seen: Seen[D], fabric: FabricState, state: Located) -> Finding:
-    found = state.diagnosis
+def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
+    """What pairs do not show or did not decide; if they did, that no other host is slow."""
+    found, proof = state.diagnosis, state.proof
+    open_ones = [fabric.fleet.names[unit] for unit in found.open]
+    if open_ones:
+        yield seen.finding(
+            "undecided",
+            "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
+            f"{names_text(open_ones, _SHOWN)}: slow in {count(found.rounds, 'round')}. No other host of this run is "
+            "behind the same leaf switch: either the hosts are slow, or the switch.",
+            evidence={"hosts": [*open_ones]},
+            fix="Run again with a third host behind that switch: it shows which it is.",
+        )
+    if proof is not None and proof.rate is None and proof.why != "lost":  # RUN002 names the lost
+        yield seen.finding(
+            "unproven",
+            "hosts that pass in pairs fail all together",
+            f"The all-reduce over all {len(found.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, "
+            "although each of them passes in pairs: the cause shows in large groups only (limits of open files and "
+            "memory, a switch).",
+            fix="Run again with half of the hosts, and look at RUN003.",
+        )
+    if open_ones:
+        return
     behind = {unit for part in found.congested for unit in part.units} - found.cleared
     bad = {alone.unit for alone in state.alone} | {own.unit for own in found.bad} | behind
-    proven = state.proof.rate if state.proof is not None else None
+    proven = proof.rate if proof is not None else None
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
+    seen_from = "Two hosts have no third one to compare with: a slowdown of one of them is not found."
     if len(fabric.units) > 2:
         seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
-    else:
-        seen_from = "Two hosts have no third one to compare with: a slowdown of one of them is not found."
-    return seen.finding(
+    yield seen.finding(
         "clear",
         ("none of the other hosts is slow or fails" if bad else "no host is slow or fails")
         + (" in pairs, but all together are slow" if slow else ""),
@@ -244,17 +274,6 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
         else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: the file was not used.",
         evidence={"hosts": [*missing]},
         fix="Write the names of the hosts in the file as this report does.",
-    )
-
-
-def _unfinished(seen: Seen[D], fabric: FabricState) -> Finding:
-    when, fix = truncation_of(seen)
-    return seen.finding(
-        "unmeasured",
-        "the search for a slow host was not completed",
-        f"It ended after {count(len(fabric.answers), 'round')}, {when}; which host is slow or fails is not known.",
-        fix=fix,
-        of_the_run=True,
     )
 
 

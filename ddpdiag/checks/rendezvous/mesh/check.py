@@ -26,7 +26,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
@@ -36,7 +36,7 @@ from ddpdiag.checks.rendezvous.mesh.data import Data, failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
 from ddpdiag.checks.world import World
 from ddpdiag.model import Matrix, Scalar, Trial
-from ddpdiag.model.trial import Context, Opening
+from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
     bindable,
@@ -104,7 +104,14 @@ def measure(ctx: Context) -> Data:
     us = openings[ctx.group_rank].host
     one = offered is None or offered in (resolve(us, 0, _NAME_SECONDS) or ())
     mine = {address for interface in known for address in interface.addresses}
-    peers = _peers(ctx, openings, mine)
+    peers = []
+    for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
+        port, token, address = opening.offer.split(" ")
+        # An address that this host has as well (docker0's) is left out: it leads back here.
+        address = "" if address in mine else address
+        if number != ctx.group_rank:
+            peer = Peer(rank=rank, number=number, offered=address, host=opening.host, port=int(port), token=token)
+            peers.append(peer)
     cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if one else 2)
     used = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
     return Data(
@@ -114,18 +121,6 @@ def measure(ctx: Context) -> Data:
         ephemeral=ephemeral_ports(),
         cells=cells,
     )
-
-
-def _peers(ctx: Context, openings: Sequence[Opening], mine: Set[str]) -> list[Peer]:
-    """The other hosts. An offered address that this host has as well (docker0's) is left out: it leads back here."""
-    peers = []
-    for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
-        port, token, offered = opening.offer.split(" ")
-        offered = "" if offered in mine else offered
-        if number != ctx.group_rank:
-            peer = Peer(rank=rank, number=number, offered=offered, host=opening.host, port=int(port), token=token)
-            peers.append(peer)
-    return peers
 
 
 def ground(world: World) -> str | None:

@@ -3,6 +3,7 @@
 A cell that was measured twice counts as the better of both.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median
 from typing import NamedTuple
@@ -19,6 +20,15 @@ from ddpdiag.probes.net.tcp_connect import Reach
 TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
+_WHERE = {
+    "host": "between {node} and the other hosts",
+    "sender": "from {node} to the other hosts",
+    "receiver": "from the other hosts to {node}",
+    "links": "on {links}",
+    "pair": "on {links}",
+    "islands": "between groups of hosts ({group})",
+    "everywhere": "between {group}",
+}
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -46,6 +56,11 @@ class Subject(NamedTuple):
         """What to add where two ends are all there is."""
         return TWO_HOSTS if self.kind == "pair" else ""
 
+    @property
+    def usual_loss(self) -> float:
+        """The median over the links; of a link the repetition that lost least counts."""
+        return median(lost_share(cell) or 0.0 for cell in self.cells.values())
+
 
 class Mesh(Struct, frozen=True):
     """The cells between the hosts' leaders, by link (rank from, rank to), within groups that were measured together.
@@ -69,29 +84,17 @@ class Mesh(Struct, frozen=True):
             members = frozenset(group)
             own = {link for link in bad if link[0] in members}
             pattern = explain(own, {link for link in good - bad if link[0] in members})
-            for kind, hosts, links in links_of(pattern, own) if pattern is not None else ():
-                yield self._subject(kind if len(group) > 2 else "pair", group, hosts, links)
-
-    def _subject(self, kind: str, group: Sequence[int], hosts: Sequence[int], links: frozenset[Link]) -> Subject:
-        nodes = tuple(self.names[host] for host in hosts)
-        cells = {link: self.cells[link] for link in sorted(links)}
-        named = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in cells) if kind in ("links", "pair") else ()
-        return Subject(kind, self._where(kind, group, nodes, named), nodes, named, cells)
-
-    def _where(self, kind: str, group: Sequence[int], nodes: Sequence[str], links: Sequence[str]) -> str:
-        match kind:
-            case "host":
-                return f"between {nodes[0]} and the other hosts"
-            case "sender":
-                return f"from {nodes[0]} to the other hosts"
-            case "receiver":
-                return f"from the other hosts to {nodes[0]}"
-            case "links" | "pair":
-                return f"on {names_text(links, _SHOWN_LINKS)}"
-            case "islands":
-                return f"between groups of hosts ({names_text([self.names[rank] for rank in group])})"
-            case _:
-                return f"between {names_text([self.names[rank] for rank in group])}"
+            for found, hosts, explained in links_of(pattern, own) if pattern is not None else ():
+                kind = found if len(group) > 2 else "pair"
+                cells = {link: self.cells[link] for link in sorted(explained)}
+                links = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in cells)
+                nodes = tuple(self.names[host] for host in hosts)
+                where = _WHERE[kind].format(
+                    node=nodes[0] if nodes else "",
+                    links=names_text(links, _SHOWN_LINKS),
+                    group=names_text([self.names[rank] for rank in group]),
+                )
+                yield Subject(kind, where, nodes, links if kind in ("links", "pair") else (), cells)
 
 
 def mesh_of(seen: Seen[Data]) -> Mesh:
@@ -104,14 +107,11 @@ def mesh_of(seen: Seen[Data]) -> Mesh:
                 link = (row.place.rank, cell.peer)
                 merged[link] = better(merged[link], cell) if link in merged else cell
     groups = tuple(dict.fromkeys(group for trial in seen.trials for group in trial.groups))
-    return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered}, _inside(seen, merged))
-
-
-def _inside(seen: Seen[Data], links: Iterable[Link]) -> frozenset[Link]:
     machines = {rank: arrival.host_id for rank, arrival in seen.world.arrivals.items() if arrival.host_id}
+    inside = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
     if len(set(machines.values())) < 2:
-        return frozenset()
-    return frozenset((a, b) for a, b in links if machines.get(a, a) == machines.get(b, b))
+        inside.clear()
+    return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered}, frozenset(inside))
 
 
 def failure(cell: Cell) -> str | None:
@@ -132,9 +132,12 @@ def better(one: Cell, other: Cell) -> Cell:
         reach = -list(Reach).index(cell.reach)  # they are in order, the best first
         return reach, failure(cell) is None, cell.passed_bytes, cell.bytes_per_s or 0.0
 
+    def or_endless(value: float | None) -> float:
+        return math.inf if value is None else value
+
     best, rest = sorted((one, other), key=rank, reverse=True)
-    nearer = min((best, rest), key=lambda cell: _or_endless(cell.round_trip_seconds))
-    cleaner = min((best, rest), key=lambda cell: _or_endless(lost_share(cell)))
+    nearer = min((best, rest), key=lambda cell: or_endless(cell.round_trip_seconds))
+    cleaner = min((best, rest), key=lambda cell: or_endless(lost_share(cell)))
     return structs.replace(
         best,
         missed=None if None in (one.missed, other.missed) else best.missed,
@@ -144,10 +147,6 @@ def better(one: Cell, other: Cell) -> Cell:
         segments=cleaner.segments,
         retransmitted=cleaner.retransmitted,
     )
-
-
-def _or_endless(value: float | None) -> float:
-    return float("inf") if value is None else value
 
 
 def lost_share(cell: Cell) -> float | None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
@@ -34,6 +33,28 @@ _VERBS = {
     "silent": "are accepted, but then no data arrive",
     "broken": "are closed right after they are made",
 }
+# What works all the same, by the kind of subject.
+_CONTRASTS = {
+    **dict.fromkeys(
+        ("host", "sender", "receiver"),
+        "The other hosts reach each other, and all hosts reach rank 0's control port.",
+    ),
+    "islands": "Inside these groups all links work, and all hosts reach rank 0's control port.",
+    "everywhere": "All hosts reach rank 0's control port, so a firewall lets only some ports through.",
+}
+_OPEN = {
+    "receiver": "Open TCP ports {ports} for the other hosts in the firewall of {who}.",
+    "sender": "Let {who} connect to TCP ports {ports} of the other hosts (its firewall's outgoing rules).",
+    "host": "Open TCP ports {ports} in both directions in the firewall of {who}.",
+    **dict.fromkeys(
+        ("links", "pair"),
+        "Open TCP ports {ports} between these hosts, in their own firewalls and in those between them.",
+    ),
+}
+_OPEN_ALL = (
+    "Open TCP ports {ports} between all hosts; or open a few, narrow net.ipv4.ip_local_port_range to them on every "
+    "host, and try again with --port-range LOW-HIGH."
+)
 _WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
 # One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
@@ -73,36 +94,24 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     for subject in mesh.subjects(bad, good):
         counts = Counter(failure(cell) or "" for cell in subject.cells.values())
         word = counts.most_common(1)[0][0]
+        (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
+        number = f"{len(subject.cells)} of the {len(mesh.cells)} connections that were tried"
+        at = f"{mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {seen.by_rank[cell.peer].port}"
+        contrast = _CONTRASTS.get(subject.kind, "All hosts reach rank 0's control port.")
+        fix = _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.nodes))
+        if word == "unreachable":
+            fix = "Look at the routes (`ip route get ADDRESS`), and name the interface that all hosts share."
         yield seen.finding(
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
-            f"TCP connections {subject.where} {_VERBS[word]}{_example(seen, mesh, subject, word)}. "
-            f"{_WORKS if works else _contrast(subject)} {subject.doubt}".strip(),
+            f"TCP connections {subject.where} {_VERBS[word]} ({number}, such as {at}). "
+            f"{_WORKS if works else contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if works else Severity.ERROR,
             nodes=subject.nodes,
             links=subject.links,
             evidence={"ways": _links(mesh, subject), "ports": ports},
-            fix=_open_ports(subject, word, ports),
+            fix=fix,
         )
-
-
-def _example(seen: Seen[Data], mesh: Mesh, subject: Subject, word: str) -> str:
-    (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
-    links = f"{len(subject.cells)} of the {len(mesh.cells)} connections that were tried"
-    port = seen.by_rank[cell.peer].port
-    return f" ({links}, such as {mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {port})"
-
-
-def _contrast(subject: Subject) -> str:
-    match subject.kind:
-        case "host" | "sender" | "receiver":
-            return "The other hosts reach each other, and all hosts reach rank 0's control port."
-        case "islands":
-            return "Inside these groups all links work, and all hosts reach rank 0's control port."
-        case "everywhere":
-            return "All hosts reach rank 0's control port, so a firewall lets only some ports through."
-        case _:
-            return "All hosts reach rank 0's control port."
 
 
 def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
@@ -110,29 +119,10 @@ def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
     return [f"{mesh.names[a]} -> {mesh.names[b]}: {failure(cell)}" for (a, b), cell in links]
 
 
-def _open_ports(subject: Subject, word: str, ports: str) -> str:
-    if word == "unreachable":
-        return "Look at the routes (`ip route get ADDRESS`), and name the interface that all hosts share."
-    who = names_text(subject.nodes)
-    match subject.kind:
-        case "receiver":
-            return f"Open TCP ports {ports} for the other hosts in the firewall of {who}."
-        case "sender":
-            return f"Let {who} connect to TCP ports {ports} of the other hosts (its firewall's outgoing rules)."
-        case "host":
-            return f"Open TCP ports {ports} in both directions in the firewall of {who}."
-        case "links" | "pair":
-            return f"Open TCP ports {ports} between these hosts, in their own firewalls and in those between them."
-        case _:
-            return (
-                f"Open TCP ports {ports} between all hosts; or open a few, narrow net.ipv4.ip_local_port_range to them "
-                "on every host, and try again with --port-range LOW-HIGH."
-            )
-
-
 def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     """Links on which small messages pass, and large ones do not."""
     bad, good = mesh.links(lambda cell: failure(cell) == "black-hole"), mesh.links(lambda cell: failure(cell) is None)
+    in_use = [(mesh.names[rank], own) for rank, own in _in_use(seen).items() if rank in mesh.names]
     for subject in mesh.subjects(bad, good):
         stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
         yield seen.finding(
@@ -142,17 +132,15 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             f"of {len(mesh.cells)} links): packets of full size are lost. {subject.doubt}".strip(),
             nodes=subject.nodes,
             links=subject.links,
-            evidence={"interfaces": _mtus(seen, mesh), "stalled_bytes": stalled, "ways": _links(mesh, subject)},
+            evidence={
+                "interfaces": [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in in_use[:_SHOWN]],
+                "stalled_bytes": stalled,
+                "ways": _links(mesh, subject),
+            },
             fix="Find the switch or tunnel between these hosts that carries less than their MTU (`ping -M do -s 1472 "
             "HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller MTU; "
             "net.ipv4.tcp_mtu_probing=1 helps until then.",
         )
-
-
-def _mtus(seen: Seen[Data], mesh: Mesh) -> list[Scalar]:
-    """Each host's interface in use, with its MTU."""
-    known = [(mesh.names[rank], interface) for rank, interface in _in_use(seen).items() if rank in mesh.names]
-    return [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in known[:_SHOWN]]
 
 
 def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
@@ -241,7 +229,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
         rate = median_rate(subject.cells.values())
         expected = max(rates.short[link] for link in subject.cells)
         very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
-        lost = _usual_loss(subject)
+        lost = subject.usual_loss
         again = f"; {100 * lost:.2g} % of the segments had to be sent again" if lost > seen.number("lost_share") else ""
         yield seen.finding(
             "slow",
@@ -257,7 +245,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
                 "source": expected.source,
                 "lost_share": lost,
             },
-            fix=_fix(subject),
+            fix=_ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes),
         )
 
 
@@ -265,7 +253,7 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
     """Links that lose packets, and are not slow already."""
     counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
     for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
-        share = _usual_loss(subject)
+        share = subject.usual_loss
         used = _lossy_interfaces(seen, subject)
         job = f" The job's traffic takes {names_text(used, _SHOWN)}." if used else ""
         yield seen.finding(
@@ -281,13 +269,8 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
                 "bytes_per_s": median_rate(subject.cells.values()),
                 "interfaces": [*used[:_SHOWN]],
             },
-            fix=_fix(subject),
+            fix=_ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes),
         )
-
-
-def _usual_loss(subject: Subject) -> float:
-    """The median over the links; of a link the repetition that lost least counts."""
-    return median(lost_share(cell) or 0.0 for cell in subject.cells.values())
 
 
 def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
@@ -295,7 +278,10 @@ def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
 
     They are those of the hosts that the links are blamed on, or else of the senders.
     """
-    if _usual_loss(subject) < seen.number("lossy_share") or len(seen.trials) < 2 or _by_rdma(seen):
+    # If NCCL takes RDMA ports, as HST006 saw, its data do not go through TCP.
+    looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    by_rdma = any(port.taken for look in looks for port in look.ports)
+    if subject.usual_loss < seen.number("lossy_share") or len(seen.trials) < 2 or by_rdma:
         return ()
     offered = {rank: data.offered for rank, data in seen.by_rank.items()}
     used = {
@@ -310,16 +296,6 @@ def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
     return tuple(
         f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.nodes or senders)
     )
-
-
-def _by_rdma(seen: Seen[Data]) -> bool:
-    """Does NCCL take RDMA ports, as HST006 saw? Its data do not go through TCP then."""
-    looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
-    return any(port.taken for look in looks for port in look.ports)
-
-
-def _fix(subject: Subject) -> str:
-    return _ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes)
 
 
 def _ports(seen: Seen[Data]) -> str:
