@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding
 from ddpdiag.stats import Odd
+from ddpdiag.text import fold_hosts
 
 D = TypeVar("D")
 
@@ -60,6 +61,11 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
     shown = names if len(names) <= most + 1 else names[:most]
     hidden = len(names) - len(shown)
     return ", ".join(shown) + (f" and {hidden:,} more" if hidden else "")
+
+
+def leave_out(names: Sequence[str]) -> str:
+    """Such as "leave n1, n2 out (Slurm: `--exclude=n[1-2]`)"."""
+    return f"leave {names_text(names)} out (Slurm: `--exclude={fold_hosts(names)}`)"
 
 
 def nvml_fix(host: str) -> str:

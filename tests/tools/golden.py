@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.model import Finding
+from ddpdiag.text import ranks_text
 
 FOLDER = Path(__file__).parent.parent / "golden"
 Sections = dict[str, str]
@@ -55,7 +56,7 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 def text_of(thing: Finding | str) -> str:
     """What the golden file shows of it; spaces at the ends of lines are left out."""
     if isinstance(thing, Finding):
-        blamed = [*(f"rank {rank}" for rank in thing.ranks), *thing.nodes, *thing.gpus, *thing.links]
+        blamed = [*([ranks_text(thing.ranks)] if thing.ranks else []), *thing.nodes, *thing.gpus, *thing.links]
         lines = [f"{thing.severity.value} {thing.code}: {thing.title}", thing.message]
         lines += [f"blamed: {', '.join(blamed)}"] if blamed else []
         lines += [f"fix: {thing.fix}"] if thing.fix else []
@@ -77,10 +78,15 @@ def read(path: Path) -> Sections:
 def _update(path: Path, module: Path, test: str, text: str) -> None:
     """Write one section, in the order of the tests in their module; sections of tests that are gone go."""
     source = module.read_text(encoding="utf-8")
-    sections = {name: old for name, old in read(path).items() if _place(name, source) >= 0} | {test: text}
+    sections = {name: old for name, old in read(path).items() if is_defined(name, source)} | {test: text}
     order = sorted(sections, key=lambda name: _place(name, source))
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(f"== {name}\n{sections[name]}\n" for name in order), encoding="utf-8")
+
+
+def is_defined(test: str, source: str) -> bool:
+    """Does a module with this source define the test?"""
+    return _place(test, source) >= 0
 
 
 def _place(test: str, source: str) -> int:

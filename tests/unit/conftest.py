@@ -46,4 +46,4 @@ def _documented(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the listing, after --update-golden."""
     if made := session.config.stash.get(_MADE, None):
-        write_listing(made)
+        write_listing(made, {item.nodeid for item in session.items})
