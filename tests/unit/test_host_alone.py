@@ -65,7 +65,7 @@ def report(left_bytes: int) -> Report:
 
 
 def test_the_sentence_speaks_of_the_host(golden):
-    fit, unfit = report(1 << 40), report(1 << 20)
+    fit, unfit = report(1 << 40), report(100 << 20)
     assert (fit.exit_code, unfit.exit_code) == (0, 1)
     golden(fit.sentence, unfit.sentence, terminal.render(unfit, color=False, width=80).splitlines()[0])
 

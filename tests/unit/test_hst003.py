@@ -44,7 +44,7 @@ def test_many_ranks_need_more_than_the_usual(golden):
 
 
 def test_a_file_without_pages_is_an_error_only_with_gpus(golden):
-    full = room(0, error="No space left on device")
+    full = room(0, size=64 * MIB, error="No space left on device")
     (with_gpu,), (without,) = found(full, gpus=1), found(full)
     assert (with_gpu.severity, without.severity) == (Severity.ERROR, Severity.WARNING)
     golden(with_gpu, without)

@@ -24,15 +24,15 @@ def test_right_values_are_silent():
 
 
 def test_wrong_elements_are_an_error_of_that_gpu(golden):
-    sick = Product(device="GPU 1", size=512, uuid="GPU-b", wrong=3)
+    sick = Product(device="GPU 1", size=512, uuid="GPU-5f2c91aa", wrong=3)
     (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-a"), sick)
-    assert (finding.code, finding.severity, finding.gpus) == ("HST005.wrong", Severity.ERROR, ("GPU-b",))
+    assert (finding.code, finding.severity, finding.gpus) == ("HST005.wrong", Severity.ERROR, ("GPU-5f2c91aa",))
     assert finding.nodes == ("n0",)
     golden(finding)
 
 
 def test_a_gpu_that_cannot_compute_is_named_with_what_torch_said(golden):
-    (finding,) = findings(Product(device="GPU 0", size=512, error="CUDA error: out of memory"))
+    (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-5f2c91aa", error="CUDA error: out of memory"))
     assert finding.code == "HST005.failed"
     golden(finding)
 

@@ -23,10 +23,12 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.hosts import leave_out
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.model import Finding, Kind, Trial
 from ddpdiag.model.measurements import Group, Product
 from ddpdiag.model.trial import Context
+from ddpdiag.text import begun
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -66,45 +68,66 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for rank, data in seen.by_rank.items():
         node = seen.world.node_of(rank)
         for product in data.products:
-            where = f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}"
+            where = begun(f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}")
+            is_cpu = not product.device.startswith("GPU")
             elements = product.size * product.size
             if product.error is not None:
                 yield seen.finding(
                     "failed",
                     f"{product.device} cannot compute",
-                    f"{where}: a product of {product.size} x {product.size} matrices failed: {product.error}.",
+                    f"{where} failed to multiply two matrices of {product.size} x {product.size}: {product.error}.",
                     nodes=(node,),
                     gpus=(product.uuid,) if product.uuid else (),
                     evidence={"error": product.error},
-                    fix=f"Look at `nvidia-smi` and `dmesg` on {node}; reset the GPU or reboot.",
+                    fix=f"Run `nvidia-smi` on {node}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the "
+                    f"GPU (`nvidia-smi --gpu-reset -i {product.uuid or 'INDEX'}`) or reboot. Until then "
+                    f"{leave_out([node])}.",
                     known=known_error(product.error),
                 )
             elif product.wrong:
                 yield seen.finding(
                     "wrong",
                     f"{product.device} computes wrong values",
-                    f"{where}: {product.wrong:,} of {elements:,} elements of an exact product of integers are wrong; "
-                    "0 expected.",
+                    f"{where} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The "
+                    "product is of small integers, so every element must be exact.",
                     nodes=(node,),
                     gpus=(product.uuid,) if product.uuid else (),
                     evidence={"wrong_elements": product.wrong, "elements": elements},
-                    fix=f"Drain {node}: no result from it can be trusted. Run `dcgmi diag -r 3` there, or a memory "
-                    "test.",
+                    fix=f"Do not train on {node}: {leave_out([node])}. Ask the administrator to test the "
+                    f"{'memory (memtest86+ or `memtester`)' if is_cpu else 'GPU with `dcgmi diag -r 3`'}.",
                 )
         # Without CUDA there is no NCCL either, which GPU002 reports.
         torch, group = seen.of(devices.CHECK).by_rank.get(rank), data.group
         can_start = torch is None or (torch.cuda is not None and torch.error is None)
         if can_start and (group.error is not None or not group.right):
+            cause, fix = _group_fix(group.backend)
             yield seen.finding(
                 "group",
-                f"a process group over {group.backend} does not work, even with one rank",
-                f"{node}: a process group of one rank over {group.backend} "
-                f"{'computed a wrong sum' if group.error is None else f'failed: {group.error}'}.",
+                f"{group.backend} does not work on {node}, even with one rank",
+                f"A process group of only one rank over {group.backend} "
+                f"{f'computed a wrong sum on {node}' if group.error is None else f'failed on {node}: {group.error}'}. "
+                f"No other rank or host took part, so the cause is on {node}: {cause}.",
                 nodes=(node,),
                 evidence={"backend": group.backend, "error": group.error},
-                fix=f"Install a torch whose {group.backend} works with this driver (pytorch.org).",
+                fix=fix,
                 known=known_error(group.error or ""),
             )
+
+
+def _group_fix(backend: str) -> tuple[str, str]:
+    """What may be wrong where a group of one rank does not work, and what to do."""
+    if backend == "nccl":
+        return (
+            "torch, its nccl library or the driver",
+            "Compare the CUDA version of torch (`python -c 'import torch; print(torch.version.cuda)'`) with the "
+            "highest that the driver supports (first lines of `nvidia-smi`). If torch's is higher, install a torch for "
+            "an older CUDA (pytorch.org). Otherwise reinstall torch: `python -m pip install --force-reinstall torch`.",
+        )
+    return (
+        "torch or the loopback interface",
+        "Check that the loopback interface is up (`ip addr show lo`). Then reinstall torch: `python -m pip install "
+        "--force-reinstall torch`.",
+    )
 
 
 CHECK = Check(

@@ -28,7 +28,7 @@ from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
-from ddpdiag.text import count
+from ddpdiag.text import begun, count
 
 FINDINGS = {
     "one-core": Explained.warning("several ranks of a host may use only one core."),
@@ -67,28 +67,31 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         unbound = [rank for rank, row in rows.items() if not row.affinity]
         crowded = len(rows) > 1 and usable.cores == 1
         if unbound or (crowded and all(row.cores is None for row in rows.values())):
-            what = f"on which cores {ranks_text(unbound)} may run" if unbound else "how many cores the host has"
+            unbound_text = f"on which cores {ranks_text(unbound)} on {host.name} may run"
             whose = "its rank has" if len(rows) == 1 else f"each of its {len(rows)} ranks has"
             yield seen.finding(
                 "unreadable",
-                "the cores cannot be counted",
-                f"{host.name}: the system does not report {what}, so it is not known whether {whose} a core of its "
-                "own.",
+                f"the cores of {host.name} cannot be counted",
+                f"The system does not report {unbound_text if unbound else f'how many cores {host.name} has'}. So it "
+                f"is not known whether {whose} its own core.",
                 ranks=unbound or tuple(rows),
-                fix="Mount /proc into the container, and let it call sched_getaffinity (docker --security-opt "
-                "seccomp=...).",
+                fix=f"Run `nproc; taskset -pc $$` in the job on {host.name}: at least {count(len(rows), 'core')} "
+                "should be shown. In a container mount /proc, and allow sched_getaffinity in the seccomp profile "
+                "(`docker run --security-opt seccomp=unconfined` allows every call).",
             )
         elif crowded and any((row.cores or 1) > 1 for row in rows.values()):
             core = next(iter(rows.values())).affinity[:1]
             yield seen.finding(
                 "one-core",
-                "all ranks of a host share one core",
-                f"{host.name}: {ranks_text(tuple(rows))} may run on core {', '.join(map(str, core))} only; "
-                f"a core for each of {len(rows)} ranks is expected.",
+                f"all ranks of {host.name} share one core",
+                f"{begun(ranks_text(tuple(rows)))} on {host.name} may run on core {', '.join(map(str, core))} only. At "
+                f"least {len(rows)} cores are expected, one for each rank.",
                 ranks=tuple(rows),
                 evidence={"ranks": len(rows), "cores": 1},
-                fix="Widen the binding (srun --cpus-per-task, --cpu-bind; mpirun --bind-to none), "
-                "and export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.",
+                fix=f"Under Slurm give each task more cores: `srun --cpus-per-task={len(rows)} ...` (with one torchrun "
+                "per host, at least one for each of its ranks); or do not bind it: `srun --cpu-bind=none ...`. With "
+                "Open MPI use `mpirun --bind-to none ...`. Without these, remove `taskset` or `numactl` from the "
+                "command.",
             )
         else:
             yield from _too_many(seen, host, rows, usable)
@@ -113,33 +116,39 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
 def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Iterator[Finding]:
     """More ranks, or more of their threads, than cores."""
     ranks = tuple(rows)
+    most = max(1, int(usable.cores))
     if len(ranks) > usable.cores:
         yield seen.finding(
             "scarce",
-            "more ranks than cores",
-            f"{host.name}: {usable.why} for {count(len(ranks), 'rank')}; the ranks wait for a core, so bandwidth is "
-            "not judged.",
+            f"more ranks than cores on {host.name}",
+            f"{count(len(ranks), 'rank')} on {host.name} share {usable.why}. They wait for a core, so ddpdiag does not "
+            "judge the bandwidth.",
             ranks=ranks,
             evidence={"ranks": len(ranks), "cores": usable.cores},
-            fix="Start fewer ranks on this host, or ask for more cores.",
+            fix=f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`). Or ask for "
+            f"{len(ranks)} cores: `sbatch --cpus-per-task={len(ranks)}` with one torchrun per host, or `docker run "
+            f"--cpus={len(ranks)}`.",
         )
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
     if threads > seen.number("threads_per_core") * usable.cores:
-        fitting = max(1, int(usable.cores) // len(ranks))
+        fitting = max(1, most // len(ranks))
         # If ranks start one thread each, there are too many of them, and no variable helps.
         many = threads <= len(ranks)
+        share = f": {count(most, 'core')} for {count(len(ranks), 'rank')}" if fitting * len(ranks) <= most else ""
         unset = all(row.omp_threads is None for row in rows.values())
         yield seen.finding(
             "oversubscribed",
-            "more threads than cores",
-            f"{host.name}: {count(len(ranks), 'rank')} {'starts' if len(ranks) == 1 else 'start'} {threads} compute "
-            f"threads on {usable.why}{' because OMP_NUM_THREADS is unset' if unset else ''}; at most "
-            f"{usable.cores:g} expected.",
+            f"more threads than cores on {host.name}",
+            f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} {threads} compute "
+            f"threads on {usable.why}{', because OMP_NUM_THREADS is unset' if unset else ''}. "
+            f"{'1 thread is' if most == 1 else f'{most} threads are'} expected{', one per core' if most > 1 else ''}.",
             ranks=ranks,
             evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
-            fix="Start fewer ranks on this host, or ask for more cores: each rank already starts only one thread."
+            fix=f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`), or ask for "
+            f"more cores (`sbatch --cpus-per-task={len(ranks)}` with one torchrun per host). Each rank already starts "
+            "only one thread."
             if many
-            else f"Set OMP_NUM_THREADS={fitting} (cores per rank).",
+            else f"Run `export OMP_NUM_THREADS={fitting}` before the launcher{share}.",
             env={} if many else {"OMP_NUM_THREADS": str(fitting)},
         )
 

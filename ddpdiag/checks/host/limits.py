@@ -25,12 +25,12 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import GIB, Host, answers_by_host
+from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text
 from ddpdiag.model import Finding
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
-from ddpdiag.text import count
+from ddpdiag.text import count, size_text
 
 FINDINGS = {
     "open-files": Explained.warning("too few open files are allowed."),
@@ -70,27 +70,32 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if files is not None and files < needed:
             yield seen.finding(
                 "open-files",
-                "too few open files are allowed",
-                f"{host.name}: {files} open files allowed (soft limit), {needed} expected for "
-                f"{count(seen.world.size, 'rank')}.",
+                f"{host.name} allows too few open files",
+                f"A process on {host.name} may open {count(files, 'file')} (soft limit). {needed} are expected for "
+                f"{count(seen.world.size, 'rank')}, because the connections between ranks count as open files.",
                 ranks=host.ranks,
                 evidence={"soft": files, "expected": needed},
-                fix=f"Call `ulimit -n {needed}` before the launcher, or raise LimitNOFILE of its service.",
+                fix=f"Run `ulimit -n {needed}` in the job script before the launcher. If that fails, ask the "
+                "administrator for a higher hard limit (LimitNOFILE= of slurmd); for a container use `docker run "
+                f"--ulimit nofile={max(needed, 65536)}`.",
             )
         little = locked if locked is not None and locked < seen.number("locked_gib") * GIB else None
         if little is not None and (devices := sorted({device for row in answers for device in row.rdma or ()})):
+            adapters = "the RDMA adapter" if len(devices) == 1 else "the RDMA adapters"
             yield seen.finding(
                 "locked-memory",
-                "too little locked memory is allowed",
-                f"{host.name}: {little // 1024} KiB of locked memory allowed, {seen.number('locked_gib'):g} GiB or "
-                f"unlimited expected because of {', '.join(devices[:4])}.",
+                f"{host.name} allows too little locked memory for RDMA",
+                f"A process on {host.name} may lock {size_text(little)} of memory. With {adapters} "
+                f"{names_text(devices, 4)} {seen.number('locked_gib'):g} GiB or no limit is expected, because NCCL "
+                "locks its buffers.",
                 ranks=host.ranks,
                 evidence={"soft_bytes": little, "rdma": list(devices)},
-                fix="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit "
-                "memlock=-1).",
+                fix="Ask the administrator to set LimitMEMLOCK=infinity for slurmd, or `* - memlock unlimited` in "
+                "/etc/security/limits.conf. For a container: `docker run --ulimit memlock=-1`. Until then train "
+                "without RDMA, which is slower: `export NCCL_IB_DISABLE=1`.",
             )
         yield from _tasks(seen, host, answers)
-        yield from _unreadable(seen, host, answers, is_locked=little is not None)
+        yield from _unreadable(seen, host, answers, needed, is_locked=little is not None)
 
 
 def _lowest(limits: Iterable[Limit]) -> int | None:
@@ -99,31 +104,47 @@ def _lowest(limits: Iterable[Limit]) -> int | None:
 
 
 def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in rows if row.tasks]
+    """Too few processes or threads left, of the control group's limit or of the user's."""
+    rooms = [(row.tasks.left, row.tasks.limit, False) for row in rows if row.tasks]
     for row in rows:
         if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
-            left = max(0, row.limits.nproc.soft - row.user_processes)
-            rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
+            limit = row.limits.nproc.soft
+            rooms.append((max(0, limit - row.user_processes), limit, True))
     needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
     if rooms and min(rooms)[0] < needed:
-        left, why = min(rooms)
+        left, limit, is_users = min(rooms)
+        # What is in use now, and what the ranks need.
+        enough = limit - left + needed
+        why, fix = (
+            f"its control group has a limit of {limit}",
+            f"Ask for a higher limit: `docker run --pids-limit={enough}`, or, as root, TasksMax={enough} for the "
+            f"service that starts the job. Or end other processes on {host.name}.",
+        )
+        if is_users:
+            why, fix = (
+                f"the limit of this user is {limit} (ulimit -u)",
+                f"Run `ulimit -u {enough}` in the job script before the launcher; if that fails, ask the administrator "
+                f"to raise nproc in /etc/security/limits.conf. Or end other processes of this user on {host.name}.",
+            )
         yield seen.finding(
             "processes",
-            "too few processes are allowed",
-            f"{host.name}: {count(left, 'more task')} allowed ({why}), {needed} expected for "
+            f"{host.name} allows too few processes",
+            f"{f'Only {left:,}' if left else 'No'} more {'process or thread' if left == 1 else 'processes or threads'} "
+            f"may be started on {host.name}: {why}. {needed} are expected to be free for "
             f"{count(len(host.ranks), 'rank')}.",
             ranks=host.ranks,
             evidence={"left": left, "expected": needed},
-            fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end other processes on "
-            f"{host.name}.",
+            fix=fix,
         )
 
 
-def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_locked: bool) -> Iterator[Finding]:
+def _unreadable(
+    seen: Seen[Data], host: Host, rows: Collection[Data], files: int, *, is_locked: bool
+) -> Iterator[Finding]:
     """What could not be read, as far as it could have mattered."""
     what = []
     if any(row.limits is None for row in rows):
-        what.append("the limits of open files, locked memory and processes (getrlimit)")
+        what.append("the limits of open files, locked memory and processes")
     if any(row.limits and row.limits.nproc.soft is not None and row.user_processes is None for row in rows):
         what.append("how many processes the user has (/proc), although their number is limited")
     # Within one host no job uses RDMA.
@@ -132,13 +153,14 @@ def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_lock
     if what:
         yield seen.finding(
             "unreadable",
-            "limits cannot be read",
-            f"{host.name} does not report {' or '.join(what)}, so it is not known whether the limits are high enough.",
+            f"the limits on {host.name} cannot be read",
+            f"{host.name} does not report {', nor '.join(what)}. So it is not known whether the limits are high "
+            "enough.",
             ranks=host.ranks,
-            fix=f"Run `ulimit -n -l -u` inside the job on {host.name}. At least {seen.number('files'):g} open files, "
-            f"{seen.number('tasks_per_rank'):g} processes per rank and, with RDMA, {seen.number('locked_gib'):g} GiB "
-            "of locked memory are expected. In a container mount /proc and /sys, and allow getrlimit and prlimit64 in "
-            "seccomp.",
+            fix=f"Run `ulimit -n -l -u` in the job on {host.name}. At least {files} open files, "
+            f"{seen.number('tasks_per_rank'):g} processes for each rank and, with RDMA, "
+            f"{seen.number('locked_gib'):g} GiB ({seen.number('locked_gib') * GIB / 1024:.0f} kB) of locked memory are "
+            "expected. In a container mount /proc and /sys, and allow getrlimit and prlimit64 in the seccomp profile.",
         )
 
 

@@ -16,6 +16,7 @@ Sources: proc_meminfo(5), MemAvailable; control groups v2, memory.max and memory
 (docs.kernel.org/admin-guide/cgroup-v2.html).
 """
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -23,18 +24,20 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import MIB, answers_by_host
+from ddpdiag.checks.hosts import GIB, MIB, answers_by_host, leave_out
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import cgroup
-from ddpdiag.text import count
+from ddpdiag.text import count, size_text
 
 FINDINGS = {
     "short": Explained("less memory is left than the ranks of this host need to start."),
     "oom-kills": Explained.warning("the kernel has killed processes in this control group."),
     "unreadable": Explained.not_seen("the memory of a host could not be read."),
 }
+
+_IN_GROUP = "left in its control group (the limit of the job or container)"
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -61,7 +64,7 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
-        rooms = [(row.left_bytes, "left by the control group") for row in rows.values() if row.left_bytes is not None]
+        rooms = [(row.left_bytes, _IN_GROUP) for row in rows.values() if row.left_bytes is not None]
         rooms += [(row.available_bytes, "available") for row in rows.values() if row.available_bytes is not None]
         ranks, enough = count(len(host.ranks), "rank"), seen.number("gpu_mib" if host.gpus else "cpu_mib")
         room, why = min(rooms, default=(0, ""))
@@ -69,34 +72,41 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if not rooms:
             yield seen.finding(
                 "unreadable",
-                "the available memory of a host is not known",
-                f"{host.name}: /proc/meminfo does not show how much memory is available, and no cgroup sets a limit, "
-                f"so it is not known whether there is enough for {ranks}.",
+                f"the available memory of {host.name} is not known",
+                f"On {host.name} /proc/meminfo does not show how much memory is available, and no control group sets a "
+                f"limit. So it is not known whether the memory is enough for {ranks}.",
                 ranks=host.ranks,
-                fix=f"Run `grep MemAvailable /proc/meminfo` on {host.name}; if this is a container, mount /proc into "
-                "it.",
+                fix=f"Run `grep MemAvailable /proc/meminfo` in the job on {host.name}: at least {enough * 1024:.0f} kB "
+                f"({size_text(enough * MIB)}) for each rank is expected. In a container mount /proc.",
             )
         elif share < enough:
             expected = round(enough * MIB) * len(host.ranks)
+            each, for_each = (f", {size_text(share * MIB)} for each", " for each") if len(host.ranks) > 1 else ("", "")
             yield seen.finding(
                 "short",
-                "too little memory",
-                f"{host.name}: {room / MIB:.0f} MiB {why} for {ranks}, {share:.0f} MiB each; "
-                f"{enough:.0f} MiB each expected.",
+                f"too little memory on {host.name}",
+                f"{host.name} has {size_text(room)} of memory {why} for {ranks}{each}. At least "
+                f"{size_text(enough * MIB)}{for_each} is expected.",
                 severity=Severity.ERROR if share < seen.number("least_mib") else Severity.WARNING,
                 ranks=host.ranks,
                 evidence={"bytes": room, "ranks": len(host.ranks), "expected_bytes": expected},
-                fix="Ask for more memory (Slurm --mem, the container's limit), or end other processes on the host.",
+                fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or `docker run --memory=SIZE` "
+                f"with {math.ceil((expected - room) / GIB)} GiB more than now."
+                if why == _IN_GROUP
+                else f"`ps aux --sort=-rss | head` on {host.name} shows which processes use the memory. End them until "
+                f"{size_text(expected)} are available, or {leave_out([host.name])}.",
             )
         if kills := max((row.oom_kills or 0 for row in rows.values()), default=0):
             yield seen.finding(
                 "oom-kills",
-                "processes were killed for lack of memory",
-                f"{host.name}: the kernel has killed {'1 process' if kills == 1 else f'{kills} processes'} of this "
-                "control group, 0 expected.",
+                f"processes on {host.name} were killed for lack of memory",
+                f"The kernel has killed {'1 process' if kills == 1 else f'{kills} processes'} in the control group of "
+                f"this job on {host.name}, because memory ran out. None is expected.",
                 ranks=host.ranks,
                 evidence={"oom_kills": kills},
-                fix=f"Raise the memory limit of the job; `dmesg` on {host.name} shows which processes were killed.",
+                fix="Ask for more memory: `sbatch --mem=0` (all of the host's memory), or a larger `docker run "
+                f"--memory=SIZE`. To see which processes were killed, run as root on {host.name}: `dmesg -T | grep -i "
+                "'killed process'`.",
             )
 
 

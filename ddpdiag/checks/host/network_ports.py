@@ -27,7 +27,6 @@ When the CRC and TCP checksum disagree, 2000.
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,13 +34,14 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_group
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.port_deltas import CounterDelta, Pair, counter_deltas
-from ddpdiag.checks.hosts import Host, hosts_of, names_text
+from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.net.adapters import NetworkLook, network_look
+from ddpdiag.probes.net.adapters import NetworkLook, PortCounters, network_look
 from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_of
+from ddpdiag.text import begun
 
 FINDINGS = {
     "link-down": Explained.warning(
@@ -76,36 +76,52 @@ _SHOWN = 4
 # And so many of the evidence's lists.
 _LISTED = 16
 _CABLE = (
-    "Unplug its cable and transceiver and plug them in again, or replace them; then try another port of the switch; "
-    "replace the card if the fault stays with the host."
+    "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
+    "then to replace the card."
 )
 
 
 class Incident(NamedTuple):
-    """What may have happened to ports: `title` has a place for the hosts. `breaks` a job that goes by the port."""
+    """What may have happened to ports: `title` has a place for the hosts, `fix` for the commands that show more and for
+    the hosts. `sentence` is what is expected, or what it means. `breaks` a job that goes by the port.
+    """
 
     word: str
     title: str
-    expected: str
+    sentence: str
     fix: str
     breaks: bool = False
 
 
 _INCIDENTS = (
-    Incident("link-down", "a link went down during the run on {}", "no rise expected", _CABLE, breaks=True),
     Incident(
-        "gone",
-        "a network port was lost during the run on {}",
-        "it is expected to stay",
-        "Look at `dmesg -T` and `lspci` there: the card fell off the bus, or was removed.",
+        "link-down",
+        "a network link of {} went down during the run",
+        " A link should stay up during a run.",
+        f"{{commands}} on {{hosts}} show more. {_CABLE}",
         breaks=True,
     ),
-    Incident("link-errors", "a link had errors during the run on {}", "the limits are NVSentinel's", _CABLE),
+    Incident(
+        "gone",
+        "a network port of {} disappeared during the run",
+        "",
+        "Run `lspci | grep -i -E 'ethernet|infiniband'` on {hosts}, and as root `dmesg -T | tail -n 100`. If the card "
+        "is not listed, ask the administrator to power-cycle the host, and to replace the card if it disappears again.",
+        breaks=True,
+    ),
+    Incident(
+        "link-errors",
+        "a network link of {} had errors during the run",
+        " The limits are those of NVIDIA's node monitor NVSentinel.",
+        f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
+    ),
     Incident(
         "not-ready",
-        "peers of {} were not ready to receive over RDMA",
-        "packets were sent again",
-        "Do nothing unless RDMA is slow; then look for other users of the port (storage), and at PCIe links (GPU004).",
+        "RDMA peers of {} were not ready to receive",
+        " A peer was not ready to receive, and packets were sent again. Storage traffic over the same port often does "
+        "this.",
+        "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
+        "GPUs: `ddpdiag check --select GPU004`.",
     ),
 )
 
@@ -208,20 +224,19 @@ def _finding(
     names, shared = [host.name for host in found], len(found) > 1
     deltas = [delta for own in found.values() for delta in own]
     some = deltas[:_LISTED]
-    breaks = kind.breaks and any(delta.used_by_job for delta in deltas)
-    lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
-    where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
-    end = " More than half of the hosts are affected, so they share the cause." if shared else ""
-    begin = "First look at the switch that these hosts share, and at its log. " if shared else ""
-    # What shows the port's state and counters.
-    adapter, _, number = deltas[0].port.name.partition(":")
-    command = f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}`"
-    if deltas[0].port.rdma:
-        command = f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}`"
+    used = {(host, delta.port.name) for host, own in found.items() for delta in own if delta.used_by_job}
+    breaks = kind.breaks and bool(used)
+    lines = [
+        f"on {host.name}, within the {pairs[host].seconds:.1f} s of the run, "
+        + names_text([delta.said for delta in own], _SHOWN)
+        for host, own in found.items()
+    ]
+    end = f" The job uses {'this port' if len(used) == 1 else 'these ports'}." if breaks else ""
+    end += " More than half of the hosts are affected, so they share the cause." if shared else ""
     return seen.finding(
         kind.word,
-        kind.title.format(where),
-        f"{_some(lines)}; {kind.expected}.{end or (' This job uses this port.' if breaks else '')}",
+        kind.title.format(f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
+        f"{begun(_some(lines))}.{kind.sentence}{end}",
         severity=Severity.ERROR if breaks else None,
         nodes=() if shared else names,
         evidence={
@@ -232,16 +247,28 @@ def _finding(
             "after": [delta.after for delta in some],
             "seconds": round(max(pairs[host].seconds for host in found), 3),
         },
-        fix=f"{begin}{kind.fix} Look at {command} and `dmesg -T` on {names_text(names)}.",
+        fix=_fix(kind, names, deltas[0].port, breaks=breaks),
     )
 
 
-def _text(deltas: Sequence[CounterDelta]) -> str:
-    """Port by port, such as "eth0 (PCI 0000:1b:00.0): carrier_down_count rose from 1 to 2, and it is up again"."""
-    by_port: dict[str, list[str]] = defaultdict(list)
-    for delta in deltas:
-        by_port[delta.label].append(delta.said)
-    return names_text([f"{label}: {', '.join(said)}" for label, said in by_port.items()], _SHOWN)
+def _fix(kind: Incident, names: Sequence[str], port: PortCounters, *, breaks: bool) -> str:
+    # What shows the port's state and counters.
+    adapter, _, number = port.name.partition(":")
+    commands = f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
+    if port.rdma:
+        driver = adapter.partition("_")[0]
+        commands = (
+            f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}` and `dmesg -T | grep -i {driver}` (as "
+            "root)"
+        )
+    fix = kind.fix.format(commands=commands, hosts=names_text(names))
+    if kind.word == "not-ready":
+        return fix
+    if len(names) > 1:
+        return f"First look at the switch that these hosts share, and at its log. {fix}"
+    if breaks:
+        return f"{begun(leave_out(names))} until this is repaired. {fix}"
+    return f"{fix} Until then you can {leave_out(names)}."
 
 
 def _some(lines: Sequence[str]) -> str:
@@ -260,29 +287,35 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
             found.append((host, start, end))
             arrived = None if all_before is None or all_after is None else all_after - all_before
             of = f" of {arrived:,}" if arrived is not None and arrived > 0 else ""
-            said = f"{end - start:,}{of} segments (InCsumErrors rose from {start} to {end})"
-            lines.append(f"{host.name}, within {pair.seconds:.1f} s: {said}")
+            lines.append(
+                f"on {host.name}, within the {pair.seconds:.1f} s of the run, {end - start:,}{of} received TCP "
+                f"segments had a wrong checksum (InCsumErrors rose from {start} to {end})"
+            )
     if not found:
         return
     names = [host.name for host, _, _ in found]
+    blamed = [] if _is_shared(len(found), len(pairs)) else names
     others = [host.name for host in pairs if host not in [own for own, _, _ in found]]
     # The only one of several that gets whole segments may be the one whose segments are damaged.
-    sender = f" Only {others[0]} receives none: it may send them." if len(others) == 1 and len(pairs) > 2 else ""
+    sender = (
+        f" Only {others[0]} received none, so {others[0]} may send them." if len(others) == 1 and len(pairs) > 2 else ""
+    )
     yield seen.finding(
         "damaged",
-        f"TCP segments arrived damaged on {names_text(names)}",
-        f"{_some(lines)}; at most {most:g} expected. Their checksum was wrong. Ethernet drops frames that a cable "
-        f"damages, so the cause is a switch, a card or a host's memory.{sender}",
-        nodes=() if _is_shared(len(found), len(pairs)) else names,
+        f"damaged TCP segments arrived on {names_text(names)}",
+        f"{begun(_some(lines))}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
+        f"data are damaged in a switch, a network card or a host's memory.{sender}",
+        nodes=blamed,
         evidence={
             "hosts": [*names[:_LISTED]],
             "before": [start for _, start, _ in found[:_LISTED]],
             "after": [end for _, _, end in found[:_LISTED]],
             "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
         },
-        fix="Watch `nstat -az TcpInCsumErrors` on each host while two of them exchange data (iperf3), to find the "
-        "sender of damaged segments; try without the card's own checksums (`ethtool -K INTERFACE rx off tx off`); "
-        "update the card's firmware, or replace it.",
+        fix=f"Find the sender: run `iperf3 -s` on {names[0]}, `iperf3 -c {names[0]}` on one other host at a time, and "
+        f"`nstat -az TcpInCsumErrors` on {names[0]} after each. On the sender and on {names[0]}, as root, try `ethtool "
+        "-K INTERFACE rx off tx off`; if the errors stop, update the firmware of that card or replace it."
+        + (f" Until then {leave_out(blamed)}." if blamed else ""),
     )
 
 

@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 
 class CounterDelta(NamedTuple):
-    """What happened to one port: `said` goes behind its name. `used_by_job`: the job uses this port."""
+    """What happened to one port: `said` is a clause that names it. `used_by_job`: the job uses this port."""
 
     word: str
     port: PortCounters
@@ -73,10 +73,10 @@ class CounterDelta(NamedTuple):
     before: int | None = None
     after: int | None = None
 
-    @property
-    def label(self) -> str:
-        """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
-        return f"{self.port.name}{f' (PCI {self.port.pci})' if self.port.pci else ''}"
+
+def _label(port: PortCounters) -> str:
+    """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
+    return f"{port.name}{f' (PCI {port.pci})' if port.pci else ''}"
 
 
 def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[CounterDelta]:
@@ -84,12 +84,13 @@ def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[Count
     for old, new in pair.ports():
         used = old.name in pair.job_ports
         if new is None:
-            yield CounterDelta("gone", old, "was present at the beginning, and is missing at the end", used)
+            said = f"{_label(old)} disappeared: it was present at the beginning and is missing at the end"
+            yield CounterDelta("gone", old, said, used)
             continue
         yield from _lost(old, new, used=used)
         for counter, start, end in _risen(old.counters, new.counters):
             allowed = _allowed(number, counter, pair.seconds)
-            said = f"{counter} rose from {start} to {end}"
+            said = f"{counter} of {_label(old)} rose from {start} to {end}"
             if counter == _NOT_READY:
                 yield CounterDelta("not-ready", old, said, used, counter, start, end)
             elif counter not in _DOWNS and end - start > allowed:
@@ -99,15 +100,16 @@ def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[Count
 
 def _lost(old: PortCounters, new: PortCounters, *, used: bool) -> Iterator[CounterDelta]:
     """The link was lost, whether it is back or not."""
-    now = {True: ", and the link is up again", False: ", and the link is down", None: ""}[new.up]
+    now = {True: " and is up again", False: " and is still down", None: ""}[new.up]
     found = [delta for delta in _risen(old.counters, new.counters) if delta[0] in _DOWNS]
     for counter, start, end in found:
         # Up at the beginning, which the kernel counts as a change as well.
         if counter != "carrier_changes" or old.up is not False or end - start > 1:
-            said = f"{counter} rose from {start} to {end}{now}"
+            said = f"{counter} of {_label(old)} rose from {start} to {end}: its link was lost{now}"
             yield CounterDelta("link-down", old, said, used, counter, start, end)
     if not found and old.up and new.up is False:
-        yield CounterDelta("link-down", old, "its link was up at the beginning, and is down at the end", used)
+        said = f"the link of {_label(old)} was up at the beginning and is down at the end"
+        yield CounterDelta("link-down", old, said, used)
 
 
 def _risen(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:

@@ -15,13 +15,16 @@ Sources: NCCL user guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/use
 shared memory; docker run reference, --shm-size (64 MiB if not given); NCCL issue 342.
 """
 
+import errno
+import math
+import os
 from collections.abc import Iterator
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import MIB, answers_by_host
+from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
@@ -35,10 +38,6 @@ FINDINGS = {
 
 # DeepSpeed warns below this.
 ENOUGH_MIB = 512.0
-FIX = (
-    "Enlarge /dev/shm (docker --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory), "
-    "and remove stale nccl-* and torch_* files there."
-)
 
 
 class Data(Struct, frozen=True):
@@ -55,43 +54,66 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         present = [row.shared_memory for row in rows.values() if row.shared_memory is not None]
         # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
+        enough, least = seen.number("enough_mib"), seen.number("least_mib_per_rank") * len(host.ranks)
+        expected = max(least, enough)
         serious = Severity.ERROR if host.gpus else Severity.WARNING
         if len(present) < len(rows):
             yield seen.finding(
                 "missing",
-                "/dev/shm is missing",
-                f"{host.name}: /dev/shm is missing or unreadable; at least {ENOUGH_MIB:.0f} MiB expected.",
+                f"/dev/shm is missing on {host.name}",
+                f"{host.name} has no readable /dev/shm. NCCL and data loader workers need shared memory there; at "
+                f"least {expected:.0f} MiB is expected.",
                 severity=serious,
                 ranks=host.ranks,
-                fix="Mount a tmpfs at /dev/shm.",
+                fix=_enlarge(host, expected, "mkdir -p /dev/shm && mount -t tmpfs -o size={} tmpfs /dev/shm"),
             )
         elif memory := next((memory for memory in present if memory.error), None):
             yield seen.finding(
                 "unusable",
-                "no memory can be allocated in /dev/shm",
-                f"{host.name}: a file of 1 MiB in /dev/shm could not be allocated: {memory.error} "
-                f"({memory.free_bytes / MIB:.0f} of {memory.size_bytes / MIB:.0f} MiB free).",
+                f"/dev/shm on {host.name} cannot be used",
+                f"On {host.name} a file of 1 MiB could not be allocated in /dev/shm: {memory.error} "
+                f"({memory.free_bytes / MIB:.0f} of {memory.size_bytes / MIB:.0f} MiB free). NCCL and data loader "
+                "workers need shared memory there.",
                 severity=serious,
                 ranks=host.ranks,
                 evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes, "error": memory.error},
-                fix=FIX,
+                fix=_make_room(host, memory, expected),
             )
         else:
             memory = min(present, key=lambda memory: memory.free_bytes)
-            free, enough = memory.free_bytes / MIB, seen.number("enough_mib")
-            least = seen.number("least_mib_per_rank") * len(host.ranks)
+            free = memory.free_bytes / MIB
             fatal = host.gpus > 0 and free < least
             if free < enough or fatal:
                 yield seen.finding(
                     "small",
-                    "/dev/shm is small",
-                    f"{host.name}: {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free in /dev/shm; "
-                    f"{max(least, enough):.0f} MiB expected for {count(len(host.ranks), 'rank')}.",
+                    f"/dev/shm on {host.name} is small",
+                    f"/dev/shm on {host.name} has {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
+                    f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: NCCL and data loader "
+                    "workers use it.",
                     severity=Severity.ERROR if fatal else Severity.WARNING,
                     ranks=host.ranks,
                     evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
-                    fix=FIX,
+                    fix=_make_room(host, memory, expected),
                 )
+
+
+def _make_room(host: Host, memory: SharedMemory, expected_mib: float) -> str:
+    if memory.error is not None and memory.error != os.strerror(errno.ENOSPC):
+        return f"Run `ls -ld /dev/shm` on {host.name}; it should be drwxrwxrwt. As root: `chmod 1777 /dev/shm`."
+    remove = (
+        "Remove files that ended jobs left behind, if no other job runs on "
+        f"{host.name}: `rm /dev/shm/nccl-* /dev/shm/torch_*`. "
+    )
+    used = remove if memory.free_bytes < memory.size_bytes else ""
+    return used + _enlarge(host, expected_mib, "mount -o remount,size={} /dev/shm")
+
+
+def _enlarge(host: Host, expected_mib: float, command: str) -> str:
+    size = f"{math.ceil(expected_mib / 1024)}g"
+    return (
+        f"Start a container with `docker run --shm-size={size}`, or in Kubernetes mount an emptyDir with `medium: "
+        f"Memory` at /dev/shm. Otherwise, as root on {host.name}: `{command.format(size)}`."
+    )
 
 
 CHECK = Check(
