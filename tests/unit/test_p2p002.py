@@ -14,8 +14,8 @@ from seen import seen_of, together, with_events
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p import paths as p2p001
 from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
-from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies

@@ -12,9 +12,9 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import encode
 from ddpdiag.judgement import judge

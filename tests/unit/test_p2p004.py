@@ -10,8 +10,8 @@ from seen import seen_of, together, world_of
 from ddpdiag.checks.host.rdma_ports import check as rdma_ports
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
-from ddpdiag.checks.p2p.transport import check as transport
-from ddpdiag.checks.p2p.transport.judge import Data
+from ddpdiag.checks.p2p import transport
+from ddpdiag.checks.p2p.transport_judge import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port

@@ -35,7 +35,7 @@ from ddpdiag.checks.p2p.copies.far_below import far_below, repeated_from, to_rep
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.path import FAR_RATIO
+from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
 from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context

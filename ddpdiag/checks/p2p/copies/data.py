@@ -12,8 +12,8 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p import paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.model import Trial
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 

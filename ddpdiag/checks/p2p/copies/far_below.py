@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.matrix import Link
+from ddpdiag.checks.p2p import paths, transport
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import (
     Subject,
@@ -17,10 +18,8 @@ from ddpdiag.checks.p2p.copies.judge import (
     too_short,
     usual_rate,
 )
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Pair, host_paths
-from ddpdiag.checks.p2p.speed.path import doubts_text
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p.host_paths import Pair, host_paths
+from ddpdiag.checks.p2p.nccl_path import doubts_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies
 from ddpdiag.probes.gpu.paths import Level

@@ -12,9 +12,9 @@ from ddpdiag.checks.gpu.cards import Card
 from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.text import begun, count, rate_text, share_text

@@ -9,10 +9,10 @@ from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
-from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs
+from ddpdiag.checks.p2p.host_paths import Data, HostPaths, gpus_of, host_paths, pairs_text
+from ddpdiag.checks.p2p.paths_judge import addresses, hides_acs, redirecting, said_of_pairs
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Severity, Status
 from ddpdiag.probes.gpu.paths import Level

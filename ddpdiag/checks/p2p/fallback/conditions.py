@@ -13,10 +13,10 @@ from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.order import Order, order_of
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Outcome, Status, Trial
 from ddpdiag.nccl_rings import version_of

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import names_text
-from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, gpus_of, host_paths, label, pairs_text, words
+from ddpdiag.checks.p2p.host_paths import Data, HostPaths, Pair, gpus_of, host_paths, label, pairs_text, words
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.iommu import Bridge
 from ddpdiag.probes.gpu.paths import P2P, PathGpu

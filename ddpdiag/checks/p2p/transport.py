@@ -28,9 +28,9 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.p2p import transport_judge as findings
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.transport import judge as findings
-from ddpdiag.checks.p2p.transport.judge import Data, transport_log
+from ddpdiag.checks.p2p.transport_judge import Data, transport_log
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.trial import Context

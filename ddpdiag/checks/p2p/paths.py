@@ -32,8 +32,8 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.hosts import nvml_fix
-from ddpdiag.checks.p2p.paths.data import Data, HostPaths, Pair, host_paths, label, status_of, words
-from ddpdiag.checks.p2p.paths.judge import acs, asymmetric, disabled, iommu, refused
+from ddpdiag.checks.p2p.host_paths import Data, HostPaths, Pair, host_paths, label, status_of, words
+from ddpdiag.checks.p2p.paths_judge import acs, asymmetric, disabled, iommu, refused
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix
 from ddpdiag.model.trial import Context

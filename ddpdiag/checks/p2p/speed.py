@@ -33,8 +33,8 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.judge import AROUND, Data, again_of, first_of, judge, path_here
-from ddpdiag.checks.p2p.speed.path import FAR_RATIO, Timed
+from ddpdiag.checks.p2p.nccl_path import FAR_RATIO, Timed
+from ddpdiag.checks.p2p.speed_judge import AROUND, Data, again_of, first_of, judge, path_here
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Kind, Trial
 from ddpdiag.model.trial import CONTEXT_STEP, Context

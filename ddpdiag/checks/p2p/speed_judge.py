@@ -8,11 +8,11 @@ from msgspec import Struct
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu.free import not_free, used_meanwhile
+from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.copies.data import copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p.nccl_path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.bench import Bottleneck
 from ddpdiag.probes.gpu.health import GpuUsers

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.transport.judge import SOCKET, Data
+from ddpdiag.checks.p2p.transport_judge import SOCKET, Data
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
