@@ -1,7 +1,7 @@
 """What several checks share: the answers of each host's ranks, and ranks in words."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding
@@ -21,7 +21,7 @@ class Host(NamedTuple):
     gpus: int
 
 
-def hosts_of(seen: Seen[D]) -> Iterator[Host]:
+def hosts_of(seen: Seen[Any]) -> Iterator[Host]:
     """The hosts of the run, in order of their first rank."""
     arrivals = seen.world.arrivals
     for (name, _), ranks in seen.world.hosts.items():
@@ -50,7 +50,7 @@ def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-def who_text(seen: Seen[D], ranks: Sequence[int]) -> str:
+def who_text(seen: Seen[Any], ranks: Sequence[int]) -> str:
     """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that is not known."""
     return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks)) or '?'}"
 
@@ -70,7 +70,7 @@ def nvml_fix(host: str) -> str:
     )
 
 
-def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
+def left_out(seen: Seen[Any], most: int, what: str) -> Iterator[Finding]:
     """A finding that the hosts beyond `most` did not try `what`."""
     hosts = len(seen.world.hosts)
     if hosts > most:

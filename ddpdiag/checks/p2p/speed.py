@@ -26,20 +26,38 @@ health checks (github.com/Azure/azurehpc-health-checks); stas00, ml-engineering 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.gpu.free import not_free, used_meanwhile
+from ddpdiag.checks.p2p import transport
+from ddpdiag.checks.p2p.copies import check as copies
+from ddpdiag.checks.p2p.copies.data import copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.nccl_path import FAR_RATIO, Timed
-from ddpdiag.checks.p2p.speed_judge import AROUND, Data, again_of, first_of, judge, path_here
+from ddpdiag.checks.p2p.nccl_path import (
+    FAR_RATIO,
+    Cause,
+    Path,
+    Timed,
+    causes_text,
+    doubts_of,
+    doubts_text,
+    limited_by,
+    path_of,
+)
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Kind, Trial
+from ddpdiag.model import Finding, Kind, Severity, Trial
+from ddpdiag.model.bench import Bottleneck
 from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.stats import samples
-from ddpdiag.text import rate_text, reached_text, size_text
+from ddpdiag.probes.gpu.health import GpuUsers
+from ddpdiag.stats import Samples, samples
+from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
 FINDINGS = {
     "far-below": Explained(
@@ -52,6 +70,39 @@ FINDINGS = {
 _BYTES, _BYTES_PER_RANK, _MOST_BYTES = 128 << 20, 128 << 10, 1 << 30
 # One call of a slow path may take so long.
 _CALL_SECONDS = 0.4
+
+
+_CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown")
+_COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
+# Findings of other checks that show what makes a path slow, by what sets its rate.
+_SEEN_BY = {
+    Bottleneck.NVLINK: (*_COPIES, "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),
+    Bottleneck.PCIE: (*_COPIES, "P2P002.host-slow", "GPU004.narrow", "P2P001.acs", "P2P001.disabled", *_CLOCKS),
+    Bottleneck.NIC: ("P2P004.no-gdr", "GPU004.narrow", *_CLOCKS),
+}
+# NCCL goes through the host's memory then.
+AROUND = {"NCCL_P2P_DISABLE": "1"}
+_ASSIGNED = "NCCL_P2P_DISABLE=1"
+# As P2P003's `rescue`: through the host's memory an all-reduce is slower than over links that work.
+_AROUND_RATIO = 2.0
+_GO_AROUND = (
+    f"Run the job with {_ASSIGNED} until direct copies are fast; check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's "
+    "command line, `lspci -vvv | grep ACSCtl`), and `nvidia-smi nvlink -s` on these GPUs."
+)
+_COMPARE = (
+    "Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g 1` on the same GPUs while nothing else runs there, and "
+    "compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load with a fast host's."
+)
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """One rank: seconds of calls of 4 bytes and of `bytes`, and the users of its GPU right before."""
+
+    backend: str
+    bytes: int
+    small_seconds: Samples
+    large_seconds: Samples
+    before: GpuUsers = GpuUsers()
 
 
 def measure(ctx: Context) -> Data:
@@ -81,7 +132,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return ()
     if not first.is_far_below(path.busbw_bytes_per_s, ratio):
         return ()
-    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": _size(first)}
+    # Bytes that keep the slow path busy for a moment, no fewer than before.
+    most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
+    size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
+    params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
     if not seen.trials:
         return (new_trial(seen, params=params),)
     again = again_of(seen)
@@ -89,12 +143,6 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if len(seen.trials) > 1 or not is_slow or "P2P" not in path.transports:
         return ()
     return (new_trial(seen, params=params, env=AROUND, fresh=True, may_fail=True),)
-
-
-def _size(first: Timed) -> int:
-    """Bytes that keep the slow path busy for a moment, no fewer than before."""
-    most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
-    return max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
 
 
 def ground(world: World) -> str | None:
@@ -116,6 +164,150 @@ def moot(seen: Seen[Data]) -> str | None:
     rate = first.busbw_bytes_per_s
     reached = f"{rate_text(rate)} busbw at {size_text(first.size_bytes)}"
     return f"the all-reduce of COL001 reached {reached}, {reached_text(rate, path.busbw_bytes_per_s)}"
+
+
+def first_of(seen: Seen[Data]) -> Timed | None:
+    """COL001's all-reduce over the job's backend; None where a rank has no right result."""
+    rows = {
+        row.place.rank: row.data
+        for row in seen.of(all_reduce.CHECK).rows
+        if row.data.backend == seen.world.backend and "round" not in row.trial.params
+    }
+    if len(rows) < seen.world.size or any(row.wrong for row in rows.values()):
+        return None
+    return _timed({rank: (row.large_bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+
+
+def again_of(seen: Seen[Data], env: Mapping[str, str] | None = None) -> Timed | None:
+    """The second measurement, or that with these variables; None where a rank has no result."""
+    rows = _rows(seen, env or {})
+    if len(rows) < seen.world.size:
+        return None
+    return _timed({rank: (row.bytes, row.large_seconds, row.small_seconds) for rank, row in rows.items()})
+
+
+def _rows(seen: Seen[Data], env: Mapping[str, str]) -> dict[int, Data]:
+    return {row.place.rank: row.data for row in seen.rows if row.trial.env == env}
+
+
+def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
+    """The shortest call of the slowest rank: noise only adds, and an all-reduce is as fast as the last of them."""
+    return Timed(
+        "all_reduce",
+        size_bytes=max(size for size, _, _ in rows.values()),
+        ranks=len(rows),
+        seconds=max(large.min for _, large, _ in rows.values()),
+        latency_seconds=min(small.min for _, _, small in rows.values()),
+    )
+
+
+def path_here(seen: Seen[Data]) -> Path | str:
+    """What NCCL's path between all ranks can do; or why that is not known."""
+    if fallback.job_workarounds(seen):
+        return "NCCL takes another path with the variables of P2P003"
+    unique = len({name for name, _ in seen.world.hosts}) == len(seen.world.hosts)
+    hosts = {name if unique else f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
+    return path_of("all_reduce", seen.of(transport.CHECK).by_rank, hosts)
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
+    if first is None or isinstance(path, str) or not first.is_far_below(path.busbw_bytes_per_s, ratio):
+        return
+    again, expected = again_of(seen), path.busbw_bytes_per_s
+    if again and not again.is_far_below(expected, ratio):
+        yield _once(seen, first, again, path)
+        return
+    doubts = [*_doubts(seen, path, again, ratio)]
+    causes = [*_causes(seen, path)]
+    shown = again or first
+    rate, backend = shown.busbw_bytes_per_s, seen.world.backend
+    both = f", and {rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)} before" if again else ""
+    yield seen.finding(
+        "far-below",
+        f"the all-reduce over {backend} is far below what its path can do: {rate_text(rate)}",
+        f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}, "
+        f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {path.text}. "
+        f"{causes_text(causes)}{doubts_text(doubts)}",
+        severity=Severity.WARNING if doubts else Severity.ERROR,
+        nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+        evidence={
+            "busbw_bytes_per_s": rate,
+            "first_busbw_bytes_per_s": first.busbw_bytes_per_s,
+            "expected_bytes_per_s": expected,
+            "source": path.source,
+            "transports": path.transports,
+            "causes": [cause.text for cause in causes],
+            "doubts": [*doubts],
+        },
+        fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
+    )
+
+
+def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
+    """A note: the larger message shows that the path is fast enough."""
+    rates = [one.busbw_bytes_per_s for one in (first, again)]
+    before, after = (f"{rate_text(rate)}, {reached_text(rate, path.busbw_bytes_per_s)}" for rate in rates)
+    return seen.finding(
+        "far-below",
+        f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
+        f"The busbw of the all-reduce over {seen.world.backend} was {before}, at {size_text(first.size_bytes)}, and "
+        f"{after}, at {size_text(again.size_bytes)} when measured again. The path is fast enough: {path.text}.",
+        severity=Severity.NOTE,
+        evidence={
+            "busbw_bytes_per_s": rates[1],
+            "first_busbw_bytes_per_s": rates[0],
+            "expected_bytes_per_s": path.busbw_bytes_per_s,
+        },
+    )
+
+
+def _doubts(seen: Seen[Data], path: Path, again: Timed | None, ratio: float) -> Iterator[str]:
+    """Reasons for a warning instead of an error."""
+    yield from doubts_of(path, again, ratio)
+    if (crowd := seen.world.ranks_per_core) > 1:
+        yield f"{crowd:.1f} ranks share each core"
+    yield from not_free(seen, _uuids(seen))
+    yield from used_meanwhile([(f"the GPU of rank {rank}", row.before) for rank, row in _rows(seen, {}).items()])
+
+
+def _uuids(seen: Seen[Data]) -> list[str]:
+    rows = seen.of(transport.CHECK).by_rank
+    return [row.gpu_uuid or f"the GPU of rank {rank}" for rank, row in rows.items()]
+
+
+def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
+    """What this run shows of them, the likeliest first."""
+    again, around = again_of(seen), again_of(seen, AROUND)
+    if again and around and around.busbw_bytes_per_s > _AROUND_RATIO * again.busbw_bytes_per_s:
+        yield Cause(f"with {_ASSIGNED} the same all-reduce reaches {rate_text(around.busbw_bytes_per_s)}", _GO_AROUND)
+    for finding in seen.findings_of("P2P003"):
+        if finding.code in ("P2P003.slow", "P2P003.held-back"):
+            yield Cause(f"{finding.title} ({finding.code})", finding.fix)
+    yield from limited_by(seen.of(transport.CHECK).by_rank)
+    uuids = {*_uuids(seen)}
+    codes = _SEEN_BY.get(path.part, ())
+    found: dict[str, Finding] = {}
+    for finding in chain.from_iterable(map(seen.findings_of, dict.fromkeys(code.partition(".")[0] for code in codes))):
+        concerns = not finding.gpus or uuids & {*finding.gpus}
+        if finding.severity is not Severity.NOTE and concerns and finding.code.startswith(codes):
+            found.setdefault(finding.code, finding)
+    for finding in found.values():
+        yield Cause(f"{finding.title} ({finding.code})", finding.fix)
+    yield from _by_copies(seen, uuids)
+
+
+def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
+    """What copies between the same GPUs reached: that separates the links from NCCL's use of them."""
+    rates = sorted(
+        pair.bytes_per_s
+        for own in copies_by_rank(seen.of(copies.CHECK))
+        for link, pair in own.pairs.items()
+        if pair.access and pair.bytes_per_s and uuids.issuperset(ends := own.uuids(link)) and len(ends) == 2
+    )
+    if rates:
+        span = " to ".join(dict.fromkeys((rate_text(rates[0]), rate_text(rates[-1]))))
+        yield Cause(f"direct copies between these GPUs reach {span} (P2P002)")
 
 
 CHECK = Check(

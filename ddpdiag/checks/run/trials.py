@@ -189,7 +189,7 @@ def _workarounds(seen: Seen[D], trial: Trial) -> tuple[Finding, ...]:
     known = seen.of(fallback.CHECK)
     if trial.code != all_reduce.CHECK.code or trial.params.get("backend") != seen.world.backend:
         return ()
-    return known.findings if fallback.works_with_workarounds(known) else ()
+    return known.findings if fallback.needed(known).needed else ()
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:

@@ -6,7 +6,6 @@ whole rank (RUN002).
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
@@ -16,8 +15,6 @@ from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
-
-D = TypeVar("D")
 
 # nvml.h, nvmlComputeMode_t.
 _EXCLUSIVE = (1, 3)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors, nvswitch, present
@@ -11,14 +11,22 @@ from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
-from ddpdiag.checks.p2p.host_paths import Data, HostPaths, gpus_of, host_paths, pairs_text
-from ddpdiag.checks.p2p.paths_judge import addresses, hides_acs, redirecting, said_of_pairs
+from ddpdiag.checks.p2p.host_paths import (
+    Data,
+    HostPaths,
+    addresses,
+    gpus_of,
+    hides_acs,
+    host_paths,
+    pairs_text,
+    redirecting,
+    said_of_pairs,
+)
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Severity, Status
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.stats import quantile
 
-D = TypeVar("D")
 Ranks = tuple[int, ...]
 
 # A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
@@ -58,7 +66,7 @@ _BETWEEN_PROCESSES = (
 )
 
 
-def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
+def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
 
     What was set by the user and is taken away is its own cause. `nodes` are the hosts on which it fails, if that is
@@ -84,7 +92,7 @@ def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str
     return _CLEARED[kind] if _is_cleared(seen, kind) else f"Usual cause: {_USUAL[kind]}."
 
 
-def _is_cleared(seen: Seen[D], kind: str) -> bool:
+def _is_cleared(seen: Seen[Any], kind: str) -> bool:
     """Did a check look at the usual cause and find nothing?"""
     if kind == "SHM":
         return bool(seen.of(shared_memory.CHECK).by_rank)
@@ -92,7 +100,7 @@ def _is_cleared(seen: Seen[D], kind: str) -> bool:
     return bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
 
 
-def _right_copies(seen: Seen[D], hosts: Sequence[Sequence[int]]) -> int:
+def _right_copies(seen: Seen[Any], hosts: Sequence[Sequence[int]]) -> int:
     """How many direct copies between GPUs of these hosts P2P002 made; 0 unless all of them ended and were right."""
     copies = seen.of(by_code("P2P002"))
     ranks = frozenset(chain.from_iterable(hosts))
@@ -177,7 +185,7 @@ class Places(NamedTuple):
     concerned: tuple[int, ...] = ()
 
 
-def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
+def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
     """From the rounds of pairs, where these differ; else the hosts."""
     bad, good = _sorted_pairs(end.rounds, slow=first.works)
     if bad and good:
@@ -209,7 +217,7 @@ def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], 
     return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
 
 
-def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
+def _between(seen: Seen[Any], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
     """One rank that fails with every other rank is to blame; else the links are, and neither of their ends.
 
     Where not the `whole` of the pairs was tried, more of them may fail.

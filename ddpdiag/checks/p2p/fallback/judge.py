@@ -1,7 +1,7 @@
 """What the search found, in findings."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
@@ -11,16 +11,15 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
+from ddpdiag.model.bench import Expectation
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, reached_text, times_text
-
-D = TypeVar("D")
 
 
 class SearchResult(NamedTuple):
     """How far it went, what was tried in order, what was not and why, and the prices: gloo's rate and the expected one.
 
-    Rates are bus bandwidths in bytes per second; `source` says where the expected one comes from.
+    gloo's rate is a bus bandwidth in bytes per second.
     """
 
     end: Step | Ended
@@ -28,8 +27,7 @@ class SearchResult(NamedTuple):
     ground: Ground
     skipped: dict[str, str]
     gloo: float | None = None
-    expected: float | None = None
-    source: str = ""
+    expected: Expectation | None = None
 
     @property
     def as_it_is(self) -> tuple[Tried, ...]:
@@ -57,7 +55,7 @@ _VERBS = {
 }
 
 
-def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
+def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
     """At most one."""
     if isinstance(result.end, Step):
         yield _unfinished(seen, result)
@@ -78,7 +76,7 @@ def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
             yield _nothing(seen, result, end)
 
 
-def both_fail(seen: Seen[D]) -> Finding:
+def both_fail(seen: Seen[Any]) -> Finding:
     """gloo fails as well."""
     own = seen.world.backend
     return seen.finding(
@@ -90,7 +88,7 @@ def both_fail(seen: Seen[D]) -> Finding:
     )
 
 
-def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _fallback(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     where = places(seen, result.tried, result.first, end, result.ground)
     does = verb(result.first)
@@ -116,7 +114,7 @@ def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _slow(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     where = places(seen, result.tried, result.first, end, result.ground)
     taken = " and ".join(dict.fromkeys(member.what for member in end.members))
@@ -138,7 +136,7 @@ def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _held_back(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
     times = times_text(gain_of(result, end.runs))
@@ -154,7 +152,7 @@ def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _needed(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
@@ -168,7 +166,7 @@ def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _transient(seen: Seen[D], result: SearchResult) -> Finding:
+def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
     own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
@@ -181,7 +179,7 @@ def _transient(seen: Seen[D], result: SearchResult) -> Finding:
     )
 
 
-def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     where = places(seen, result.tried, result.first, end, result.ground)
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
@@ -210,7 +208,7 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
+def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
     own, broken = seen.world.backend, result.ground.broken
     known = result.first if result.as_it_is else None
     if known is not None and not known.works:
@@ -229,11 +227,11 @@ def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
     )
 
 
-def _more_seconds(seen: Seen[D]) -> int:
+def _more_seconds(seen: Seen[Any]) -> int:
     return max(180, round(3 * seen.options.budget_seconds))
 
 
-def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
+def _why_unfinished(seen: Seen[Any]) -> tuple[str, str]:
     """What ended the search, and what to do about it."""
     events = seen.recording.events
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
@@ -249,7 +247,7 @@ def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
     return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
 
 
-def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:
+def _gpus(seen: Seen[Any], where: Places) -> tuple[str, ...]:
     """The GPUs that the concerned ranks take."""
     taken = seen.of(devices.CHECK).by_rank
     chosen = (taken[rank].gpu for rank in where.concerned if rank in taken)
@@ -293,7 +291,7 @@ def price(result: SearchResult, end: Ended) -> str:
         return ""
     text = f", at {rate_text(rate)} busbw"
     if result.expected:
-        return f"{text}, {reached_text(rate, result.expected)} ({result.source})"
+        return f"{text}, {reached_text(rate, result.expected.busbw_bytes_per_s)} ({result.expected.source})"
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 
