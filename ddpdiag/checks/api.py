@@ -310,7 +310,7 @@ class Check(Generic[D]):
     ground: Callable[[World], str | None] = lambda world: None
     columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
-    matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
+    matrices: Callable[[Seen[D]], Iterable[Matrix]] | None = None
     section: Callable[[Seen[D]], Section | None] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None

@@ -7,7 +7,7 @@ whole machine disturbs than for what is compared with other ranks at the same mo
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import NamedTuple
@@ -150,21 +150,17 @@ def kept(figures: Mapping[int, Figure]) -> Iterator[Standings]:
     first = next(iter(figures.values()), None)
     if first is not None and found:
         ranks = sorted(found)
+        runs: list[tuple[int, int]] = []
+        for rank in ranks:
+            begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
+            runs.append((begin, rank))
         yield Standings(
             name=first.name,
             title=first.title,
-            ranks=tuple(_runs(ranks)),
+            ranks=tuple(runs),
             ratios=tuple(round(found[rank].ratio, _DIGITS) for rank in ranks),
             errors=tuple(round(found[rank].error, _DIGITS) for rank in ranks),
         )
-
-
-def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
-        runs.append((begin, rank))
-    return runs
 
 
 def fields(snapshot: Snapshot) -> dict[str, Field]:

@@ -543,7 +543,7 @@ def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
     assert (finding.ranks, finding.nodes, finding.of_the_run) == ((), (), True)
     golden(finding)
-    assert not CHECK.matrices(world(4, {0: Copies()}))
+    assert not list(CHECK.matrices(world(4, {0: Copies()})))
 
 
 def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():

@@ -293,7 +293,7 @@ def test_columns_matrix_and_figures() -> None:
     assert (matrix.name, matrix.rows[0]) == ("p2p.transport", "rank 0")
     assert (matrix.cells[0][1], matrix.cells[3][4], matrix.cells[1][0]) == ("P2P/CUMEM", "NET/IB/GDRDMA", None)
     assert transport.figures(seen) == {"nccl.version": "2.27.7", "nccl.network": "IB"}
-    assert transport.matrices(seen_of(transport.CHECK, healthy(20), ranks_per_node=HOST)) == ()
+    assert list(transport.matrices(seen_of(transport.CHECK, healthy(20), ranks_per_node=HOST))) == []
 
 
 def test_only_nccl_between_gpus_has_ground(golden) -> None:

@@ -26,7 +26,7 @@ nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
@@ -78,7 +78,7 @@ FINDINGS = {
 }
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.
-_CELLS = {
+_CELLS: Mapping[P2P | None, str] = {
     P2P.OK: "OK",
     P2P.CHIPSET_NOT_SUPPORTED: "CNS",
     P2P.GPU_NOT_SUPPORTED: "GNS",
@@ -311,15 +311,13 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
             if any(pair.works is False for pair in paths.pairs):
                 found = {status for pair in paths.pairs for status in pair.statuses} - {P2P.OK}
                 legend = ", ".join(f"{_CELLS[status]}: {words(status)}" for status in sorted(found))
-                yield _matrix(paths, "status", f"P2P allowed by NVML ({legend})", _allowed)
+                yield _matrix(
+                    paths, "status", f"P2P allowed by NVML ({legend})", lambda path, _: _CELLS.get(status_of(path))
+                )
 
 
 def _connection(path: GpuPath, pair: Pair) -> str | None:
     return f"NV{path.nvlinks}" if path.nvlinks else None if pair.level is None else pair.level.name
-
-
-def _allowed(path: GpuPath, _: Pair) -> str | None:
-    return None if (status := status_of(path)) is None else _CELLS[status]
 
 
 def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[GpuPath, Pair], str | None]) -> Matrix:
@@ -346,7 +344,7 @@ CHECK = Check(
     data=Data,
     plan=memory_errors.plan,
     ground=ground,
-    matrices=lambda seen: tuple(matrices(seen)),
+    matrices=matrices,
     # As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
     deadline=45.0,
 )

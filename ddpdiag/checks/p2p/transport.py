@@ -193,18 +193,18 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
-def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
     """From rank to rank, where NCCL opened a path; others go through peers, or through NVLS."""
     nccl = transport_log(seen)
     ranks = tuple(nccl.rows)
     if not nccl.hops or len(ranks) > MOST_RANKS:
-        return ()
+        return
     texts: dict[tuple[int, int], list[str]] = {}
     for hop in nccl.hops:
         texts.setdefault((hop.source, hop.target), []).append(hop.text)
     names = tuple(f"rank {rank}" for rank in ranks)
     cells = tuple(tuple(", ".join(sorted(texts.get((a, b), []))) or None for b in ranks) for a in ranks)
-    return (Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells),)
+    yield Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells)
 
 
 CHECK = Check(

@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.free import not_free
 from ddpdiag.checks.matrix import Link
 from ddpdiag.checks.p2p import paths, transport
-from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
+from ddpdiag.checks.p2p.copies.data import RankCopies, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import (
     Subject,
     rates_by_access,
@@ -40,10 +40,16 @@ class Expected(NamedTuple):
 
 
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
-    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are, or
-    as many of these as there is time for."""
+    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are (in
+    one direction or the other, below those of their model), or as many of these as there is time for."""
     pairs = sorted(_far(seen, copies))
-    gpus = {own.gpu for own in far_from_host(seen, all_copies) if own.copies.rank == copies.rank}
+    least = seen.number("far_ratio")
+    gpus = {
+        own.gpu
+        for _, links in host_memory_links(all_copies)
+        for own in links
+        if own.copies.rank == copies.rank and own.bytes_per_s < least * siblings_rate(own, links)
+    }
     words = [*(f"{source}>{target}" for source, target in pairs), *map(str, sorted(gpus))]
     return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
 
@@ -51,14 +57,6 @@ def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankC
 def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
     """Pairs and GPUs as `to_repeat` writes them."""
     return tuple(tuple(map(int, word.split(">"))) for word in text.split())
-
-
-def far_from_host(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Measured]:
-    """Links between a GPU and the host that are far below those of its model, in one direction or the other."""
-    for _, links in host_memory_links(all_copies):
-        for own in links:
-            if own.bytes_per_s < seen.number("far_ratio") * siblings_rate(own, links):
-                yield own
 
 
 def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject, Finding]]:

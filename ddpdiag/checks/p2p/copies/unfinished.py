@@ -16,7 +16,7 @@ from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
 
-# nvml.h, nvmlComputeMode_t.
+# nvml.h, nvmlComputeMode_t: a GPU allows one process, and CUDA refuses a second one.
 _EXCLUSIVE = (1, 3)
 _GPU = re.compile(r"GPU (\d+)")
 _VERBS = {
@@ -44,7 +44,11 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
             continue  # `refused` says so
         if was_going_on(seen, outcome):
             yield _unfinished(seen, outcome, copies)
-        elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
+        elif (
+            copies is not None
+            and "busy or unavailable" in outcome.error
+            and any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
+        ):
             yield _taken(seen, outcome, copies)
         else:
             yield _end(seen, outcome, copies)
@@ -56,11 +60,6 @@ def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     if outcome.status is not Status.HUNG or process is None or (process.state or "") in "TtD":
         return False
     return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
-
-
-def _is_exclusive(copies: RankCopies) -> bool:
-    """Is a GPU set to allow one process? CUDA then refuses a second one."""
-    return any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
 
 
 def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:

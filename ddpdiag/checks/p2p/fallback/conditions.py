@@ -128,9 +128,10 @@ def moot(seen: Seen[Any]) -> str | None:
         return None
     if not own.works and any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
         return f"ranks open different process groups for {seen.world.backend}, which {lch002.NCCL_CLASS} chooses"
-    if reason := _other_reason(seen, own):
+    failed = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    if reason := _other_reason(seen, failed):
         return f"{seen.world.backend} fails for a reason that no variable avoids: {reason}"
-    if ranks := stopped_by_themselves(_failed(seen, own), seen.world.backend):
+    if ranks := stopped_by_themselves(failed, seen.world.backend):
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: the cause is the network or a host, not paths between GPUs"
@@ -142,22 +143,17 @@ def moot(seen: Seen[Any]) -> str | None:
     return f"{seen.world.backend} works as it is, and no variable that is set slows it down"
 
 
-def _other_reason(seen: Seen[Any], own: Before) -> str:
+def _other_reason(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
     """The errors of ranks that failed by themselves, if none of that concerns the paths between GPUs."""
-    outcomes = _failed(seen, own)
-    if not outcomes:
+    if not failed:
         return ""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
     # NCCL's own words are behind torch's first line.
-    errors = [o.error for o in outcomes if not o.told and not is_echo(o)]
+    errors = [o.error for o in failed if not o.told and not is_echo(o)]
     lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
-
-
-def _failed(seen: Seen[Any], own: Before) -> list[Outcome]:
-    return [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
 
 
 def _is_other_reason(line: str) -> bool:
