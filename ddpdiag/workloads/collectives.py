@@ -29,13 +29,6 @@ class Checked(NamedTuple):
     off_by: int | None
 
 
-class Calls(NamedTuple):
-    """How many calls warm up, and how many are timed."""
-
-    warmup: int
-    timed: int
-
-
 def connect(ctx: Context, device: torch.device) -> None:
     """One tiny all-reduce, counted as opening the group: in the first one NCCL connects its ranks, for seconds."""
     begin = time.perf_counter()
@@ -55,8 +48,11 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
     return Checked(count * 4, seconds, wrong, _ramps(tensor - expected) if wrong else None)
 
 
-def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls) -> list[float]:
-    """Seconds on this rank for each all-reduce of `size` bytes; of the ranks' `calls`, the fewest are made."""
+def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[int, int]) -> list[float]:
+    """Seconds on this rank for each all-reduce of `size` bytes.
+
+    `calls` are how many warm up, and how many are timed; of the ranks' numbers, the smallest are taken.
+    """
     label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
     warmup, iterations = least(calls, device)

@@ -200,13 +200,12 @@ def copies(
         told.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
     told.timed("context", time.monotonic() - before)
-    bench = _Bench(devices, told)
     for number, job in enumerate(todo[begin:], begin):
         left = end() - time.monotonic() - _RESERVE_SECONDS
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.
-        bench.link_seconds = min(LINK_SECONDS, left / (len(todo) - number) / 4)
+        bench = _Bench(devices, told, min(LINK_SECONDS, left / (len(todo) - number) / 4))
         known = structs.replace(bench.tried(known, job), done=number + 1)
         told.report(known)
     return known
@@ -247,13 +246,12 @@ class _Run(NamedTuple):
         return seconds, int((words != _words(words, *ends)).sum())
 
 
-class _Bench:
+class _Bench(NamedTuple):
     """Measures one link after the other, each in about `link_seconds`."""
 
-    def __init__(self, devices: CudaDevices, told: Told) -> None:
-        self._devices = devices
-        self._told = told
-        self.link_seconds = LINK_SECONDS
+    devices: CudaDevices
+    told: Told
+    link_seconds: float
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """What is known after this job."""
@@ -262,7 +260,7 @@ class _Bench:
                 own = self._host(known.gpus[gpu])
                 return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
             case (one, other) if job.both:
-                self._told.step(f"copy GPU {one} <-> GPU {other}")
+                self.told.step(f"copy GPU {one} <-> GPU {other}")
                 rate = 2 * self._at_once([(one, other), (other, one)])
                 both = BothDirections(one=one, other=other, bytes_per_s=rate)
                 return structs.replace(known, both=(*known.both, both))
@@ -273,18 +271,18 @@ class _Bench:
                     if NO_PEERS_LEFT not in str(error):
                         raise
                     return structs.replace(known, refused=(*known.refused, (source, target)))
-        self._told.step("copy between all GPUs at once")
-        count = self._devices.count
+        self.told.step("copy between all GPUs at once")
+        count = self.devices.count
         rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
         return structs.replace(known, ring_bytes_per_s=rate)
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
-        host, device = (self._devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
-        self._told.step(f"copy host -> GPU {gpu}")
-        there = self._link_rate(host, device, self._devices.copy)
-        self._told.step(f"copy GPU {gpu} -> host")
-        back = self._link_rate(device, host, self._devices.copy)
+        host, device = (self.devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
+        self.told.step(f"copy host -> GPU {gpu}")
+        there = self._link_rate(host, device, self.devices.copy)
+        self.told.step(f"copy GPU {gpu} -> host")
+        back = self._link_rate(device, host, self.devices.copy)
         return structs.replace(
             known,
             to_bytes_per_s=there.bytes_per_s,
@@ -294,12 +292,12 @@ class _Bench:
         )
 
     def _pair(self, source: int, target: int) -> PairCopies:
-        here, there = (self._devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
-        self._told.step(f"copy GPU {source} -> GPU {target}")
-        access = self._devices.can_access(source, target)
-        direct = self._link_rate(here, there, self._devices.copy)
-        self._told.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._link_rate(here, there, self._devices.through_host)
+        here, there = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
+        self.told.step(f"copy GPU {source} -> GPU {target}")
+        access = self.devices.can_access(source, target)
+        direct = self._link_rate(here, there, self.devices.copy)
+        self.told.step(f"copy GPU {source} -> host -> GPU {target}")
+        indirect = self._link_rate(here, there, self.devices.through_host)
         return PairCopies(
             source=source,
             target=target,
@@ -313,7 +311,7 @@ class _Bench:
 
     def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
         """Check one copy, time some, and check the last of these."""
-        run = _Run(self._devices, copy, source, target)
+        run = _Run(self.devices, copy, source, target)
         probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
         # What takes a quarter of the time there is, going by the probe.
@@ -331,12 +329,12 @@ class _Bench:
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
         """Bytes per second of each link when all of them copy at the same time."""
         words = PAIR_BYTES // _WORD_BYTES
-        links = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
+        links = [(self.devices.buffer(a, words), self.devices.buffer(b, words)) for a, b in pairs]
         for source, _ in links:
             source.words.zero_()
-        first = self._devices.seconds(None, lambda: self._devices.together(links))
+        first = self.devices.seconds(None, lambda: self.devices.together(links))
         again = 2 if first < self.link_seconds else 0
-        seconds = [self._devices.seconds(None, lambda: self._devices.together(links)) for _ in range(again)]
+        seconds = [self.devices.seconds(None, lambda: self.devices.together(links)) for _ in range(again)]
         return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 

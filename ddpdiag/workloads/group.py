@@ -155,7 +155,10 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     if method in ("tcp", "env", "file"):
         begin = _by_url(ctx, method, backend, nonce)
     elif method == "mpi":
-        begin = _by_mpi(ctx)
+        ctx.barrier()
+        begin = time.perf_counter()
+        ctx.step("init_process_group mpi")
+        dist.init_process_group("mpi")  # MPI knows the ranks itself
     else:
         begin = _by_store(ctx, method, backend, nonce)
     seconds = time.perf_counter() - begin
@@ -170,7 +173,15 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
 
 
 def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
-    url = _url(ctx, method, nonce)
+    if method == "file":
+        url = f"file://{_fresh_file(ctx, nonce)}"
+    elif method == "env":
+        ctx.barrier()
+        url = "env://"
+    else:
+        opening = _opening(ctx)
+        host = f"[{opening.host}]" if ":" in opening.host else opening.host
+        url = f"tcp://{host}:{opening.offer}"
     # As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT.
     of_agent = method == "env" and ctx.trial.params.get("agent_store")
     begin = time.perf_counter()
@@ -182,16 +193,6 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
         own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
     return begin
-
-
-def _url(ctx: Context, method: str, nonce: str) -> str:
-    if method == "file":
-        return f"file://{_fresh_file(ctx, nonce)}"
-    if method == "env":
-        ctx.barrier()
-        return "env://"
-    opening = _opening(ctx)
-    return f"tcp://[{opening.host}]:{opening.offer}" if ":" in opening.host else f"tcp://{opening.host}:{opening.offer}"
 
 
 def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
@@ -223,15 +224,6 @@ def without_mpi(ctx: Context) -> str:
     if ctx.place.launcher not in _OF_MPI:
         return "the MPI backend needs mpirun, which did not start this run"
     return ""
-
-
-def _by_mpi(ctx: Context) -> float:
-    """MPI knows the ranks itself."""
-    ctx.barrier()
-    begin = time.perf_counter()
-    ctx.step("init_process_group mpi")
-    dist.init_process_group("mpi")
-    return begin
 
 
 def _opening(ctx: Context) -> Opening:

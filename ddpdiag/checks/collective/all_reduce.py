@@ -85,13 +85,13 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check both sizes; then time them, or find out whose values are wrong."""
-    from ddpdiag.workloads.collectives import Calls, broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
 
-    def calls(warmup: int, timed: int, seconds: float) -> Calls:
-        return Calls(*affordable(warmup, timed, seconds, ctx.end - time.monotonic()))
+    def calls(warmup: int, timed: int, seconds: float) -> tuple[int, int]:
+        return affordable(warmup, timed, seconds, ctx.end - time.monotonic())
 
     senders, wrong_from = 0, tuple[int, ...]()
     with process_group(ctx, backend) as device:
@@ -102,7 +102,7 @@ def measure(ctx: Context) -> Data:
         if "round" in ctx.trial.params:
             ctx.step("leave the pair")
         elif on_any_rank(ctx, small.wrong + large.wrong > 0):
-            most = calls(0, MAX_SENDERS, large.seconds).timed
+            _, most = calls(0, MAX_SENDERS, large.seconds)
             senders, wrong_from = broadcasts(ctx, BROADCAST_BYTES, device, most)
         else:
             small_seconds = time_all_reduce(ctx, small.bytes, device, calls(5, 30, small.seconds))
@@ -164,14 +164,19 @@ def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
 
 
 def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple[int, ...]:
-    """Ranks that were in no pair with a correct sum."""
-    cleared: set[int] = set()
+    heard: dict[tuple[int, ...], bool] = {}
     for trial in _trials(seen, backend, in_pairs=True):
         answers = _rows(seen, trial)
         for pair in trial.groups:
-            if all(rank in answers and not answers[rank].wrong for rank in pair):
-                cleared |= {*pair}
-    return tuple(rank for rank in rows if rank not in cleared)
+            if all(rank in answers for rank in pair):
+                heard[pair] = any(answers[rank].wrong for rank in pair)
+    return suspects(tuple(rows), heard)
+
+
+def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
+    """Ranks that were in no pair with a correct sum; `heard` says of each pair whether its sum was wrong."""
+    cleared = {rank for pair, wrong in heard.items() if not wrong for rank in pair}
+    return tuple(rank for rank in ranks if rank not in cleared)
 
 
 def ground(world: World) -> str | None:

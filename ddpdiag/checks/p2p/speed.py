@@ -107,7 +107,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def measure(ctx: Context) -> Data:
     """The users of this rank's GPU before it starts, and the seconds of a small and of a large all-reduce."""
-    from ddpdiag.workloads.collectives import Calls, connect, time_all_reduce
+    from ddpdiag.workloads.collectives import connect, time_all_reduce
     from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
@@ -116,9 +116,9 @@ def measure(ctx: Context) -> Data:
     before = gpu_users_before(ctx.place.local_rank)
     with process_group(ctx, backend) as device:
         connect(ctx, device)
-        small = time_all_reduce(ctx, SMALL_BYTES, device, Calls(5, 20))
-        seconds = time_all_reduce(ctx, size, device, Calls(1, 1))
-        calls = Calls(*affordable(0, 5, max(seconds), ctx.end - time.monotonic()))
+        small = time_all_reduce(ctx, SMALL_BYTES, device, (5, 20))
+        seconds = time_all_reduce(ctx, size, device, (1, 1))
+        calls = affordable(0, 5, max(seconds), ctx.end - time.monotonic())
         seconds += time_all_reduce(ctx, size, device, calls)
     return Data(
         backend=backend, bytes=size, small_seconds=samples(small), large_seconds=samples(seconds), before=before

@@ -40,7 +40,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth import busbw, expect, factor
+from ddpdiag.bandwidth import bound, busbw, factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
@@ -100,7 +100,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """A small and a large all-reduce with known sums; the large one is timed."""
-    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
@@ -112,7 +112,7 @@ def measure(ctx: Context) -> Data:
         large = check_all_reduce(ctx, size, device)
         seconds = [large.seconds]
         if not on_any_rank(ctx, small.wrong + large.wrong > 0):
-            calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
+            calls = affordable(1, 6, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         ctx.step("read the links of the GPU")
         limits = gpu_limits(device, ctx.trial.env) if device.type == "cuda" else None
@@ -259,7 +259,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 ground=ground_of(seen),
                 skipped=overrides_here(seen)[1],
                 gloo=gloo.busbw if gloo is not None else None,
-                expected=expect("all_reduce", seen.world.backend, hosts, limits) if limits else None,
+                expected=bound("all_reduce", seen.world.backend, hosts, limits) if limits else None,
             ),
         )
 

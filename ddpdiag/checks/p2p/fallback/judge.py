@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ddpdiag.bandwidth import Bound
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import workarounds_text
@@ -11,7 +12,6 @@ from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
-from ddpdiag.model.bench import Expectation
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, reached_text, times_text
 
@@ -27,7 +27,7 @@ class SearchResult(NamedTuple):
     ground: Ground
     skipped: dict[str, str]
     gloo: float | None = None
-    expected: Expectation | None = None
+    expected: Bound | None = None
 
     @property
     def as_it_is(self) -> tuple[Tried, ...]:
