@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding
 from ddpdiag.stats import Odd
+from ddpdiag.text import fold_ranks
 
 D = TypeVar("D")
 
@@ -36,18 +37,9 @@ def answers_by_host(seen: Seen[D]) -> Iterator[tuple[Host, dict[int, D]]]:
             yield host, own
 
 
-def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
-    """Such as "rank 3", "ranks 0-3,7" or, of more than `most` ranges, "ranks 0-3,7,... and 85 more" (ranks)."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    spans = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    hidden = sum(map(len, runs[most:]))
-    shown = ",".join(spans[:most]) + (f" and {hidden:,} more" if hidden else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Such as "rank 3", "ranks 0-3,7" or, of more than 8 ranges, "ranks 0-3,7,... and 85 more" (ranks)."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks, limit=8).replace(' +', ' and ')}"
 
 
 def who_text(seen: Seen[Any], ranks: Sequence[int]) -> str:

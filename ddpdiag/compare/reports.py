@@ -71,8 +71,13 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         *changed_findings(old, new),
         *figures,
         *changed_matrices(old.matrices, new.matrices, least_busy(old.snapshot, new.snapshot)),
-        *_world(old, new),
     ]
+    for name, was, now in (
+        ("launcher", old.world.launcher, new.world.launcher),
+        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
+    ):
+        if was != now:
+            changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}"))
     if old.snapshot is not None and new.snapshot is not None:
         changes += changed_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
@@ -135,15 +140,6 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
         )
         return 0, (Change(direction=Direction.UNJUDGED, name="figures", text=text),)
     return compared_figures(old.snapshot, new.snapshot)
-
-
-def _world(old: Report, new: Report) -> Iterator[Change]:
-    for name, was, now in (
-        ("launcher", old.world.launcher, new.world.launcher),
-        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
-    ):
-        if was != now:
-            yield Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}")
 
 
 # Findings that are new, gone, more or graver, and those that are unknown ----------------------------------------------

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
-from ddpdiag.checks.collective.all_reduce import guilt
 
 from ddpdiag.checks.blame import without_backend
+from ddpdiag.checks.collective.all_reduce import guilt
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total

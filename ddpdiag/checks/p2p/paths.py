@@ -51,7 +51,7 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import surroundings
-from ddpdiag.probes.gpu.paths import P2P, GpuPath, PathGpu, gpu_paths
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, gpu_paths
 from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 
@@ -150,7 +150,15 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     pairs = [pair for pair in paths.pairs if not pair.is_asymmetric and (pair in odd or pair.is_switched_off)]
     if not pairs:
         return
-    gpu = _common(paths, pairs)
+    # The one GPU that is in each of several pairs, and in no pair that is allowed.
+    guilty = (
+        gpu
+        for gpu in (pairs[0].one, pairs[0].other)
+        if len(pairs) > 1
+        and all(gpu in (pair.one, pair.other) for pair in pairs)
+        and not any(pair.works for pair in paths.pairs if gpu in (pair.one, pair.other))
+    )
+    gpu = next(guilty, None)
     switched_off = any(pair.is_switched_off for pair in pairs)
     whose = f"; all of them include {label(gpu)}" if gpu is not None else ""
     expected = (
@@ -177,17 +185,6 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             else "compare slots, bridges and BIOS settings with those of the other pairs."
         ),
     )
-
-
-def _common(paths: HostPaths, pairs: Sequence[Pair]) -> PathGpu | None:
-    """The one GPU that is in each of several pairs, and in no pair that is allowed."""
-    if len(pairs) < 2:
-        return None
-    for gpu in (pairs[0].one, pairs[0].other):
-        own = [pair for pair in paths.pairs if gpu in (pair.one, pair.other)]
-        if all(gpu in (pair.one, pair.other) for pair in pairs) and not any(pair.works for pair in own):
-            return gpu
-    return None
 
 
 def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:

@@ -81,10 +81,6 @@ class TransportLog:
     def _hosts(self) -> Mapping[int, tuple[str, str]]:
         return {rank: host for host, ranks in self.seen.world.hosts.items() for rank in ranks}
 
-    def host(self, rank: int) -> str:
-        """The name of a rank's host."""
-        return self.seen.world.node_of(rank)
-
     def is_inside(self, hop: Hop) -> bool:
         """Are both ends on one host?"""
         return hop.source in self._hosts and self._hosts[hop.source] == self._hosts.get(hop.target)
@@ -111,7 +107,7 @@ class TransportLog:
 
     @cached_property
     def _ports(self) -> Mapping[str, tuple[Port, ...]]:
-        return {self.host(rank): data.usable_ports for rank, data in self.rows.items()}
+        return {self.seen.world.node_of(rank): data.usable_ports for rank, data in self.rows.items()}
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that are set, and its own messages."""
@@ -177,7 +173,7 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 reports why."""
     told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.nodes}
     crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
-    ends = [(hop, {nccl.host(hop.source), nccl.host(hop.target)}) for hop in crossing]
+    ends = [(hop, {nccl.seen.world.node_of(hop.source), nccl.seen.world.node_of(hop.target)}) for hop in crossing]
     taken = [hop for hop, hosts in ends if not hosts & told and all(map(nccl.ports, hosts))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
@@ -225,7 +221,8 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     ends = {rank for hop in nccl.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & nccl.logs.keys()
     # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
     direct = {rank for rank in ends if any(hop.gdr for hop in nccl.logs[rank].hops)}
-    having = {nccl.host(rank): True for rank in sorted(ends)} | {nccl.host(rank): False for rank in ends - direct}
+    host_of = nccl.seen.world.node_of
+    having = {host_of(rank): True for rank in sorted(ends)} | {host_of(rank): False for rank in ends - direct}
     if len(set(having.values())) > 1:
         without = [host for host, has in having.items() if not has]
         odd = without if 2 * len(without) < len(having) else []
@@ -279,7 +276,7 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
         linked = nccl.are_linked(hop.source, hop.target)
         # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
-            by_host[nccl.host(hop.source)].append(hop)
+            by_host[nccl.seen.world.node_of(hop.source)].append(hop)
     known = len(nccl.seen.world.hosts)
     for host, hops in by_host.items():
         ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})

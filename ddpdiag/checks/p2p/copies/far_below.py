@@ -42,7 +42,7 @@ class Expected(NamedTuple):
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
     """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are (in
     one direction or the other, below those of their model), or as many of these as there is time for."""
-    pairs = sorted(_far(seen, copies))
+    pairs = sorted(_far(seen, copies, _expected(seen, copies)))
     least = seen.number("far_ratio")
     gpus = {
         own.gpu
@@ -62,22 +62,18 @@ def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
 def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject, Finding]]:
     """One for each thing that explains some of the slow pairs."""
     expected = _expected(seen, copies)
-    far = _far(seen, copies)
+    far = _far(seen, copies, expected)
     for subject in subjects(copies, far.keys(), expected.keys()):
         # Which GPUs are close to each other depends on how the host is built.
         if subject.kind != "islands" or not all(far[link].by_peers for link in subject.links):
             yield subject, _finding(seen, subject, {link: far[link] for link in subject.links})
 
 
-def _far(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
+def _far(seen: Seen[Copies], copies: RankCopies, expected: Mapping[Link, Expected]) -> dict[Link, Expected]:
     """The pairs that are far below, with what they should reach."""
-    ratio = seen.number("far_ratio")
-    short = too_short(copies)
-    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s and link not in short}
-    expected = _expected(seen, copies)
-    return {
-        link: expected[link] for link in rates if link in expected and rates[link] < ratio * expected[link].bytes_per_s
-    }
+    ratio, short = seen.number("far_ratio"), too_short(copies)
+    rates = {link: copies.pairs[link].bytes_per_s or 0.0 for link in expected if link not in short}
+    return {link: expected[link] for link, rate in rates.items() if 0 < rate < ratio * expected[link].bytes_per_s}
 
 
 def _expected(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:

@@ -89,15 +89,10 @@ def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> s
         elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
-    return _CLEARED[kind] if _is_cleared(seen, kind) else f"Usual cause: {_USUAL[kind]}."
-
-
-def _is_cleared(seen: Seen[Any], kind: str) -> bool:
-    """Did a check look at the usual cause and find nothing?"""
-    if kind == "SHM":
-        return bool(seen.of(shared_memory.CHECK).by_rank)
     cards = cards_of(seen.of(memory_errors.CHECK)) if kind == "NVLS" else ()
-    return bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+    joined = bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+    cleared = joined or (kind == "SHM" and bool(seen.of(shared_memory.CHECK).by_rank))
+    return _CLEARED[kind] if cleared else f"Usual cause: {_USUAL[kind]}."
 
 
 def _right_copies(seen: Seen[Any], hosts: Sequence[Sequence[int]]) -> int:
@@ -116,22 +111,19 @@ def suspicions(seen: Seen[Data], host_ranks: Sequence[int], *, copied: bool = Fa
     `copied`, direct copies arrived right, so that nothing on the PCIe paths keeps them from it.
     """
     ranks = frozenset(host_ranks)
-    said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
+    said: list[str] = []
+    # GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing.
+    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
+    if faults := [(card, fault) for card in cards for fault in nvswitch.joined(card)]:
+        card, fault = faults[0]
+        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
+        said.append(f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}")
+    said += _isolation(seen, ranks)
     if paths_here := next((own for own in host_paths(seen) if ranks & {*own.host.ranks}), None):
         said += [*said_of_pairs(seen, paths_here), *(() if copied else _pcie(paths_here))]
     # What NCCL takes instead of P2P, and for setting it up.
     shm = (own for own in seen.findings_of("HST003") if own.severity is not Severity.NOTE and ranks & {*own.ranks})
     return (*said, *(finding.message.removesuffix(".") for finding in shm))
-
-
-def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
-    """GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing."""
-    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
-    faults = [(card, fault) for card in cards for fault in nvswitch.joined(card)]
-    if faults:
-        card, fault = faults[0]
-        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
-        yield f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}"
 
 
 def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:

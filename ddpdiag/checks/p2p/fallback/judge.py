@@ -62,10 +62,8 @@ def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
         return
     end = result.end
     match end.kind:
-        case Kind.FOUND if not result.first.works:
-            yield _fallback(seen, result, end)
-        case Kind.FOUND if not all(member in result.ground.own for member in end.members):
-            yield _slow(seen, result, end)
+        case Kind.FOUND if not result.first.works or not all(own in result.ground.own for own in end.members):
+            yield _found(seen, result, end)
         case Kind.FOUND | Kind.HELD_BACK:
             yield _held_back(seen, result, end)
         case Kind.NEEDED:
@@ -88,50 +86,46 @@ def both_fail(seen: Seen[Any]) -> Finding:
     )
 
 
-def _fallback(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
+def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
+    """Variables with which the backend works, or is faster."""
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
+    variables, times = workarounds_text(env), gain_text(result, end)
     where = places(seen, result.tried, result.first, end, result.ground)
-    does = verb(result.first)
-    taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
-    unknown = " There was no time to find out between which ranks it fails"
-    more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
+    avoids = f"The workaround avoids {' and '.join(dict.fromkeys(member.what for member in end.members))}: {variables}"
+    why = cause(seen, end.members, where.nodes)
+    does, is_slow = verb(result.first), result.first.works
+    if is_slow:
+        title = f"{own} is slow; {variables} it is {times} faster"
+        gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
+        message = (
+            f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. {avoids} it is {times} faster in "
+            f"{runs_text(end)}{price(result, end)}. {why}"
+        )
+        fix = "Until the cause is fixed, add the lines below to the job."
+    else:
+        title = f"{own} {does}; {variables} it works"
+        works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+        message = (
+            f"{works}{where.text}{error_text(result.first)}. {avoids} {own} worked in {runs_text(end)}"
+            f"{price(result, end)}. {why}"
+        )
+        unknown = " There was no time to find out between which ranks it fails"
+        more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
+        fix = (
+            "Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
+            f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}"
+        )
     return seen.finding(
-        "fallback",
-        f"{own} {does}; {workarounds_text(env)} it works",
-        f"{works}{where.text}{error_text(result.first)}. The workaround avoids {taken}: "
-        f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(result, end)}. {cause(seen, end.members, where.nodes)}".strip(),
-        severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
+        "slow" if is_slow else "fallback",
+        title,
+        message.strip(),
+        severity=Severity.WARNING if is_slow or seen.options.uses_workarounds else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix="Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
-        f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}",
-        env=env,
-    )
-
-
-def _slow(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
-    own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, result.tried, result.first, end, result.ground)
-    taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    times = times_text(gain_of(result, end.runs))
-    gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
-    return seen.finding(
-        "slow",
-        f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The workaround avoids {taken}: "
-        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
-        f"{cause(seen, end.members, where.nodes)}".strip(),
-        ranks=where.ranks,
-        nodes=where.nodes,
-        gpus=_gpus(seen, where),
-        links=where.links,
-        evidence=tried_lines(result),
-        fix="Until the cause is fixed, add the lines below to the job.",
+        fix=fix,
         env=env,
     )
 
@@ -139,7 +133,7 @@ def _slow(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
 def _held_back(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
-    times = times_text(gain_of(result, end.runs))
+    times = gain_text(result, end)
     costs, them = ("costs", "it") if len(end.members) == 1 else ("cost", "them")
     return seen.finding(
         "held-back",
@@ -278,10 +272,10 @@ def _least(runs: Sequence[Tried]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
-def gain_of(result: SearchResult, runs: Sequence[Tried]) -> float:
-    """The slowest run over the best as it is."""
+def gain_text(result: SearchResult, end: Ended) -> str:
+    """The slowest run over the best as it is: "2.1x"."""
     best = max((tried.busbw or 0.0 for tried in result.as_it_is), default=0.0)
-    return _least(runs) / best if best else 0.0
+    return times_text(_least(end.runs) / best if best else 0.0)
 
 
 def price(result: SearchResult, end: Ended) -> str:
