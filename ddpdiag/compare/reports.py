@@ -14,14 +14,7 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.comparison.figures import (
-    Change,
-    Direction,
-    changed_facts,
-    changed_matrices,
-    compared_figures,
-    least_busy,
-)
+from ddpdiag.comparison.figures import Change, Direction, changed_facts, changed_matrices, compared_figures, least_busy
 from ddpdiag.comparison.noise import LEAST_BUSY_WITHIN
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict

@@ -7,7 +7,7 @@ torch 2.13, loopback).
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -101,22 +101,19 @@ def open_store(ctx: Context) -> dist.Store:
     size, timeout = len(ctx.group), group_timeout(ctx)
     if ctx.group_rank == 0:
         ctx.step("open the store")
-        store = _serve(size, timeout, allowed_ports(ctx.options))
-        ctx.barrier(str(store.port))
-        return store
+        error: RuntimeError | None = None
+        for port in allowed_ports(ctx.options):
+            try:
+                store = dist.TCPStore("localhost", port, size, True, timeout, wait_for_workers=False)
+            except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
+                error = busy
+                continue
+            ctx.barrier(str(store.port))
+            return store
+        raise error or RuntimeError("no port to serve a store on")
     opening = ctx.barrier()
     ctx.step(f"connect to the store at {opening.host}:{opening.offer}")
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
-
-
-def _serve(size: int, timeout: timedelta, ports: Iterable[int]) -> dist.TCPStore:
-    error: RuntimeError | None = None
-    for port in ports:
-        try:
-            return dist.TCPStore("localhost", port, size, True, timeout, wait_for_workers=False)
-        except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
-            error = busy
-    raise error or RuntimeError("no port to serve a store on")
 
 
 def group_of_one(ctx: Context, backend: str) -> Group:

@@ -36,7 +36,7 @@ from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, i
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
-from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
+from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 
@@ -94,16 +94,15 @@ MOST_RETRIES = 3
 
 def measure(ctx: Context) -> Copies:
     ctx.step(CONTEXT_STEP)
-    from ddpdiag.workloads.copies import CudaDevices, Told, copies
+    from ddpdiag.workloads.copies import CudaDevices, copies
 
     # Each rank uses cuda:local_rank; GPUs with higher numbers may belong to another job, and be full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
-    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} paths"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
     only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
-    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, only=only, end=lambda: ctx.end)
+    return copies(devices, ctx, begin=begin, only=only)
 
 
 def _begin(rank: int) -> str:
