@@ -66,7 +66,6 @@ MODULES = {
 
 
 def all_checks() -> "tuple[Check[Any], ...]":
-    """Every check."""
     return tuple(_load(code) for code in MODULES)
 
 

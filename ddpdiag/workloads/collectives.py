@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ddpdiag.model.trial import Context
-from ddpdiag.workloads.devices import synchronize
+from ddpdiag.workloads.devices import synchronize, timed
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
 # 37,000 ranks.
@@ -60,14 +60,7 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[
     tensor = torch.zeros(max(1, size // 4), device=device)
     for _ in range(warmup):
         dist.all_reduce(tensor)
-    seconds = []
-    for _ in range(iterations):
-        synchronize(device)
-        begin = time.perf_counter()
-        dist.all_reduce(tensor)
-        synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+    return [timed(lambda: dist.all_reduce(tensor), device) for _ in range(iterations)]
 
 
 def fewest(ctx: Context, own: int, device: torch.device) -> int:

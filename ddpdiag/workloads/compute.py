@@ -122,8 +122,6 @@ def _cublas(device: torch.device) -> str | None:
 
 
 class _Bench(NamedTuple):
-    """Measures one device."""
-
     ctx: Context
     device: torch.device
     gpu: Watched

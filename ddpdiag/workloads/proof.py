@@ -140,7 +140,6 @@ def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.d
 
 
 def flat(parts: Sequence[Tensor | None]) -> Tensor:
-    """All parts as one vector."""
     return torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
 
 

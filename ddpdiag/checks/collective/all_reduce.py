@@ -185,7 +185,6 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Wrong values."""
     for trial in seen.trials:
         rows = {} if "round" in trial.params else _rows(seen, trial)
         if any(data.wrong for data in rows.values()):

@@ -63,7 +63,6 @@ class TransportLog:
 
     @property
     def rows(self) -> Mapping[int, Data]:
-        """Each rank's answer."""
         return self.seen.by_rank
 
     @cached_property

@@ -58,7 +58,6 @@ class Subject(NamedTuple):
         severity: Severity | None = None,
         guess: str = "",
     ) -> Finding:
-        """A finding about these links."""
         return seen.finding(
             word,
             title,

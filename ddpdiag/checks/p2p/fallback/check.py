@@ -242,7 +242,6 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What the search found."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)

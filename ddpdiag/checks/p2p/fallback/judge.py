@@ -75,7 +75,6 @@ def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
 
 
 def both_fail(seen: Seen[Any]) -> Finding:
-    """gloo fails as well."""
     own = seen.world.backend
     return seen.finding(
         "both",
@@ -264,7 +263,6 @@ def runs_text(end: Ended) -> str:
 
 
 def rate(tried: Tried) -> str:
-    """Its bus bandwidth."""
     return rate_text(tried.busbw) if tried.busbw is not None else "no"
 
 
