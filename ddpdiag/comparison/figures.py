@@ -23,7 +23,7 @@ from ddpdiag.comparison.noise import (
 )
 from ddpdiag.model import Matrix
 from ddpdiag.model.bench import BaselineSeries
-from ddpdiag.model.options import Sampling, Snapshot
+from ddpdiag.model.options import Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 
@@ -140,7 +140,7 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
                     f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times "
                     f"before ({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
                 )
-                yield _shifted(_direction(change), figure.name, text, (rank,), change)
+                yield _shifted(figure.name, text, (rank,), change)
 
 
 def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
@@ -153,12 +153,11 @@ def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) 
     return [now if here[now].ratio >= then[was].ratio else was]
 
 
-def _direction(change: Shift) -> Direction:
-    return Direction.REGRESSION if change.ratio > 1 else Direction.IMPROVEMENT
-
-
-def _shifted(direction: Direction, name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+def _shifted(name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
     old, new, ratio, noise, _ = change
+    direction = Direction.REGRESSION if ratio > 1 else Direction.IMPROVEMENT
+    if noise is None:  # of a single value no noise is known, so that it is reported and not judged
+        direction = Direction.NEUTRAL
     return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
 
 
@@ -181,10 +180,8 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         show = partial(_rate, figure.name) if figure.is_rate else time_text
         spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
         rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
-        # Of a single value no noise is known, so that it is reported and not judged.
-        direction = Direction.NEUTRAL if figure.sampling is Sampling.SINGLE else _direction(shifted)
         ranks = () if figure.rank is None else (figure.rank,)
-        yield _shifted(direction, figure.name, f"{figure.title}: {rates}", ranks, shifted)
+        yield _shifted(figure.name, f"{figure.title}: {rates}", ranks, shifted)
 
 
 def _rate(name: str, value: float) -> str:

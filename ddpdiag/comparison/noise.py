@@ -173,20 +173,18 @@ def fields(snapshot: Snapshot) -> dict[str, Field]:
         name: Field(name, next(iter(own.values())).title, frozenset(own), standings(own))
         for name, own in by_name.items()
     }
-    return {own.name: _read(own) for own in snapshot.standings} | measured
+    recorded = {}
+    for own in snapshot.standings:  # files come from anywhere: numbers that mean nothing are left out
+        found = {
+            rank: Standing(ratio, error)
+            for rank, ratio, error in zip(ranks_of(own), own.ratios, own.errors, strict=False)
+            if 0 < ratio < float("inf") and 0 <= error < float("inf")
+        }
+        recorded[own.name] = Field(own.name, own.title, frozenset(found), found)
+    return recorded | measured
 
 
 def ranks_of(own: Standings) -> Iterator[int]:
     """The ranks, at most as many as have a ratio."""
     ranks = chain.from_iterable(range(first, last + 1) for first, last in own.ranks)
     return islice(ranks, len(own.ratios))
-
-
-def _read(own: Standings) -> Field:
-    """Files come from anywhere: numbers that mean nothing are left out."""
-    found = {
-        rank: Standing(ratio, error)
-        for rank, ratio, error in zip(ranks_of(own), own.ratios, own.errors, strict=False)
-        if 0 < ratio < float("inf") and 0 <= error < float("inf")
-    }
-    return Field(own.name, own.title, frozenset(found), found)
