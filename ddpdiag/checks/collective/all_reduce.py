@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import busbw
+from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Explained
@@ -297,11 +297,16 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     return Guilt("neither a single sender nor a single receiver explains the wrong values")
 
 
+def _busbw(data: Data) -> float:
+    """ZeroDivisionError where no time was measured: numbers of a stranger are not judged."""
+    return data.large_bytes / data.large_seconds.median * factor("all_reduce", data.ranks)
+
+
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's numbers over the backend that the job would use (the last one tried)."""
     return {
         row.place.rank: {
-            "busbw_bytes_per_s": busbw("all_reduce", data.large_bytes, data.large_seconds.median, data.ranks),
+            "busbw_bytes_per_s": _busbw(data),
             "latency_seconds": data.small_seconds.median,
         }
         for row in seen.rows
@@ -317,8 +322,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
         rows, name = [data for data in whole if data.backend == backend], f"all_reduce.{backend}"
         slowest = max(rows, key=lambda data: data.large_seconds.median)
         out[f"{name}.bytes"] = slowest.large_bytes
-        seconds = slowest.large_seconds.median
-        out[f"{name}.busbw_bytes_per_s"] = busbw("all_reduce", slowest.large_bytes, seconds, slowest.ranks)
+        out[f"{name}.busbw_bytes_per_s"] = _busbw(slowest)
         out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
     return out
 

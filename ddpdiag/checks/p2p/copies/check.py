@@ -31,7 +31,7 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import AGAIN, RankCopies, copies_by_rank, host_memory_links, is_repetition
-from ddpdiag.checks.p2p.copies.far_below import far_below, repeated_from, to_repeat
+from ddpdiag.checks.p2p.copies.far_below import far_below, to_repeat
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
@@ -101,7 +101,8 @@ def measure(ctx: Context) -> Copies:
     if not devices.count:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
-    only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
+    again = str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")).split()
+    only = tuple(tuple(map(int, word.split(">"))) for word in again)  # as `to_repeat` writes them
     return copies(devices, ctx, begin=begin, only=only)
 
 

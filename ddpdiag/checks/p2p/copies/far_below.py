@@ -54,11 +54,6 @@ def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankC
     return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
 
 
-def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
-    """Pairs and GPUs as `to_repeat` writes them."""
-    return tuple(tuple(map(int, word.split(">"))) for word in text.split())
-
-
 def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject, Finding]]:
     """One for each thing that explains some of the slow pairs."""
     expected = _expected(seen, copies)
