@@ -136,12 +136,6 @@ class _Cards(NamedTuple):
     slowest: float
 
 
-def expect(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Expectation | None:
-    """`bound`, as the report has it."""
-    found = bound(collective, backend, hosts, limits)
-    return found.expectation if found else None
-
-
 def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Bound | None:
     """The lowest of the bounds that are known, for the ranks of each host; None if none is, or nothing is sent.
 
@@ -205,14 +199,11 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
         beyond = "NVLS may exceed it" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
         source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; {beyond}"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
-    if slots := _known(limit.pcie_bytes_per_s for limit in own):
-        return _pcie(min(slots), through_memory=cut is not None and not cut.p2p)
-    return None
-
-
-def _pcie(rate: float, *, through_memory: bool) -> Bound:
-    """By NCCL's figure for the slot; half where a byte goes into the host's memory and out of it again."""
-    if through_memory:
+    slots = _known(limit.pcie_bytes_per_s for limit in own)
+    if not slots:
+        return None
+    rate = min(slots)
+    if cut is not None and not cut.p2p:  # a byte goes into the host's memory and out of it again
         source = f"half of {rate_text(rate)} of PCIe, since NCCL uses the host's memory (no P2P here)"
         return Bound(rate / 2, Bottleneck.PCIE, source)
     return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
@@ -227,20 +218,18 @@ def _nccl_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -
     """One bound for each host whose cards are known: NCCL spreads its rings over all of them."""
     bounds = []
     for host, cards in _cards_by_host(hosts, limits).items():
-        if collective == "send_recv":
-            bounds.append(_one_card(cards, _stream(collective, hosts[host], ranks, cards), host))
-        else:
+        if collective != "send_recv":
             rate = cards.total * _leaving(collective, hosts[host], ranks)
             bounds.append(_network(NETWORK_SHARE, cards, rate, host))
+            continue
+        # A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send.
+        rate = _stream(collective, hosts[host], ranks, cards)
+        found = _network(NETWORK_SHARE, cards, rate, host)
+        if cards.number > 1:
+            whose = f"a rank's share of {cards.number} network cards of {host}"
+            found = found._replace(source=f"{NETWORK_SHARE} x {rate_text(rate)}, {whose}", cards=0)
+        bounds.append(found)
     return bounds
-
-
-def _one_card(cards: _Cards, rate: float, host: str) -> Bound:
-    """A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send."""
-    if cards.number == 1:
-        return _network(NETWORK_SHARE, cards, rate, host)
-    source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
-    return Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
 
 
 def _gloo_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:

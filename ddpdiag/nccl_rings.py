@@ -1,8 +1,8 @@
 """How NCCL connects the GPUs of one host by itself, and what a ring over these connections can carry."""
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import chain, combinations
 from typing import NamedTuple
 
 from ddpdiag.model.bench import Limits, Peer
@@ -54,28 +54,21 @@ def weakest_cut(own: Sequence[Limits]) -> Cut | None:
     count = len(own)
     if not 1 < count <= _MOST_GPUS or len({limit.uuid for limit in own if limit.uuid}) < count:
         return None
-    paths = {pair: _path(own[pair[0]], own[pair[1]]) for pair in combinations(range(count), 2)}
-    known = {pair: path for pair, path in paths.items() if path is not None}
-    if len(known) < len(paths):
-        return None
+    known: dict[tuple[int, int], Peer] = {}
+    for a, b in combinations(range(count), 2):
+        path = own[a].peers.get(own[b].uuid or "") or own[b].peers.get(own[a].uuid or "")
+        if path is None:
+            return None
+        known[a, b] = path
     cuts = []
-    for part in _parts(count):
+    # Each division into two parts once, by the part that has the first of them.
+    others = chain.from_iterable(combinations(range(1, count), size) for size in range(count - 1))
+    for part in (frozenset((0, *rest)) for rest in others):
         crossing = [(pair, path) for pair, path in known.items() if (pair[0] in part) is not (pair[1] in part)]
         links = sum((path.nvlinks or 0) * min(_link_rate(own[a]), _link_rate(own[b])) for (a, b), path in crossing)
         p2p = any(_is_p2p(path, own[pair[0]].processor, count) for pair, path in crossing)
         cuts.append(Cut(links, p2p))
     return min(cuts)
-
-
-def _parts(count: int) -> Iterator[frozenset[int]]:
-    """Each division into two parts once, by the part that has the first of them."""
-    for size in range(count - 1):
-        for others in combinations(range(1, count), size):
-            yield frozenset((0, *others))
-
-
-def _path(one: Limits, other: Limits) -> Peer | None:
-    return one.peers.get(other.uuid or "") or other.peers.get(one.uuid or "")
 
 
 def _link_rate(limit: Limits) -> float:

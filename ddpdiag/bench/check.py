@@ -30,8 +30,8 @@ from ddpdiag.bench.judge import bench_of, judge
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Effect, Explained, Section
-from ddpdiag.checks.p2p.speed.path import FAR_RATIO
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p import transport
+from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
 from ddpdiag.checks.world import World
 from ddpdiag.model import Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from ddpdiag.bandwidth import SPLIT, algbw, busbw, counts
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.p2p.transport import judge as transport
+from ddpdiag.checks.p2p import transport_judge as transport
 from ddpdiag.model import Trial
 from ddpdiag.model.bench import Average, Bench, BenchRow, Limits, Measured, RankTime, Spread
 from ddpdiag.probes.gpu.health import GpuUsers

@@ -7,8 +7,8 @@ from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.checks.gpu.other_users import used_meanwhile
-from ddpdiag.checks.p2p.speed.path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
-from ddpdiag.checks.p2p.transport.check import LOG_ENV
+from ddpdiag.checks.p2p.nccl_path import Cause, Path, Timed, causes_text, doubts_of, doubts_text, limited_by, path_of
+from ddpdiag.checks.p2p.transport import LOG_ENV
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
 from ddpdiag.text import rate_text, reached_text, share_text, size_text

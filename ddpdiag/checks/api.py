@@ -247,7 +247,6 @@ def new_trial(
     params: Mapping[str, str | int | float | bool] | None = None,
     env: Mapping[str, str | None] | None = None,
     fresh: bool | None = None,
-    attempt: int | None = None,
     may_fail: bool = False,
     late_after: float | None = None,
 ) -> Trial:
@@ -266,7 +265,7 @@ def new_trial(
         groups=chosen,
         kind=check.kind,
         deadline_seconds=seen.number("deadline_seconds", grown + crowded_seconds(seen.world.ranks_per_core)),
-        attempt=len(seen.trials) if attempt is None else attempt,
+        attempt=len(seen.trials),
         params=dict(params or {}),
         env=dict(env or {}),
         fresh=check.fresh if fresh is None else fresh,
@@ -310,7 +309,7 @@ class Check(Generic[D]):
     ground: Callable[[World], str | None] = lambda world: None
     columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
     figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
-    matrices: Callable[[Seen[D]], Sequence[Matrix]] | None = None
+    matrices: Callable[[Seen[D]], Iterable[Matrix]] | None = None
     section: Callable[[Seen[D]], Section | None] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None

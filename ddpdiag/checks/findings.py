@@ -43,12 +43,10 @@ class Explained(NamedTuple):
 
     @classmethod
     def warning(cls, text: str, *, same_item: bool = False, slows: bool = False) -> "Explained":
-        """A finding that is a warning."""
         return cls(text, Severity.WARNING, same_item=same_item, slows=slows)
 
     @classmethod
     def note(cls, text: str, *, same_item: bool = False) -> "Explained":
-        """A finding that is a note."""
         return cls(text, Severity.NOTE, same_item=same_item)
 
     @classmethod

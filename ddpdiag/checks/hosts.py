@@ -1,12 +1,12 @@
 """What several checks share: the answers of each host's ranks, and ranks in words."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Finding
 from ddpdiag.stats import Odd
-from ddpdiag.text import fold_hosts
+from ddpdiag.text import fold_hosts, fold_ranks
 
 D = TypeVar("D")
 
@@ -22,7 +22,7 @@ class Host(NamedTuple):
     gpus: int
 
 
-def hosts_of(seen: Seen[D]) -> Iterator[Host]:
+def hosts_of(seen: Seen[Any]) -> Iterator[Host]:
     """The hosts of the run, in order of their first rank."""
     arrivals = seen.world.arrivals
     for (name, _), ranks in seen.world.hosts.items():
@@ -37,21 +37,12 @@ def answers_by_host(seen: Seen[D]) -> Iterator[tuple[Host, dict[int, D]]]:
             yield host, own
 
 
-def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
-    """Such as "rank 3", "ranks 0-3,7" or, of more than `most` ranges, "ranks 0-3,7,... and 85 more" (ranks)."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    spans = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    hidden = sum(map(len, runs[most:]))
-    shown = ",".join(spans[:most]) + (f" and {hidden:,} more" if hidden else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Such as "rank 3", "ranks 0-3,7" or, of more than 8 ranges, "ranks 0-3,7,... and 85 more" (ranks)."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(ranks, limit=8).replace(' +', ' and ')}"
 
 
-def who_text(seen: Seen[D], ranks: Sequence[int]) -> str:
+def who_text(seen: Seen[Any], ranks: Sequence[int]) -> str:
     """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that is not known."""
     return f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks)) or '?'}"
 
@@ -76,7 +67,7 @@ def nvml_fix(host: str) -> str:
     )
 
 
-def left_out(seen: Seen[D], most: int, what: str) -> Iterator[Finding]:
+def left_out(seen: Seen[Any], most: int, what: str) -> Iterator[Finding]:
     """A finding that the hosts beyond `most` did not try `what`."""
     hosts = len(seen.world.hosts)
     if hosts > most:

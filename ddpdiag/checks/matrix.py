@@ -117,7 +117,8 @@ def pair_matrix(name: str, title: str, hosts: Sequence[str], rates: Mapping[Link
     if not rates or len(hosts) < 2:
         return None
     step = -(-len(hosts) // MOST_ROWS)
-    labels = tuple(_label(hosts[first : first + step]) for first in range(0, len(hosts), step))
+    parts = [hosts[first : first + step] for first in range(0, len(hosts), step)]
+    labels = tuple(part[0] if len(part) == 1 else f"{part[0]}..{part[-1]}" for part in parts)
     lowest: dict[Link, float] = {}
     for (a, b), rate in rates.items():
         cell = (a // step, b // step)
@@ -125,7 +126,3 @@ def pair_matrix(name: str, title: str, hosts: Sequence[str], rates: Mapping[Link
     cells = tuple(tuple(lowest.get((a, b)) for b in range(len(labels))) for a in range(len(labels)))
     groups = f", the lowest between groups of {step}" if step > 1 else ""
     return Matrix(name=name, title=f"{title}{groups}", rows=labels, columns=labels, cells=cells, unit="bytes_per_s")
-
-
-def _label(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]}..{hosts[-1]}"

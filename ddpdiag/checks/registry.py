@@ -45,12 +45,12 @@ MODULES = {
     "RDZ007": "rendezvous.clocks",
     "COL001": "collective.all_reduce",
     "COL002": "ddpdiag.bench.check",
-    "P2P001": "p2p.paths.check",
+    "P2P001": "p2p.paths",
     # Before the copies: what gets a job going comes first, should the time be short.
     "P2P003": "p2p.fallback.check",
     "P2P002": "p2p.copies.check",
-    "P2P004": "p2p.transport.check",
-    "P2P005": "p2p.speed.check",
+    "P2P004": "p2p.transport",
+    "P2P005": "p2p.speed",
     "FAB001": "fabric.hosts.check",
     "FAB002": "fabric.gpus",
     "TRN001": "training.mnist",
@@ -66,7 +66,6 @@ MODULES = {
 
 
 def all_checks() -> "tuple[Check[Any], ...]":
-    """Every check."""
     return tuple(_load(code) for code in MODULES)
 
 

@@ -1,6 +1,7 @@
 """A run's figures with their repeats, from what the checks recorded; for comparisons."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -32,9 +33,13 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
     own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
     is_fleet = len(own) > KEPT_RANKS
     shares = [median(window.core_share for window in one.windows) for one in steps.values() if one.windows]
+    # Of the requested world; ranks that never joined are counted, since the rest measured something else.
+    came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
+    missing = world.size - len(world.arrivals)
+    never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
     return Snapshot(
         created=recording.header.created,
-        shape=_shape(world),
+        shape={**came, "ranks": f"{world.size} rank{'' if world.size == 1 else 's'}{never}", "backend": world.backend},
         facts=_facts(seen),
         figures=(
             *(() if is_fleet else own.values()),
@@ -49,15 +54,6 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
         on_gpus=bool(world.gpus),
         standings=tuple(kept(own)) if is_fleet else (),
     )
-
-
-def _shape(world: World) -> dict[str, str]:
-    """Of the requested world; ranks that never joined are counted, since the rest measured something else."""
-    came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
-    missing = world.size - len(world.arrivals)
-    never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
-    ranks = f"{world.size} rank{'' if world.size == 1 else 's'}{never}"
-    return {**came, "ranks": ranks, "backend": world.backend}
 
 
 def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
@@ -150,7 +146,10 @@ def _arithmetic(seen: Seen[Any]) -> Iterator[Figure]:
 
 
 def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
-    """As far as the checks that look at them were run; variables that tell ranks apart on purpose are left out."""
+    """Each version and variable with all values that ranks have for it, as far as the checks that look were run.
+
+    Variables that tell ranks apart on purpose are left out.
+    """
     versions = [
         {name: value for name in _VERSIONS if (value := getattr(data, name)) is not None}
         for data in seen.of(lch003.CHECK).by_rank.values()
@@ -159,14 +158,11 @@ def _facts(seen: Seen[Any]) -> dict[str, dict[str, str]]:
         {name: value for name, value in data.variables.items() if name not in lch002.OWN | _OF_THE_RUN}
         for data in seen.of(lch002.CHECK).by_rank.values()
     ]
-    facts = {"versions": versions, "variables": variables}
-    return {kind: _merged(by_rank) for kind, by_rank in facts.items() if by_rank}
-
-
-def _merged(by_rank: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Each name with all values that ranks have for it."""
-    found: dict[str, set[str]] = {}
-    for own in by_rank:
-        for name, value in own.items():
-            found.setdefault(name, set()).add(value)
-    return {name: " and ".join(sorted(values)) for name, values in found.items()}
+    facts: dict[str, dict[str, str]] = {}
+    for kind, by_rank in (("versions", versions), ("variables", variables)):
+        values: dict[str, set[str]] = {}
+        for name, value in chain.from_iterable(own.items() for own in by_rank):
+            values.setdefault(name, set()).add(value)
+        if by_rank:
+            facts[kind] = {name: " and ".join(sorted(own)) for name, own in values.items()}
+    return facts

@@ -8,7 +8,7 @@ import msgspec
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import encode, readable
-from ddpdiag.compare.reports import Comparison, Side, compare
+from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison.figures import Direction
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement.judge import read_report
@@ -61,7 +61,8 @@ def render(comparison: Comparison, *, width: int, color: bool) -> str:
     width = max(width, LEAST_WIDTH)
     lines: list[str] = []
     for lead, side in (("old: ", comparison.old), ("new: ", comparison.new)):
-        lines += _filled(lead, f"{_name(side)}: {side.verdict_text}: {side.sentence}", width)
+        about = one_line(f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})")
+        lines += _filled(lead, f"{about}: {side.verdict_text}: {side.sentence}", width)
     lines.append("")
     for change in comparison.changes:
         first, *rest = _filled(f"{_MARKS[change.direction]:<7}", one_line(change.text), width)
@@ -81,10 +82,6 @@ def _word(comparison: Comparison) -> str:
     if not comparison.compared:
         return "NOT COMPARED"
     return "UNKNOWN" if comparison.exit_code else "NO REGRESSION"
-
-
-def _name(side: Side) -> str:
-    return one_line(f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})")
 
 
 def _filled(lead: str, text: str, width: int) -> list[str]:

@@ -9,19 +9,12 @@ trials end, where a check was tried that ended badly in the other run.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.comparison.figures import (
-    Change,
-    Direction,
-    changed_facts,
-    changed_matrices,
-    compared_figures,
-    least_busy,
-)
+from ddpdiag.comparison.figures import Change, Direction, changed_facts, changed_matrices, compared_figures, least_busy
 from ddpdiag.comparison.noise import LEAST_BUSY_WITHIN
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
@@ -71,33 +64,35 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
         *changed_findings(old, new),
         *figures,
         *changed_matrices(old.matrices, new.matrices, least_busy(old.snapshot, new.snapshot)),
-        *_world(old, new),
-        *_facts(old, new),
     ]
+    for name, was, now in (
+        ("launcher", old.world.launcher, new.world.launcher),
+        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
+    ):
+        if was != now:
+            changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}"))
+    if old.snapshot is not None and new.snapshot is not None:
+        changes += changed_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
+    # A comparison without figures, or a new run that could not look, is never reported as healthy.
+    code = ExitCode.FIT if count and new.verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
+    if any(change.direction is Direction.REGRESSION for change in changes):
+        code = ExitCode.UNFIT
     return Comparison(
         old=_side(old, old_source),
         new=_side(new, new_source),
         changes=tuple(changes),
         compared=count,
         sentence=_sentence(changes, count),
-        exit_code=_exit_code(changes, count, new.verdict),
+        exit_code=code,
     )
 
 
-def _exit_code(changes: list[Change], count: int, verdict: Verdict) -> ExitCode:
-    """A comparison without figures, or a new run that could not look, is never reported as healthy."""
-    if any(change.direction is Direction.REGRESSION for change in changes):
-        return ExitCode.UNFIT
-    return ExitCode.FIT if count and verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
-
-
 def _side(report: Report, source: str) -> Side:
-    created = report.snapshot.created if report.snapshot else ""
     return Side(
         source=source,
         run_id=report.run_id,
-        created=created,
+        created=report.snapshot.created if report.snapshot else "",
         verdict=report.verdict.value,
         sentence=report.sentence,
         degraded=report.degraded,
@@ -140,24 +135,9 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     return compared_figures(old.snapshot, new.snapshot)
 
 
-def _world(old: Report, new: Report) -> Iterator[Change]:
-    for name, was, now in (
-        ("launcher", old.world.launcher, new.world.launcher),
-        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
-    ):
-        if was != now:
-            yield Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}")
-
-
-def _facts(old: Report, new: Report) -> Iterator[Change]:
-    if old.snapshot is not None and new.snapshot is not None:
-        yield from changed_facts(old.snapshot.facts, new.snapshot.facts)
-
-
 # Findings that are new, gone, more or graver, and those that are unknown ----------------------------------------------
 
 
-_Key = tuple[object, ...]
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
 # What happened to ddpdiag's own run, and is no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
@@ -174,7 +154,7 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
     times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY_WITHIN
     minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
     then, here = _looked(old, new), _looked(new, old)
-    pairs = list(_pairs(_by_key(old.findings), _by_key(new.findings)))
+    pairs = list(_pairs(old.findings, new.findings))
     for was, now in pairs:
         if was is None and now is not None:
             looked = _code(now) in then or (now.severity is Severity.ERROR and _arose(now, old, new))
@@ -185,17 +165,13 @@ def changed_findings(old: Report, new: Report) -> Iterator[Change]:
         elif was is not None and now is not None and was.severity is not now.severity:
             direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
             yield _change(now, f"changed from {was.severity.value}", direction, minor)
-    yield from (
-        _gone(was, new, minor, looked=_code(was) in here) for was, now in pairs if was is not None and now is None
-    )
-
-
-def _gone(was: Finding, new: Report, minor: tuple[str, ...], *, looked: bool) -> Change:
-    if not looked:
-        return _change(was, "not checked in the new run", Direction.NEUTRAL, minor)
-    if new.verdict is Verdict.UNKNOWN:
-        return _change(was, "not seen again", Direction.NEUTRAL, minor)
-    return _change(was, "gone", Direction.IMPROVEMENT, minor)
+    for was in (was for was, now in pairs if was is not None and now is None):
+        if _code(was) not in here:
+            yield _change(was, "not checked in the new run", Direction.NEUTRAL, minor)
+        elif new.verdict is Verdict.UNKNOWN:
+            yield _change(was, "not seen again", Direction.NEUTRAL, minor)
+        else:
+            yield _change(was, "gone", Direction.IMPROVEMENT, minor)
 
 
 def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str, ...]) -> Change:
@@ -258,33 +234,26 @@ def _code(finding: Finding) -> str:
 # Which finding is which ----------------------------------------------------------------------------------------------
 
 
-def _by_key(findings: Sequence[Finding]) -> dict[_Key, list[Finding]]:
-    found: dict[_Key, list[Finding]] = {}
-    for finding in findings:
-        key = (finding.code, finding.ranks, finding.nodes, finding.gpus, finding.links)
-        found.setdefault(key, []).append(finding)
-    return found
-
-
-def _pairs(
-    before: Mapping[_Key, Sequence[Finding]], now: Mapping[_Key, Sequence[Finding]]
-) -> Iterator[tuple[Finding | None, Finding | None]]:
+def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
     """The same finding then and now; None where a run has fewer of them. The gravest are paired first."""
-    for key in dict.fromkeys((*now, *before)):
-        was, is_ = before.get(key, ()), now.get(key, ())
-        if len(was) <= 1 and len(is_) <= 1:
-            yield from zip_longest(was, is_)
+    for was, now in _alike(old, new, lambda own: (own.code, own.ranks, own.nodes, own.gpus, own.links)):
+        if len(was) <= 1 and len(now) <= 1:
+            yield from zip_longest(was, now)
             continue
-        old, new = _by_title(was), _by_title(is_)
-        for title in dict.fromkeys((*new, *old)):
-            yield from zip_longest(old.get(title, ()), new.get(title, ()))
+        was, now = (sorted(own, key=_rank, reverse=True) for own in (was, now))
+        for same, again in _alike(was, now, lambda own: _NUMBER.sub("#", own.title)):
+            yield from zip_longest(same, again)
 
 
-def _by_title(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for finding in sorted(findings, key=_rank, reverse=True):
-        found.setdefault(_NUMBER.sub("#", finding.title), []).append(finding)
-    return found
+def _alike(
+    old: Sequence[Finding], new: Sequence[Finding], key: Callable[[Finding], object]
+) -> Iterator[tuple[list[Finding], list[Finding]]]:
+    """The findings of both runs that have the same key, in the order of the new ones."""
+    groups: dict[object, tuple[list[Finding], list[Finding]]] = {}
+    for findings, side in ((new, 1), (old, 0)):
+        for finding in findings:
+            groups.setdefault(key(finding), ([], []))[side].append(finding)
+    yield from groups.values()
 
 
 def _rank(finding: Finding) -> int:

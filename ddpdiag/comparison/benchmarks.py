@@ -72,10 +72,19 @@ def find(baselines: Sequence[BaselineSeries], series: BaselineSeries) -> Baselin
     alike = [other for other in baselines if _kind(other) == _kind(series)]
     if not alike:
         held = list(dict.fromkeys(_kind_text(other) for other in baselines))
-        return f"the baseline has no {_kind_text(series)}, it has {_listed(held) or 'no run at all'}"
+        more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
+        return f"the baseline has no {_kind_text(series)}, it has {', '.join(held[:_SHOWN]) or 'no run at all'}{more}"
     # The last one counts: it is the newest, if a file was put together by hand.
-    nearest = min(reversed(alike), key=lambda other: _distance(other, series))
-    return nearest if key_of(nearest) == key_of(series) else _difference(nearest, series)
+    nearest = min(reversed(alike), key=lambda other: sum(map(len, _differing(other, series))))
+    shape, fabric = _differing(nearest, series)
+    parts = []
+    if shape:
+        was, now = (" on ".join(each.shape.values()) or "an unknown world" for each in (nearest, series))
+        parts.append(f"the baseline is of {was}, this run of {now}")
+    for name in fabric:
+        was, now = (each.fabric.get(name, "unknown") for each in (nearest, series))
+        parts.append(f"{name} of the baseline: {was}, of this run: {now}")
+    return "; ".join(parts) or nearest
 
 
 def _kind_text(series: BaselineSeries) -> str:
@@ -83,27 +92,13 @@ def _kind_text(series: BaselineSeries) -> str:
     return f"{series.collective} over {series.backend} ({series.dtype}{op})"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    return [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
-
-
-def _distance(old: BaselineSeries, new: BaselineSeries) -> int:
-    return len(_differing(old.shape, new.shape)) + len(_differing(old.fabric, new.fabric))
-
-
-def _difference(old: BaselineSeries, new: BaselineSeries) -> str:
-    parts = []
-    if _differing(old.shape, new.shape):
-        was, now = (" on ".join(each.shape.values()) or "an unknown world" for each in (old, new))
-        parts.append(f"the baseline is of {was}, this run of {now}")
-    for name in _differing(old.fabric, new.fabric):
-        was, now = (each.fabric.get(name, "unknown") for each in (old, new))
-        parts.append(f"{name} of the baseline: {was}, of this run: {now}")
-    return "; ".join(parts)
+def _differing(old: BaselineSeries, new: BaselineSeries) -> tuple[list[str], list[str]]:
+    """The names in which the shapes, and the fabrics, of two runs differ."""
+    shape, fabric = (
+        [name for name in dict.fromkeys((*was, *now)) if was.get(name) != now.get(name)]
+        for was, now in ((old.shape, new.shape), (old.fabric, new.fabric))
+    )
+    return shape, fabric
 
 
 def worse(old: BaselineSeries, new: BaselineSeries) -> tuple[Worse, ...]:

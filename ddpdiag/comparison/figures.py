@@ -14,7 +14,6 @@ from ddpdiag.comparison.benchmarks import find, slower, worse
 from ddpdiag.comparison.noise import (
     LEAST_BUSY_ACROSS,
     LEAST_BUSY_WITHIN,
-    Field,
     Shift,
     Standing,
     fields,
@@ -24,7 +23,7 @@ from ddpdiag.comparison.noise import (
 )
 from ddpdiag.model import Matrix
 from ddpdiag.model.bench import BaselineSeries
-from ddpdiag.model.options import Figure, Sampling, Snapshot
+from ddpdiag.model.options import Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
 
@@ -109,13 +108,7 @@ def _unjudged(name: str, text: str) -> Change:
 
 def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
     """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where no check looked."""
-    return min(_own_busy(old), _own_busy(new))
-
-
-def _own_busy(snapshot: Snapshot | None) -> float:
-    if snapshot is None:
-        return 0.0
-    return 1.0 if snapshot.on_gpus else snapshot.busy_share or 0.0
+    return min(0.0 if each is None else 1.0 if each.on_gpus else each.busy_share or 0.0 for each in (old, new))
 
 
 def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
@@ -141,7 +134,13 @@ def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         for rank in _reported_ranks(then, here):
             change = moved(then[rank], here[rank])
             if change.is_beyond:
-                yield _of_rank(now[name], rank, change)
+                figure = now[name]
+                peers = "the other rank" if len(figure.ranks) == 2 else "the others usually"
+                text = (
+                    f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times "
+                    f"before ({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
+                )
+                yield _shifted(figure.name, text, (rank,), change)
 
 
 def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) -> list[int]:
@@ -154,22 +153,11 @@ def _reported_ranks(then: Mapping[int, Standing], here: Mapping[int, Standing]) 
     return [now if here[now].ratio >= then[was].ratio else was]
 
 
-def _of_rank(figure: Field, rank: int, change: Shift) -> Change:
-    peers = "the other rank" if len(figure.ranks) == 2 else "the others usually"
-
-    text = (
-        f"rank {rank}: {figure.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times before "
-        f"({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
-    )
-    return _shifted(_direction(change), figure.name, text, (rank,), change)
-
-
-def _direction(change: Shift) -> Direction:
-    return Direction.REGRESSION if change.ratio > 1 else Direction.IMPROVEMENT
-
-
-def _shifted(direction: Direction, name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+def _shifted(name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
     old, new, ratio, noise, _ = change
+    direction = Direction.REGRESSION if ratio > 1 else Direction.IMPROVEMENT
+    if noise is None:  # of a single value no noise is known, so that it is reported and not judged
+        direction = Direction.NEUTRAL
     return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
 
 
@@ -187,23 +175,18 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
     for figure in new.figures:
         was = None if figure.within else before.get((figure.name, figure.rank))
         shifted = shift(was, figure) if was is not None else None
-        if shifted is not None and shifted.is_beyond:
-            yield _of_world(figure, shifted)
+        if shifted is None or not shifted.is_beyond:
+            continue
+        show = partial(_rate, figure.name) if figure.is_rate else time_text
+        spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
+        rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
+        ranks = () if figure.rank is None else (figure.rank,)
+        yield _shifted(figure.name, f"{figure.title}: {rates}", ranks, shifted)
 
 
 def _rate(name: str, value: float) -> str:
     """With the unit that the name ends in; without one, of whole things."""
     return quantity(name, value) if name.endswith(("_flop_per_s", "_bytes_per_s")) else f"{value:,.0f} /s"
-
-
-def _of_world(figure: Figure, shifted: Shift) -> Change:
-    show = partial(_rate, figure.name) if figure.is_rate else time_text
-    spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
-    rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
-    # Of a single value no noise is known, so that it is reported and not judged.
-    direction = Direction.NEUTRAL if figure.sampling is Sampling.SINGLE else _direction(shifted)
-    ranks = () if figure.rank is None else (figure.rank,)
-    return _shifted(direction, figure.name, f"{figure.title}: {rates}", ranks, shifted)
 
 
 # Benchmarks: as `allreduce-bench --baseline` does --------------------------------------------------------------------

@@ -7,7 +7,7 @@ whole machine disturbs than for what is compared with other ranks at the same mo
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from statistics import fmean, median
 from typing import NamedTuple
@@ -150,21 +150,17 @@ def kept(figures: Mapping[int, Figure]) -> Iterator[Standings]:
     first = next(iter(figures.values()), None)
     if first is not None and found:
         ranks = sorted(found)
+        runs: list[tuple[int, int]] = []
+        for rank in ranks:
+            begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
+            runs.append((begin, rank))
         yield Standings(
             name=first.name,
             title=first.title,
-            ranks=tuple(_runs(ranks)),
+            ranks=tuple(runs),
             ratios=tuple(round(found[rank].ratio, _DIGITS) for rank in ranks),
             errors=tuple(round(found[rank].error, _DIGITS) for rank in ranks),
         )
-
-
-def _runs(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for rank in ranks:
-        begin = runs.pop()[0] if runs and runs[-1][1] == rank - 1 else rank
-        runs.append((begin, rank))
-    return runs
 
 
 def fields(snapshot: Snapshot) -> dict[str, Field]:
@@ -177,20 +173,18 @@ def fields(snapshot: Snapshot) -> dict[str, Field]:
         name: Field(name, next(iter(own.values())).title, frozenset(own), standings(own))
         for name, own in by_name.items()
     }
-    return {own.name: _read(own) for own in snapshot.standings} | measured
+    recorded = {}
+    for own in snapshot.standings:  # files come from anywhere: numbers that mean nothing are left out
+        found = {
+            rank: Standing(ratio, error)
+            for rank, ratio, error in zip(ranks_of(own), own.ratios, own.errors, strict=False)
+            if 0 < ratio < float("inf") and 0 <= error < float("inf")
+        }
+        recorded[own.name] = Field(own.name, own.title, frozenset(found), found)
+    return recorded | measured
 
 
 def ranks_of(own: Standings) -> Iterator[int]:
     """The ranks, at most as many as have a ratio."""
     ranks = chain.from_iterable(range(first, last + 1) for first, last in own.ranks)
     return islice(ranks, len(own.ratios))
-
-
-def _read(own: Standings) -> Field:
-    """Files come from anywhere: numbers that mean nothing are left out."""
-    found = {
-        rank: Standing(ratio, error)
-        for rank, ratio, error in zip(ranks_of(own), own.ratios, own.errors, strict=False)
-        if 0 < ratio < float("inf") and 0 <= error < float("inf")
-    }
-    return Field(own.name, own.title, frozenset(found), found)

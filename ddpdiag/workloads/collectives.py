@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from ddpdiag.model.trial import Context
-from ddpdiag.workloads.devices import synchronize
+from ddpdiag.workloads.devices import synchronize, timed
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
 # 37,000 ranks.
@@ -27,13 +27,6 @@ class Checked(NamedTuple):
     seconds: float
     wrong: int
     off_by: int | None
-
-
-class Calls(NamedTuple):
-    """How many calls warm up, and how many are timed."""
-
-    warmup: int
-    timed: int
 
 
 def connect(ctx: Context, device: torch.device) -> None:
@@ -55,8 +48,11 @@ def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
     return Checked(count * 4, seconds, wrong, _ramps(tensor - expected) if wrong else None)
 
 
-def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls) -> list[float]:
-    """Seconds on this rank for each all-reduce of `size` bytes; of the ranks' `calls`, the fewest are made."""
+def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[int, int]) -> list[float]:
+    """Seconds on this rank for each all-reduce of `size` bytes.
+
+    `calls` are how many warm up, and how many are timed; of the ranks' numbers, the smallest are taken.
+    """
     label = f"all_reduce {size} B"
     ctx.step(f"{label}: agree on the number of calls")
     warmup, iterations = least(calls, device)
@@ -64,14 +60,7 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: Calls)
     tensor = torch.zeros(max(1, size // 4), device=device)
     for _ in range(warmup):
         dist.all_reduce(tensor)
-    seconds = []
-    for _ in range(iterations):
-        synchronize(device)
-        begin = time.perf_counter()
-        dist.all_reduce(tensor)
-        synchronize(device)
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+    return [timed(lambda: dist.all_reduce(tensor), device) for _ in range(iterations)]
 
 
 def fewest(ctx: Context, own: int, device: torch.device) -> int:

@@ -74,7 +74,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         index=about.number,
         uuid=about.uuid,
         pci=about.pci,
-        processors=_processors(device),
+        processors=None if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count,
         pid=os.getpid(),
         variables=tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))),
     )
@@ -84,7 +84,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         try:
             if reason := unusable(device):
                 return structs.replace(known, unmeasured=reason)
-            found = _Bench(ctx, device, gpu, known).measured()
+            found = _Bench(ctx, device, gpu, known, PACES[ctx.options.depth]).measured()
         except torch.cuda.OutOfMemoryError as error:
             return structs.replace(known, unmeasured=first_line(error))
         finally:
@@ -107,10 +107,6 @@ def unusable(device: torch.device) -> str:
     return ""
 
 
-def _processors(device: torch.device) -> int | None:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-
-
 def _cublas(device: torch.device) -> str | None:
     """The version of the cuBLAS that this process has loaded, such as "13.2.0"; None if it is not known."""
     if device.type != "cuda" or torch.version.cuda is None:
@@ -125,20 +121,17 @@ def _cublas(device: torch.device) -> str | None:
     return None if any(told) else ".".join(str(number.value) for number in numbers)
 
 
-class _Bench:
-    """Measures one device."""
-
-    def __init__(self, ctx: Context, device: torch.device, gpu: Watched, known: Compute) -> None:
-        self._ctx = ctx
-        self._device = device
-        self._gpu = gpu
-        self._known = known
-        self._pace = PACES[ctx.options.depth]
+class _Bench(NamedTuple):
+    ctx: Context
+    device: torch.device
+    gpu: Watched
+    known: Compute
+    pace: Pace
 
     def measured(self) -> Compute:
         """Products in half and in single precision, and copies."""
-        on_cpu, pace, during = self._device.type == "cpu", self._pace, list[GpuLoad]()
-        half = torch.bfloat16 if on_cpu or torch.cuda.get_device_capability(self._device) >= (8, 0) else torch.float16
+        on_cpu, pace, during = self.device.type == "cpu", self.pace, list[GpuLoad]()
+        half = torch.bfloat16 if on_cpu or torch.cuda.get_device_capability(self.device) >= (8, 0) else torch.float16
         gemms = (
             self._gemm(half, MOST_ON_CPU if on_cpu else MOST_HALF, pace.half, warm=pace.warm, during=during),
             self._gemm(torch.float32, MOST_ON_CPU if on_cpu else MOST_SINGLE, pace.single),
@@ -146,7 +139,7 @@ class _Bench:
         count = (COPY_BYTES_ON_CPU if on_cpu else COPY_BYTES) // _WORD_BYTES
         rates, wrong = self._copies(count)
         return structs.replace(
-            self._known,
+            self.known,
             gemms=gemms,
             copy_bytes=count * _WORD_BYTES,
             copy_bytes_per_s=rates,
@@ -165,17 +158,17 @@ class _Bench:
     ) -> Gemm:
         """Batches of so many seconds, after `warm` seconds that raise the clocks."""
         name = str(dtype).removeprefix("torch.")
-        self._ctx.step(f"{CONTEXT_STEP}: first product in {name}")
+        self.ctx.step(f"{CONTEXT_STEP}: first product in {name}")
         size = self._size(dtype, most)
-        left, right = (factor(size, number, dtype, self._device) for number in range(2))
+        left, right = (factor(size, number, dtype, self.device) for number in range(2))
         product = left @ right
         first = digest(product)
-        self._ctx.step(f"products in {name}")
+        self.ctx.step(f"products in {name}")
         one = self._seconds(1, lambda: torch.mm(left, right, out=product))
         self._seconds(_calls(warm, one), lambda: torch.mm(left, right, out=product))
         calls = _calls(seconds, one)
         spent = [
-            self._seconds(calls, lambda: torch.mm(left, right, out=product), during) for _ in range(self._pace.batches)
+            self._seconds(calls, lambda: torch.mm(left, right, out=product), during) for _ in range(self.pace.batches)
         ]
         wrong, error = deviation(left, right, product)
         return Gemm(
@@ -190,8 +183,8 @@ class _Bench:
 
     def _size(self, dtype: torch.dtype, most: int) -> int:
         """Rows of the largest matrices up to `most` that do not take too long, going by small ones."""
-        probe = _PROBE if self._device.type == "cuda" else _PROBE_ON_CPU
-        left, right = (factor(probe, number, dtype, self._device) for number in range(2))
+        probe = _PROBE if self.device.type == "cuda" else _PROBE_ON_CPU
+        left, right = (factor(probe, number, dtype, self.device) for number in range(2))
         self._seconds(1, lambda: left @ right)  # loads the kernels
         one = self._seconds(2, lambda: left @ right) / 2
         size = most
@@ -201,30 +194,30 @@ class _Bench:
 
     def _copies(self, count: int) -> tuple[tuple[float, ...], int]:
         """Rates of copies of so many words within the device's memory, and words that are wrong after the last one."""
-        self._ctx.step("copies within the memory")
-        source = torch.arange(count, dtype=torch.int32, device=self._device).mul_(_SPREAD)
+        self.ctx.step("copies within the memory")
+        source = torch.arange(count, dtype=torch.int32, device=self.device).mul_(_SPREAD)
         target = source.bitwise_not()  # no word is what it should become
         one = self._seconds(1, lambda: target.copy_(source))
-        calls = _calls(self._pace.copies, one)
-        spent = [self._seconds(calls, lambda: target.copy_(source)) for _ in range(self._pace.batches)]
+        calls = _calls(self.pace.copies, one)
+        spent = [self._seconds(calls, lambda: target.copy_(source)) for _ in range(self.pace.batches)]
         moved = 2 * count * _WORD_BYTES * calls
         return tuple(moved / max(own, 1e-9) for own in spent), int((source != target).sum())
 
     def _seconds(self, calls: int, work: Callable[[], object], loads: list[GpuLoad] | None = None) -> float:
         """What so many calls take on the device; meanwhile its load is added to `loads`."""
-        synchronize(self._device)
-        if self._device.type != "cuda":
+        synchronize(self.device)
+        if self.device.type != "cuda":
             begin_seconds = time.perf_counter()
             for _ in range(calls):
                 work()
             return time.perf_counter() - begin_seconds
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(calls):
                 work()
             end.record()
-            if loads is not None and (load := self._gpu.load()) is not None:
+            if loads is not None and (load := self.gpu.load()) is not None:
                 loads.append(load)
             end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3

@@ -7,7 +7,6 @@ A step is announced before each link, and what is known so far handed over after
 costs nothing else.
 """
 
-import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations, permutations
@@ -16,8 +15,9 @@ from typing import NamedTuple
 import torch
 from msgspec import structs
 
+from ddpdiag.model import Depth
 from ddpdiag.model.measurements import NO_PEERS_LEFT, BothDirections, Copies, GpuCopies, PairCopies
-from ddpdiag.model.trial import CONTEXT_STEP
+from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.workloads.devices import describe
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
@@ -150,14 +150,6 @@ class CudaDevices:
 Copy = Callable[[Buffer, Buffer], None]
 
 
-class Told(NamedTuple):
-    """Whom to tell: the next step, what is known so far, and how long something took."""
-
-    step: Callable[[str], None]
-    report: Callable[[Copies], None]
-    timed: Callable[[str, float], None]
-
-
 class Job(NamedTuple):
     """One thing to try. Of one GPU: its links with the host; of two: a copy, or both directions; of none: all."""
 
@@ -173,42 +165,30 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
     return (*alone, *pairs, *both, *([Job(())] if deep and count > 2 else []))
 
 
-def copies(
-    devices: CudaDevices,
-    told: Told,
-    *,
-    deep: bool = False,
-    begin: int = 0,
-    only: Collection[tuple[int, ...]] = (),
-    end: Callable[[], float] = lambda: math.inf,
-) -> Copies:
-    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs.
-
-    Until `end` on the clock of `time.monotonic`, which may still move on.
-    """
+def copies(devices: CudaDevices, ctx: Context, *, begin: int = 0, only: Collection[tuple[int, ...]] = ()) -> Copies:
+    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs, until the trial's end."""
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
-        told.step(f"properties of GPU {gpu}")
+        ctx.step(f"properties of GPU {gpu}")
         gpus.append(devices.about(gpu))
-    todo = jobs(devices.count, deep=deep)
+    todo = jobs(devices.count, deep=ctx.options.depth is Depth.DEEP)
     if only:
         todo = tuple(job for job in todo if job.gpus in only and not job.both)
     known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
-    told.report(known)
+    ctx.report(known, f"{known.done} of {known.jobs} paths")
     before = time.monotonic()
     for gpu in range(devices.count):
-        told.step(f"{CONTEXT_STEP} of GPU {gpu}")
+        ctx.step(f"{CONTEXT_STEP} of GPU {gpu}")
         devices.start(gpu)
-    told.timed("context", time.monotonic() - before)
-    bench = _Bench(devices, told)
+    ctx.timed("context", time.monotonic() - before)
     for number, job in enumerate(todo[begin:], begin):
-        left = end() - time.monotonic() - _RESERVE_SECONDS
+        left = ctx.end - time.monotonic() - _RESERVE_SECONDS
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.
-        bench.link_seconds = min(LINK_SECONDS, left / (len(todo) - number) / 4)
+        bench = _Bench(devices, ctx, min(LINK_SECONDS, left / (len(todo) - number) / 4))
         known = structs.replace(bench.tried(known, job), done=number + 1)
-        told.report(known)
+        ctx.report(known, f"{known.done} of {known.jobs} paths")
     return known
 
 
@@ -247,13 +227,12 @@ class _Run(NamedTuple):
         return seconds, int((words != _words(words, *ends)).sum())
 
 
-class _Bench:
+class _Bench(NamedTuple):
     """Measures one link after the other, each in about `link_seconds`."""
 
-    def __init__(self, devices: CudaDevices, told: Told) -> None:
-        self._devices = devices
-        self._told = told
-        self.link_seconds = LINK_SECONDS
+    devices: CudaDevices
+    ctx: Context
+    link_seconds: float
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """What is known after this job."""
@@ -262,7 +241,7 @@ class _Bench:
                 own = self._host(known.gpus[gpu])
                 return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
             case (one, other) if job.both:
-                self._told.step(f"copy GPU {one} <-> GPU {other}")
+                self.ctx.step(f"copy GPU {one} <-> GPU {other}")
                 rate = 2 * self._at_once([(one, other), (other, one)])
                 both = BothDirections(one=one, other=other, bytes_per_s=rate)
                 return structs.replace(known, both=(*known.both, both))
@@ -273,18 +252,18 @@ class _Bench:
                     if NO_PEERS_LEFT not in str(error):
                         raise
                     return structs.replace(known, refused=(*known.refused, (source, target)))
-        self._told.step("copy between all GPUs at once")
-        count = self._devices.count
+        self.ctx.step("copy between all GPUs at once")
+        count = self.devices.count
         rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
         return structs.replace(known, ring_bytes_per_s=rate)
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
-        host, device = (self._devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
-        self._told.step(f"copy host -> GPU {gpu}")
-        there = self._link_rate(host, device, self._devices.copy)
-        self._told.step(f"copy GPU {gpu} -> host")
-        back = self._link_rate(device, host, self._devices.copy)
+        host, device = (self.devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
+        self.ctx.step(f"copy host -> GPU {gpu}")
+        there = self._link_rate(host, device, self.devices.copy)
+        self.ctx.step(f"copy GPU {gpu} -> host")
+        back = self._link_rate(device, host, self.devices.copy)
         return structs.replace(
             known,
             to_bytes_per_s=there.bytes_per_s,
@@ -294,12 +273,12 @@ class _Bench:
         )
 
     def _pair(self, source: int, target: int) -> PairCopies:
-        here, there = (self._devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
-        self._told.step(f"copy GPU {source} -> GPU {target}")
-        access = self._devices.can_access(source, target)
-        direct = self._link_rate(here, there, self._devices.copy)
-        self._told.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._link_rate(here, there, self._devices.through_host)
+        here, there = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
+        self.ctx.step(f"copy GPU {source} -> GPU {target}")
+        access = self.devices.can_access(source, target)
+        direct = self._link_rate(here, there, self.devices.copy)
+        self.ctx.step(f"copy GPU {source} -> host -> GPU {target}")
+        indirect = self._link_rate(here, there, self.devices.through_host)
         return PairCopies(
             source=source,
             target=target,
@@ -313,7 +292,7 @@ class _Bench:
 
     def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
         """Check one copy, time some, and check the last of these."""
-        run = _Run(self._devices, copy, source, target)
+        run = _Run(self.devices, copy, source, target)
         probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
         # What takes a quarter of the time there is, going by the probe.
@@ -331,12 +310,12 @@ class _Bench:
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
         """Bytes per second of each link when all of them copy at the same time."""
         words = PAIR_BYTES // _WORD_BYTES
-        links = [(self._devices.buffer(a, words), self._devices.buffer(b, words)) for a, b in pairs]
+        links = [(self.devices.buffer(a, words), self.devices.buffer(b, words)) for a, b in pairs]
         for source, _ in links:
             source.words.zero_()
-        first = self._devices.seconds(None, lambda: self._devices.together(links))
+        first = self.devices.seconds(None, lambda: self.devices.together(links))
         again = 2 if first < self.link_seconds else 0
-        seconds = [self._devices.seconds(None, lambda: self._devices.together(links)) for _ in range(again)]
+        seconds = [self.devices.seconds(None, lambda: self.devices.together(links)) for _ in range(again)]
         return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -122,6 +122,15 @@ def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done what it was told: it works on while Python goes on, so a clock would stop too early."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """The seconds of a call, until a GPU has done what it was told, and not what it was told before."""
+    synchronize(device)
+    begin = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - begin
 
 
 def products(ctx: Context) -> Iterator[Product]:

@@ -7,7 +7,7 @@ torch 2.13, loopback).
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -101,22 +101,19 @@ def open_store(ctx: Context) -> dist.Store:
     size, timeout = len(ctx.group), group_timeout(ctx)
     if ctx.group_rank == 0:
         ctx.step("open the store")
-        store = _serve(size, timeout, allowed_ports(ctx.options))
-        ctx.barrier(str(store.port))
-        return store
+        error: RuntimeError | None = None
+        for port in allowed_ports(ctx.options):
+            try:
+                store = dist.TCPStore("localhost", port, size, True, timeout, wait_for_workers=False)
+            except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
+                error = busy
+                continue
+            ctx.barrier(str(store.port))
+            return store
+        raise error or RuntimeError("no port to serve a store on")
     opening = ctx.barrier()
     ctx.step(f"connect to the store at {opening.host}:{opening.offer}")
     return dist.TCPStore(opening.host, int(opening.offer), size, False, timeout, wait_for_workers=False)
-
-
-def _serve(size: int, timeout: timedelta, ports: Iterable[int]) -> dist.TCPStore:
-    error: RuntimeError | None = None
-    for port in ports:
-        try:
-            return dist.TCPStore("localhost", port, size, True, timeout, wait_for_workers=False)
-        except RuntimeError as busy:  # c10d's DistNetworkError: address already in use
-            error = busy
-    raise error or RuntimeError("no port to serve a store on")
 
 
 def group_of_one(ctx: Context, backend: str) -> Group:
@@ -155,7 +152,10 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     if method in ("tcp", "env", "file"):
         begin = _by_url(ctx, method, backend, nonce)
     elif method == "mpi":
-        begin = _by_mpi(ctx)
+        ctx.barrier()
+        begin = time.perf_counter()
+        ctx.step("init_process_group mpi")
+        dist.init_process_group("mpi")  # MPI knows the ranks itself
     else:
         begin = _by_store(ctx, method, backend, nonce)
     seconds = time.perf_counter() - begin
@@ -170,7 +170,15 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
 
 
 def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
-    url = _url(ctx, method, nonce)
+    if method == "file":
+        url = f"file://{_fresh_file(ctx, nonce)}"
+    elif method == "env":
+        ctx.barrier()
+        url = "env://"
+    else:
+        opening = _opening(ctx)
+        host = f"[{opening.host}]" if ":" in opening.host else opening.host
+        url = f"tcp://{host}:{opening.offer}"
     # As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT.
     of_agent = method == "env" and ctx.trial.params.get("agent_store")
     begin = time.perf_counter()
@@ -182,16 +190,6 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
         own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
     return begin
-
-
-def _url(ctx: Context, method: str, nonce: str) -> str:
-    if method == "file":
-        return f"file://{_fresh_file(ctx, nonce)}"
-    if method == "env":
-        ctx.barrier()
-        return "env://"
-    opening = _opening(ctx)
-    return f"tcp://[{opening.host}]:{opening.offer}" if ":" in opening.host else f"tcp://{opening.host}:{opening.offer}"
 
 
 def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
@@ -223,15 +221,6 @@ def without_mpi(ctx: Context) -> str:
     if ctx.place.launcher not in _OF_MPI:
         return "the MPI backend needs mpirun, which did not start this run"
     return ""
-
-
-def _by_mpi(ctx: Context) -> float:
-    """MPI knows the ranks itself."""
-    ctx.barrier()
-    begin = time.perf_counter()
-    ctx.step("init_process_group mpi")
-    dist.init_process_group("mpi")
-    return begin
 
 
 def _opening(ctx: Context) -> Opening:

@@ -11,6 +11,7 @@ it again from the same images. Gradients are compared by sketches, a few numbers
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import cast
 
@@ -25,8 +26,8 @@ from torch.utils.data import Dataset, DistributedSampler
 
 from ddpdiag.model.measurements import Proof
 from ddpdiag.model.trial import Context
-from ddpdiag.workloads.mnist import CLASSES, Digits
-from ddpdiag.workloads.training import checksum, prepared
+from ddpdiag.workloads.mnist import Digits
+from ddpdiag.workloads.training import checksum, network, prepared
 
 SEED = 0
 IMAGES_PER_RANK = 4
@@ -38,26 +39,10 @@ _SUMS = 4
 _SAMPLED, _PREDICTED = 1000, 500
 
 
-def network() -> nn.Sequential:
-    """Images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters, and no BatchNorm."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, kernel_size=5, padding=2),
-        nn.GroupNorm(4, 16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel_size=5, padding=2),
-        nn.GroupNorm(4, 32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, CLASSES),
-    )
-
-
 def seeded(device: torch.device) -> nn.Sequential:
-    """The network with the same first weights on every rank."""
+    """The network of the training, without BatchNorm, and with the same first weights on every rank."""
     torch.manual_seed(SEED)
-    return network().to(device)
+    return network(partial(nn.GroupNorm, 4)).to(device)
 
 
 def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
@@ -155,7 +140,6 @@ def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.d
 
 
 def flat(parts: Sequence[Tensor | None]) -> Tensor:
-    """All parts as one vector."""
     return torch.cat([part.detach().reshape(-1) for part in parts if part is not None])
 
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ddpdiag.model.measurements import Steps, Window
 from ddpdiag.model.trial import Context
 from ddpdiag.workloads.collectives import least
-from ddpdiag.workloads.devices import synchronize
+from ddpdiag.workloads.devices import synchronize, timed
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded
 
@@ -174,11 +174,4 @@ def swap(tensor: Tensor, peer: int) -> None:
 def exchange(call: Callable[[Tensor], object], size: int, calls: int, device: torch.device) -> float:
     """The shortest seconds of some calls with a tensor of so many bytes."""
     tensor = torch.zeros(size // 4, device=device)
-    best = float("inf")
-    for _ in range(calls):
-        synchronize(device)
-        begin = time.perf_counter()
-        call(tensor)
-        synchronize(device)
-        best = min(best, time.perf_counter() - begin)
-    return best
+    return min(timed(lambda: call(tensor), device) for _ in range(calls))

@@ -8,7 +8,7 @@ needs too.
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import cast
 
@@ -108,15 +108,18 @@ class TrainingData(Struct, frozen=True, kw_only=True):
         return sum(last) / len(last)
 
 
-def network() -> nn.Sequential:
-    """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters."""
+def network(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
+    """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters.
+
+    `norm` makes the normalisation of so many channels.
+    """
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=5, padding=2),
-        nn.BatchNorm2d(16),
+        norm(16),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, kernel_size=5, padding=2),
-        nn.BatchNorm2d(32),
+        norm(32),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
         nn.Flatten(),
@@ -222,7 +225,11 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     training = sum(watch.seconds.values())
 
     ctx.step("send rank 0's BatchNorm statistics to all")
-    share_buffers(model.module)
+    # As DDP does before each of its forward passes. Until then they rightly differ: each rank has seen its own images.
+    # The ranks evaluate the bare network, because a forward pass of DDP is a collective, and shards of unequal size
+    # need unequal numbers of them.
+    for buffer in model.module.buffers():
+        dist.broadcast(buffer, src=0)
     ctx.step("evaluate")
     watch.lap()
     scores = evaluate(model.module, digits, rank, world_size, device)
@@ -276,16 +283,6 @@ def learn(
         if step == 0:
             watch.restart()
     return losses, first_bad_step
-
-
-def share_buffers(model: nn.Module) -> None:
-    """Give every rank the BatchNorm statistics of rank 0, as DDP does before each of its forward passes.
-
-    Until then they rightly differ: each rank has seen its own images. The ranks evaluate the bare network, because a
-    forward pass of DDP is a collective, and shards of unequal size need unequal numbers of them.
-    """
-    for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
 
 
 @torch.no_grad()

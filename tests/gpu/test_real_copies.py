@@ -1,10 +1,25 @@
 """Copies over real PCIe and NVLink, by the loops themselves."""
 
+import math
+
 import pytest
 
-from ddpdiag.workloads.copies import Told
+from ddpdiag.model import Depth, Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
+
+
+class Silent:
+    """A trial without a deadline."""
+
+    options = Options(depth=Depth.DEEP)
+    end = math.inf
+
+    def step(self, label): ...
+
+    def report(self, known, text): ...
+
+    def timed(self, name, seconds): ...
 
 
 @pytest.fixture(scope="module")
@@ -12,7 +27,7 @@ def found(gpus):
     """What was measured, with all that there is."""
     from ddpdiag.workloads.copies import CudaDevices, copies
 
-    return copies(CudaDevices(), Told(lambda step: None, lambda known: None, lambda name, seconds: None), deep=True)
+    return copies(CudaDevices(), Silent())
 
 
 def test_every_gpu_has_its_ways_to_and_from_the_host(found, gpus):

@@ -7,7 +7,7 @@ import pytest
 
 from ddpdiag.checks.host.alone import LOOPBACK
 from ddpdiag.checks.p2p.fallback import conditions
-from ddpdiag.checks.p2p.transport.check import SUBSYSTEMS
+from ddpdiag.checks.p2p.transport import SUBSYSTEMS
 from ddpdiag.codec import read_recording
 from ddpdiag.runtime.supervisor.supervisor import refused_override
 

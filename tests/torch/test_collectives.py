@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.checks.collective.wrong_values import guilt
+from ddpdiag.checks.collective.all_reduce import guilt
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
@@ -56,7 +56,7 @@ def be(rank, way):
     if answer["anywhere"]:
         answer["senders"], answer["wrong_from"] = collectives.broadcasts(Context, 4096, cpu, 64)
     else:
-        answer["seconds"] = collectives.time_all_reduce(Context, 4096, cpu, collectives.Calls(1, rank + 2))
+        answer["seconds"] = collectives.time_all_reduce(Context, 4096, cpu, (1, rank + 2))
     (folder / f"{way}-{rank}").write_text(json.dumps(answer))
     dist.barrier()
     dist.destroy_process_group()

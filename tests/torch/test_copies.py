@@ -15,8 +15,8 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
-from ddpdiag.model import Outcome, ProcessState, Severity, Status
-from ddpdiag.workloads.copies import PROBE_BYTES, CudaDevices, Job, Told, _words, copies, jobs
+from ddpdiag.model import Depth, Options, Outcome, ProcessState, Severity, Status
+from ddpdiag.workloads.copies import PROBE_BYTES, CudaDevices, Job, _words, copies, jobs
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 8), (2, 2), (16, 8)])
@@ -26,18 +26,28 @@ def test_gpus_behind_those_of_the_ranks_are_left_alone(monkeypatch, most, count)
 
 
 class Listener:
-    """What a trial told."""
+    """A trial, and what was told in it."""
 
-    def __init__(self):
+    def __init__(self, deep=False, end=lambda: math.inf):
         self.steps, self.reports = [], []
+        self.options = Options(depth=Depth.DEEP if deep else Depth.STANDARD)
+        self._end = end
 
     @property
-    def told(self):
-        return Told(self.steps.append, self.reports.append, lambda name, seconds: None)
+    def end(self):
+        return self._end()
+
+    def step(self, label):
+        self.steps.append(label)
+
+    def report(self, known, text):
+        self.reports.append(known)
+
+    def timed(self, name, seconds): ...
 
 
-def run(devices, **options):
-    return copies(devices, Listener().told, **options)
+def run(devices, *, begin=0, only=(), **trial):
+    return copies(devices, Listener(**trial), begin=begin, only=only)
 
 
 def pair(found, source, target):
@@ -158,7 +168,7 @@ def outcome(devices, trial, rank):
     end = {"trial": trial.number, "code": CHECK.code, "rank": rank, "step": 9}
     begin = trial.params.get(f"begin.{rank}", 0)
     try:
-        found = copies(devices, listener.told, begin=begin)
+        found = copies(devices, listener, begin=begin)
     except Hang:
         process = ProcessState(pid=4711, state="S", step_seconds=20.0, stack=("synchronize (cuda.py:9)",))
         so_far = Raw(encode(listener.reports[-1]))

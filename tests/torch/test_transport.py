@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p import transport
 from ddpdiag.model import Depth, Kind, Options, Place, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.workloads import group

@@ -76,7 +76,7 @@ def meshed(
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
     empty = Seen(world, mesh.CHECK, Recording(header=header, arrivals=world.arrivals))
     planned = [
-        structs.replace(new_trial(empty, groups=(tuple(range(size)),), attempt=number), number=number)
+        structs.replace(new_trial(empty, groups=(tuple(range(size)),)), number=number, attempt=number)
         for number, _ in enumerate(trials)
     ]
     outcomes = [

@@ -3,7 +3,7 @@
 from msgspec import structs
 from seen import seen_of, together
 
-from ddpdiag.checks.p2p.paths.check import CHECK, Data
+from ddpdiag.checks.p2p.paths import CHECK, Data
 from ddpdiag.probes.gpu.iommu import Bridge, Slot, Surroundings
 from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
 

@@ -6,9 +6,8 @@ from seen import seen_of, together
 
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
-from ddpdiag.checks.p2p.speed.check import CHECK
-from ddpdiag.checks.p2p.speed.judge import Data
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p import transport
+from ddpdiag.checks.p2p.speed import CHECK, Data
 from ddpdiag.probes.gpu.health import GpuUsers
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port

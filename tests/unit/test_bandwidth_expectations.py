@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bandwidth import bound, expect, factor, work
+from ddpdiag.bandwidth import bound, factor, work
 from ddpdiag.bench.options import COLLECTIVES
 from ddpdiag.model.bench import Bottleneck, Limits, Peer
 
@@ -59,7 +59,7 @@ def with_rails(rate: float, *, hosts: int = 2) -> dict[int, Limits]:
 def test_gloo_on_one_host_has_its_loopback_and_its_copies(
     golden, collective: str, limits: Limits, busbw: float
 ) -> None:
-    found = expect(collective, "gloo", world(2), same(limits, 2))
+    found = bound(collective, "gloo", world(2), same(limits, 2))
     assert found is not None
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
     golden(found.source)
@@ -70,14 +70,14 @@ def test_the_all_reduce_bound_of_gloo_comes_from_its_bytes(ranks: int) -> None:
     """Science by hand: 2(n-1)/n S over TCP, 3(n-1)/n S touched in memory, of which C bytes copied are 2C."""
     size, part = 1e9, (ranks - 1) / ranks
     seconds = 2 * part * size / 1.45e9 + 3 * part * size / (2 * 9.8e9)
-    found = expect("all_reduce", "gloo", world(ranks), same(CPU, ranks))
+    found = bound("all_reduce", "gloo", world(ranks), same(CPU, ranks))
     assert found is not None
     assert found.busbw_bytes_per_s == pytest.approx(size / seconds * 2 * part)
 
 
 def test_a_slow_rank_does_not_lower_what_is_asked_of_all() -> None:
     slow = Limits(copy_bytes_per_s=1e9, loopback_bytes_per_s=0.2e9)
-    assert expect("all_reduce", "gloo", world(3), {**same(CPU, 3), 1: slow}) == expect(
+    assert bound("all_reduce", "gloo", world(3), {**same(CPU, 3), 1: slow}) == bound(
         "all_reduce", "gloo", world(3), same(CPU, 3)
     )
 
@@ -116,7 +116,7 @@ def test_ranks_that_alternate_between_hosts_share_the_card() -> None:
 
 
 def test_a_card_of_unknown_speed_is_left_out_and_that_is_said(golden) -> None:
-    found = expect("all_reduce", "gloo", world(1, 1), same(CPU, 2))
+    found = bound("all_reduce", "gloo", world(1, 1), same(CPU, 2))
     assert found is not None
     assert found.busbw_bytes_per_s == pytest.approx(COPIES)
     golden(found.source)
@@ -124,7 +124,7 @@ def test_a_card_of_unknown_speed_is_left_out_and_that_is_said(golden) -> None:
 
 def test_what_nvls_may_reach_is_shown_where_it_is_known(golden) -> None:
     for collective, ranks in (("all_reduce", 8), ("all_reduce", 4), ("all_gather", 8)):
-        found = expect(collective, "nccl", world(ranks), same(H100, ranks))
+        found = bound(collective, "nccl", world(ranks), same(H100, ranks))
         assert found is not None
         golden(found.source)
 
@@ -247,12 +247,12 @@ def test_an_all_to_all_sends_more_out_of_its_host_than_a_ring() -> None:
 def test_where_nothing_is_known_nothing_is_expected(
     backend: str, hosts: dict[str, tuple[int, ...]], limits: dict[int, Limits]
 ) -> None:
-    assert expect("all_reduce", backend, hosts, limits) is None
+    assert bound("all_reduce", backend, hosts, limits) is None
 
 
 def test_gloo_scatters_what_it_reduced_as_a_whole() -> None:
     """torch makes reduce_scatter of an all-reduce, which sends twice what counts."""
-    found = expect("reduce_scatter", "gloo", world(1, 1), same(card(CPU, 0.125e9), 2))
+    found = bound("reduce_scatter", "gloo", world(1, 1), same(card(CPU, 0.125e9), 2))
     assert found is not None
     assert found.busbw_bytes_per_s == pytest.approx(0.94 * 0.125e9 / 2)
 
@@ -299,7 +299,7 @@ limits = st.builds(
     st.dictionaries(st.integers(0, 15), limits, max_size=16),
 )
 def test_any_limits_are_read(collective: str, backend: str, sizes: list[int], limits: dict[int, Limits]) -> None:
-    found = expect(collective, backend, world(*sizes), limits)
+    found = bound(collective, backend, world(*sizes), limits)
     if found is not None:
         assert found.busbw_bytes_per_s >= 0
         assert found.source.isascii()
@@ -309,7 +309,7 @@ def test_any_limits_are_read(collective: str, backend: str, sizes: list[int], li
 @given(st.sampled_from(COLLECTIVES), st.integers(2, 8), st.floats(1e8, 1e11), st.floats(1.0, 100.0))
 def test_twice_the_rate_is_twice_the_expectation(collective: str, ranks: int, rate: float, scale: float) -> None:
     slow, fast = (
-        expect(collective, "gloo", world(ranks), same(Limits(copy_bytes_per_s=r * 4, loopback_bytes_per_s=r), ranks))
+        bound(collective, "gloo", world(ranks), same(Limits(copy_bytes_per_s=r * 4, loopback_bytes_per_s=r), ranks))
         for r in (rate, rate * scale)
     )
     assert slow is not None

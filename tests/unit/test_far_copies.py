@@ -13,9 +13,8 @@ from test_p2p002 import GB, all_of, host_of, uuid_of, world
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.p2p import paths, transport
 from ddpdiag.checks.p2p.copies.check import CHECK
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.transport import check as transport
 from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, Severity, Status
 from ddpdiag.model.measurements import Copies

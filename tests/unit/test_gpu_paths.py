@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from seen import seen_of
 
-from ddpdiag.checks.p2p.paths.check import CHECK, Data
+from ddpdiag.checks.p2p.paths import CHECK, Data
 from ddpdiag.codec import decode
 from ddpdiag.model import Severity
 from ddpdiag.model.bench import Peer

@@ -23,7 +23,7 @@ from seen import seen_of, world_of
 
 from ddpdiag.checks.gpu import devices, memory_errors, present
 from ddpdiag.checks.gpu.visibility import Data as Enumerated
-from ddpdiag.checks.p2p.paths.check import CHECK, Data, ground
+from ddpdiag.checks.p2p.paths import CHECK, Data, ground
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 from ddpdiag.probes.gpu.paths import P2P, Paths

@@ -14,8 +14,8 @@ from seen import seen_of, together, with_events
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p import paths as p2p001
 from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
-from ddpdiag.checks.p2p.paths import check as p2p001
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
@@ -543,7 +543,7 @@ def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
     assert (finding.ranks, finding.nodes, finding.of_the_run) == ((), (), True)
     golden(finding)
-    assert not CHECK.matrices(world(4, {0: Copies()}))
+    assert not list(CHECK.matrices(world(4, {0: Copies()})))
 
 
 def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():

@@ -12,9 +12,9 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.paths import check as paths
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
@@ -67,7 +67,7 @@ def test_a_found_set_stands_though_no_time_is_left_for_pairs():
     run = Run(8, hangs_unless(P2P), options=Options(budget_seconds=45.0)).search()
     found = only(run)
     assert (found.code, found.env) == ("P2P003.fallback", P2P)
-    assert fallback.workarounds(run.seen) == P2P
+    assert fallback.needed(run.seen).variables == P2P
     assert len([part for part, _ in run.tried() if part == "pairs"]) < 2
 
 
@@ -123,7 +123,7 @@ def test_a_rank_that_is_lost_ends_the_search(golden):
     run = interrupted(run, Status.UNHEARD)
     run.lose(2)
     assert fallback.plan(run.seen) == ()
-    assert (only(run).code, fallback.workarounds(run.seen)) == ("P2P003.unfinished", {})
+    assert (only(run).code, fallback.needed(run.seen).variables) == ("P2P003.unfinished", {})
     golden(only(run))
 
 
@@ -143,7 +143,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     found = list(fallback.judge(seen))
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
-    if wanted := fallback.workarounds(seen):
+    if wanted := fallback.needed(seen).variables:
         good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
@@ -383,7 +383,7 @@ def test_training_does_not_take_what_only_makes_it_faster():
     variables = dict.fromkeys(range(4), P2P)
     run = Run(4, answer, variables=variables, options=LONG).search()
     assert only(run).code == "P2P003.held-back"
-    assert fallback.workarounds(run.seen) == {"NCCL_P2P_DISABLE": None}
+    assert fallback.needed(run.seen).variables == {"NCCL_P2P_DISABLE": None}
     assert fallback.job_workarounds(run.seen) == {}
     asked = Run(4, answer, variables=variables, options=Options(budget_seconds=600.0, uses_workarounds=True)).search()
     assert fallback.job_workarounds(asked.seen) == {"NCCL_P2P_DISABLE": None}
@@ -516,8 +516,8 @@ def test_a_backend_far_slower_than_gloo_is_a_warning_with_the_set_that_is_faster
     run = Run(2, answer, options=LONG).search()
     found = only(run)
     assert (found.code, found.severity, found.env) == ("P2P003.slow", Severity.WARNING, P2P)
-    assert fallback.workarounds(run.seen) == P2P
-    assert not fallback.works_with_workarounds(run.seen)
+    assert fallback.needed(run.seen).variables == P2P
+    assert not fallback.needed(run.seen).needed
     golden(found)
 
 
@@ -527,7 +527,7 @@ def test_a_failure_that_does_not_come_back_is_transient(golden):
     found = only(run)
     assert (found.code, found.severity) == ("P2P003.transient", Severity.WARNING)
     assert found.evidence["tried"] == ["as it is: works, 10.1 GB/s"] * 3
-    assert fallback.workarounds(run.seen) == {}
+    assert fallback.needed(run.seen).variables == {}
     golden(found)
 
 
@@ -546,5 +546,5 @@ def test_a_set_that_works_and_then_hangs_is_not_recommended(golden):
         "P2P: works, 6.71 GB/s",
         "P2P: hangs",
     ]
-    assert fallback.workarounds(run.seen) == {}
+    assert fallback.needed(run.seen).variables == {}
     golden(found)

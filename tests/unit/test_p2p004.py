@@ -10,8 +10,8 @@ from seen import seen_of, together, world_of
 from ddpdiag.checks.host.rdma_ports import check as rdma_ports
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
-from ddpdiag.checks.p2p.transport import check as transport
-from ddpdiag.checks.p2p.transport.judge import Data
+from ddpdiag.checks.p2p import transport
+from ddpdiag.checks.p2p.transport_judge import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
@@ -293,7 +293,7 @@ def test_columns_matrix_and_figures() -> None:
     assert (matrix.name, matrix.rows[0]) == ("p2p.transport", "rank 0")
     assert (matrix.cells[0][1], matrix.cells[3][4], matrix.cells[1][0]) == ("P2P/CUMEM", "NET/IB/GDRDMA", None)
     assert transport.figures(seen) == {"nccl.version": "2.27.7", "nccl.network": "IB"}
-    assert transport.matrices(seen_of(transport.CHECK, healthy(20), ranks_per_node=HOST)) == ()
+    assert list(transport.matrices(seen_of(transport.CHECK, healthy(20), ranks_per_node=HOST))) == []
 
 
 def test_only_nccl_between_gpus_has_ground(golden) -> None:

@@ -7,8 +7,8 @@ from seen import seen_of
 from speeds import FREE, GB, H100, PCIE, run, transport_of
 
 from ddpdiag.checks.p2p.copies import check as copies
-from ddpdiag.checks.p2p.speed.check import CHECK
-from ddpdiag.checks.p2p.speed.path import Timed, doubts_text, path_of
+from ddpdiag.checks.p2p.nccl_path import Timed, doubts_text, path_of
+from ddpdiag.checks.p2p.speed import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.probes.gpu.health import GpuUsers, Process

@@ -12,7 +12,7 @@ from ddpdiag.checks.gpu import memory_errors, present
 from ddpdiag.checks.gpu.visibility import Data as Enumerated
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p.fallback.causes import suspicions
-from ddpdiag.checks.p2p.paths.check import CHECK
+from ddpdiag.checks.p2p.paths import CHECK
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 from ddpdiag.probes.gpu.paths import P2P
 from ddpdiag.probes.host.limits import SharedMemory

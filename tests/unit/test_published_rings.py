@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
-from ddpdiag.bandwidth import expect
+from ddpdiag.bandwidth import bound
 from ddpdiag.model.bench import Limits
 from ddpdiag.nccl_rings import nvls_bytes_per_s
 from ddpdiag.probes.gpu.links import nvlink_rate, pcie_rate
@@ -35,7 +35,7 @@ class Machine(NamedTuple):
     switched: bool = True
 
     def expected(self, collective: str) -> float | None:
-        found = expect(collective, "nccl", self._world, dict.fromkeys(range(self.gpus * self.hosts), self.limits))
+        found = bound(collective, "nccl", self._world, dict.fromkeys(range(self.gpus * self.hosts), self.limits))
         return found.busbw_bytes_per_s if found else None
 
     @property

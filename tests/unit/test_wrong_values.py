@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.collective.wrong_values import guilt, suspects
+from ddpdiag.checks.collective.all_reduce import guilt, suspects
 from ddpdiag.checks.fabric.matching import round_robin
 
 

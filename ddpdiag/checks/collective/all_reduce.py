@@ -25,12 +25,14 @@ Sources: nccl-tests, doc/PERFORMANCE.md (bus bandwidth); PyTorch issue 84803 (wr
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 
+from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.collective.wrong_values import Guilt, guilt, suspects
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import names_text, ranks_text, who_text
@@ -50,6 +52,8 @@ FINDINGS = {
 SMALL_BYTES = 4
 # The share of a trial's time left that one size may take.
 _SHARE = 0.5
+# More than this share of a row or a column of the broadcasts must be wrong to condemn it.
+_MOST = 0.5
 # Where something is wrong, so many ranks at most broadcast, one after the other, so much.
 MAX_SENDERS = 64
 BROADCAST_BYTES = 1 << 20
@@ -81,13 +85,13 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check both sizes; then time them, or find out whose values are wrong."""
-    from ddpdiag.workloads.collectives import Calls, broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
 
-    def calls(warmup: int, timed: int, seconds: float) -> Calls:
-        return Calls(*affordable(warmup, timed, seconds, ctx.end - time.monotonic()))
+    def calls(warmup: int, timed: int, seconds: float) -> tuple[int, int]:
+        return affordable(warmup, timed, seconds, ctx.end - time.monotonic())
 
     senders, wrong_from = 0, tuple[int, ...]()
     with process_group(ctx, backend) as device:
@@ -98,22 +102,22 @@ def measure(ctx: Context) -> Data:
         if "round" in ctx.trial.params:
             ctx.step("leave the pair")
         elif on_any_rank(ctx, small.wrong + large.wrong > 0):
-            most = calls(0, MAX_SENDERS, large.seconds).timed
+            _, most = calls(0, MAX_SENDERS, large.seconds)
             senders, wrong_from = broadcasts(ctx, BROADCAST_BYTES, device, most)
         else:
             small_seconds = time_all_reduce(ctx, small.bytes, device, calls(5, 30, small.seconds))
             large_seconds = time_all_reduce(ctx, large.bytes, device, calls(2, 8, large.seconds))
     return Data(
-        backend,
-        len(ctx.group),
-        small.bytes,
-        samples(small_seconds),
-        large.bytes,
-        samples(large_seconds),
-        small.wrong + large.wrong,
-        senders,
-        wrong_from,
-        large.off_by,
+        backend=backend,
+        ranks=len(ctx.group),
+        small_bytes=small.bytes,
+        small_seconds=samples(small_seconds),
+        large_bytes=large.bytes,
+        large_seconds=samples(large_seconds),
+        wrong=small.wrong + large.wrong,
+        senders=senders,
+        wrong_from=wrong_from,
+        off_by=large.off_by,
     )
 
 
@@ -160,7 +164,6 @@ def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
 
 
 def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple[int, ...]:
-    """Ranks that were in no pair with a correct sum."""
     heard: dict[tuple[int, ...], bool] = {}
     for trial in _trials(seen, backend, in_pairs=True):
         answers = _rows(seen, trial)
@@ -170,18 +173,18 @@ def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple
     return suspects(tuple(rows), heard)
 
 
+def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
+    """Ranks that were in no pair with a correct sum; `heard` says of each pair whether its sum was wrong."""
+    cleared = {rank for pair, wrong in heard.items() if not wrong for rank in pair}
+    return tuple(rank for rank in ranks if rank not in cleared)
+
+
 def ground(world: World) -> str | None:
     """One rank sends nothing, and nccl none without GPUs."""
     return "there is one rank only, so there is no communication" if world.size == 1 else without_gpu(world)
 
 
-def busbw(bytes_: int, seconds: float, ranks: int) -> float:
-    """Bus bandwidth of an all-reduce in bytes per second (nccl-tests, doc/PERFORMANCE.md: algbw x 2(n-1)/n)."""
-    return bytes_ / seconds * 2 * (ranks - 1) / ranks
-
-
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Wrong values."""
     for trial in seen.trials:
         rows = {} if "round" in trial.params else _rows(seen, trial)
         if any(data.wrong for data in rows.values()):
@@ -197,6 +200,11 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
     where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
     fix = f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
+    by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
+    for rank, own in rows.items():
+        if own.wrong_from:
+            by_senders.setdefault(own.wrong_from, []).append(rank)
+    heard = [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in by_senders.items()]
     return seen.finding(
         "wrong",
         f"wrong values from {backend}" + (f", because of {who}" if found.ranks else ""),
@@ -204,19 +212,42 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         f"exact sum{_as_if(rows)}. {begun(who)}: {found.why}.",
         ranks=found.ranks,
         links=links,
-        evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": _heard(rows)},
+        evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": [*heard]},
         fix=fix,
         guess=fix,
     )
 
 
-def _heard(rows: Mapping[int, Data]) -> list[Scalar]:
-    """Which ranks received wrong values from which, one line for all with the same senders."""
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for rank, own in rows.items():
-        if own.wrong_from:
-            alike.setdefault(own.wrong_from, []).append(rank)
-    return [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in alike.items()]
+def _as_if(rows: Mapping[int, Data]) -> str:
+    """The meaning of a sum that is off by exactly one rank's part, on all ranks alike."""
+    offs = {data.off_by for data in rows.values() if data.wrong}
+    off = offs.pop() if len(offs) == 1 else None
+    if off is None or not 1 <= abs(off) <= len(rows) <= RANK_PERIOD:
+        return ""
+    return f", as if the part of rank {abs(off) - 1} had been {'counted twice' if off > 0 else 'left out'}"
+
+
+class Guilt(NamedTuple):
+    """Ranks, or else links (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
+
+    why: str
+    ranks: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+
+
+def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
+    """By broadcasts and sums; where they cannot decide, a rank whose pair is wrong in each round is at fault."""
+    found, rounds = _by_broadcasts(rows), _trials(seen, backend, in_pairs=True)
+    if found.ranks or found.links or not rounds:
+        return found
+    left = _suspects(seen, backend, rows)
+    if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
+        one, other = left
+        why = "the sum of these two is wrong, and there was no time left to test them with other ranks"
+        return Guilt(why, links=((one, other), (other, one)))
+    if 0 < 2 * len(left) < len(rows):
+        return Guilt("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
+    return Guilt(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
 
 
 def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
@@ -231,40 +262,55 @@ def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
     return found if senders else Guilt("there was no time left to find out whose values are wrong")
 
 
-def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
-    found = _by_broadcasts(rows)
-    if found.ranks or found.links or not _trials(seen, backend, in_pairs=True):
-        return found
-    left = _suspects(seen, backend, rows)
-    rounds = _trials(seen, backend, in_pairs=True)
-    if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
-        one, other = left
-        why = "the sum of these two is wrong, and there was no time left to test them with other ranks"
-        return Guilt(why, links=((one, other), (other, one)))
-    if 0 < 2 * len(left) < len(rows):
-        return Guilt("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
-    return Guilt(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
+def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
+    """Which rank or link corrupts values, by what each receiver got wrong when ranks below `senders` broadcast.
+
+    In the matrix of senders and receivers, a wrong row is a sender and a wrong column a receiver; a row and a column
+    together are the link between the two, and a single wrong cell is a link as well.
+    """
+    received = sorted(wrong_from.items())
+    if changed := tuple(rank for rank, wrong in received if rank in wrong):
+        return Guilt("its values are corrupted in its own memory, before they are sent", changed)
+    links = tuple((sender, rank) for rank, wrong in received for sender in sorted(wrong))
+    if not links:
+        return Guilt("the values that ranks broadcast arrive unchanged, so the summation is at fault")
+    if len(links) == 1:  # it has two ends, and condemns neither
+        return Guilt(
+            "only values on this link arrive wrong; the sender, the receiver or the path between them is at fault",
+            links=links,
+        )
+    # At which share of the others a sender's values arrive wrong, and those of which share a receiver gets wrong.
+    times = Counter(sender for sender, _ in links)
+    rows = {sender: times[sender] / max(1, len(wrong_from) - 1) for sender in range(senders)}
+    columns = {rank: len(wrong) / max(1, senders - (rank < senders)) for rank, wrong in received}
+    bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
+    bad_receivers = tuple(rank for rank, share in columns.items() if share > _MOST)
+    if bad_senders and not bad_receivers:
+        return Guilt("the values that it sends arrive wrong, and those of the others arrive unchanged", bad_senders)
+    if bad_receivers and not bad_senders:
+        return Guilt("the values that it receives are wrong, and at the others they are correct", bad_receivers)
+    # One sender that all get wrong, and one receiver that gets all wrong: in a ring, neighbours. Broadcasts pass
+    # through other ranks, so that a bad cable spoils what others send as well.
+    whole = [(a, b) for a, row in rows.items() for b, column in columns.items() if a != b and row == column == 1.0]
+    if len(whole) == 1:
+        return Guilt("the sender, the receiver or the path between them corrupts what is sent here", links=tuple(whole))
+    return Guilt("neither a single sender nor a single receiver explains the wrong values")
 
 
-def _as_if(rows: Mapping[int, Data]) -> str:
-    """The meaning of a sum that is off by exactly one rank's part, on all ranks alike."""
-    offs = {data.off_by for data in rows.values() if data.wrong}
-    off = offs.pop() if len(offs) == 1 else None
-    if off is None or not 1 <= abs(off) <= len(rows) <= RANK_PERIOD:
-        return ""
-    return f", as if the part of rank {abs(off) - 1} had been {'counted twice' if off > 0 else 'left out'}"
+def _busbw(data: Data) -> float:
+    """ZeroDivisionError where no time was measured: numbers of a stranger are not judged."""
+    return data.large_bytes / data.large_seconds.median * factor("all_reduce", data.ranks)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """Each rank's numbers over the backend that the job would use (the last one tried)."""
-    whole = {row.place.rank: row.data for row in seen.rows if "round" not in row.trial.params}
     return {
-        rank: {
-            "busbw_bytes_per_s": busbw(data.large_bytes, data.large_seconds.median, data.ranks),
+        row.place.rank: {
+            "busbw_bytes_per_s": _busbw(data),
             "latency_seconds": data.small_seconds.median,
         }
-        for rank, data in whole.items()
-        if data.ranks > 1
+        for row in seen.rows
+        if "round" not in row.trial.params and (data := row.data).ranks > 1
     }
 
 
@@ -276,7 +322,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
         rows, name = [data for data in whole if data.backend == backend], f"all_reduce.{backend}"
         slowest = max(rows, key=lambda data: data.large_seconds.median)
         out[f"{name}.bytes"] = slowest.large_bytes
-        out[f"{name}.busbw_bytes_per_s"] = busbw(slowest.large_bytes, slowest.large_seconds.median, slowest.ranks)
+        out[f"{name}.busbw_bytes_per_s"] = _busbw(slowest)
         out[f"{name}.latency_seconds"] = max(data.small_seconds.median for data in rows)
     return out
 

@@ -43,9 +43,9 @@ from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Pair, host_paths
+from ddpdiag.checks.p2p.host_paths import Pair, host_paths
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import begun, count, rate_text, share_text

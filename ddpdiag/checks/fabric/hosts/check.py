@@ -115,7 +115,7 @@ LATE_AFTER = 4.0
 
 def measure(ctx: Context) -> Data:
     """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
-    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
     from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
@@ -130,7 +130,7 @@ def measure(ctx: Context) -> Data:
         if on_any_rank(ctx, wrong > 0):
             wrong = max(wrong, 1)
         else:
-            calls = Calls(*affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic()))
+            calls = affordable(1, _CALLS, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         limits = gpu_limits(device) if device.type == "cuda" and ctx.place.local_rank == 0 else None
     return Data(len(ctx.group), large.bytes, samples(seconds), wrong, limits)

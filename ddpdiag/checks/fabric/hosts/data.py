@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import busbw, expect
+from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.matching import Domain
 from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round
@@ -114,7 +114,7 @@ class FabricState:
         hosts = {self.fleet.names[self._host_of[rank]]: self._host_of[rank] for rank in group if rank in self._host_of}
         own = {name: self.fleet.ranks[host] for name, host in hosts.items()}
         told = {rank: limits[ranks[0]] for ranks in own.values() for rank in ranks if ranks[0] in limits}
-        expected = expect("all_reduce", self._seen.world.backend, own, told) if len(told) == len(group) else None
+        expected = bound("all_reduce", self._seen.world.backend, own, told) if len(told) == len(group) else None
         return expected.busbw_bytes_per_s if expected is not None else None
 
     @cached_property

@@ -31,12 +31,12 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.p2p.copies.data import AGAIN, RankCopies, copies_by_rank, host_memory_links, is_repetition
-from ddpdiag.checks.p2p.copies.far_below import far_below, repeated_from, to_repeat
+from ddpdiag.checks.p2p.copies.far_below import far_below, to_repeat
 from ddpdiag.checks.p2p.copies.judge import asymmetric, host_slow, host_wrong, indirect, short, slow, wrong
 from ddpdiag.checks.p2p.copies.unfinished import apart, ends, failed, nothing, refused, untried, was_going_on
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.speed.path import FAR_RATIO
-from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Trial
+from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
+from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 
@@ -94,16 +94,16 @@ MOST_RETRIES = 3
 
 def measure(ctx: Context) -> Copies:
     ctx.step(CONTEXT_STEP)
-    from ddpdiag.workloads.copies import CudaDevices, Told, copies
+    from ddpdiag.workloads.copies import CudaDevices, copies
 
     # Each rank uses cuda:local_rank; GPUs with higher numbers may belong to another job, and be full and busy.
     devices = CudaDevices(ctx.place.local_world_size)
     if not devices.count:
         return Copies()  # no fault of this rank: why there is none is a question of other checks
-    told = Told(ctx.step, lambda known: ctx.report(known, f"{known.done} of {known.jobs} paths"), ctx.timed)
     begin = int(ctx.trial.params.get(_begin(ctx.place.rank), 0))
-    only = repeated_from(str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")))
-    return copies(devices, told, deep=ctx.options.depth is Depth.DEEP, begin=begin, only=only, end=lambda: ctx.end)
+    again = str(ctx.trial.params.get(f"{AGAIN}{ctx.place.rank}", "")).split()
+    only = tuple(tuple(map(int, word.split(">"))) for word in again)  # as `to_repeat` writes them
+    return copies(devices, ctx, begin=begin, only=only)
 
 
 def _begin(rank: int) -> str:
@@ -118,20 +118,13 @@ def plan(seen: Seen[Copies]) -> Sequence[Trial]:
     lookers = [set(_lookers(seen, host)) - tried for host in hosts_of(seen) if host.gpus]
     fresh = [min(ranks) for ranks in lookers if ranks]
     again = {} if fresh else _again(seen)
-    params = {_begin(rank): begin for rank, begin in again.items()}
+    params: dict[str, int | str] = {_begin(rank): begin for rank, begin in again.items()}
     groups = tuple((rank,) for rank in fresh or again)
-    if not groups:
-        return _repetition(seen)
-    return (new_trial(seen, groups=groups, params=params, may_fail=True),)
-
-
-def _repetition(seen: Seen[Copies]) -> Sequence[Trial]:
-    if any(map(is_repetition, seen.trials)):
-        return ()
-    all_copies = copies_by_rank(seen)
-    suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
-    params = {f"{AGAIN}{rank}": links for rank, links in suspects.items() if links and rank in seen.world.living}
-    groups = tuple((int(name.removeprefix(AGAIN)),) for name in params)
+    if not groups and not any(map(is_repetition, seen.trials)):
+        all_copies = copies_by_rank(seen)
+        suspects = {copies.rank: to_repeat(seen, copies, all_copies) for copies in all_copies}
+        chosen = {rank: links for rank, links in suspects.items() if links and rank in seen.world.living}
+        params, groups = {f"{AGAIN}{rank}": links for rank, links in chosen.items()}, tuple((rank,) for rank in chosen)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
 
 
@@ -205,19 +198,17 @@ def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
     return found
 
 
-def matrices(seen: Seen[Copies]) -> Sequence[Matrix]:
+def matrices(seen: Seen[Copies]) -> Iterator[Matrix]:
     """Per host, each pair of GPUs that a process sees, and each GPU's links to and from the host."""
     all_copies = copies_by_rank(seen)
-    found = []
     for copies in all_copies:
         if len(copies.gpus) > 1:
-            found.append(_between(copies, "copy", "", lambda pair: pair.bytes_per_s))
+            yield _between(copies, "copy", "", lambda pair: pair.bytes_per_s)
             if any(pair.through_host_bytes_per_s is not None for pair in copies.pairs.values()):
                 how = " through the host (P2P off)"
-                found.append(_between(copies, "staged", how, lambda pair: pair.through_host_bytes_per_s))
+                yield _between(copies, "staged", how, lambda pair: pair.through_host_bytes_per_s)
     for host in dict.fromkeys(copies.host for copies in all_copies if copies.gpus):
-        found.append(_with_host(host, [copies for copies in all_copies if copies.host == host]))
-    return found
+        yield _with_host(host, [copies for copies in all_copies if copies.host == host])
 
 
 def _between(copies: RankCopies, what: str, how: str, rate: Callable[[PairCopies], float | None]) -> Matrix:

@@ -12,8 +12,8 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Card, cards_of
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p import paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.model import Trial
 from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
 
@@ -103,13 +103,7 @@ def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
         shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
         numbers = numbered.get(host.ranks, {})
         for rank, rows in own.items():
-            copies = _rank_copies(host, rank, rows, len(shown) == 1, cards, takers, numbers)
-            second = {(pair.source, pair.target): pair for row in again[rank] for pair in row.pairs}
-            gpus = {gpu.index: gpu for row in again[rank] for gpu in row.gpus if gpu.to_bytes_per_s is not None}
-            pairs = {
-                link: _worse(pair, second[link]) if link in second else pair for link, pair in copies.pairs.items()
-            }
-            all_copies.append(structs.replace(copies, pairs=pairs, again=second, again_gpus=gpus))
+            all_copies.append(_rank_copies(host, rank, rows, again[rank], len(shown) == 1, cards, takers, numbers))
     return all_copies
 
 
@@ -125,15 +119,6 @@ def _numbers(seen: Seen[Copies]) -> dict[tuple[int, ...], dict[str, int]]:
     return unique | {own.host.ranks: {gpu.uuid: gpu.index for gpu in own.gpus if gpu.uuid} for own in known if own.gpus}
 
 
-def _worse(first: PairCopies, second: PairCopies) -> PairCopies:
-    """The first rates, and the wrong words of either."""
-    return structs.replace(
-        first,
-        wrong=max(first.wrong, second.wrong),
-        wrong_through_host=max(first.wrong_through_host, second.wrong_through_host),
-    )
-
-
 def is_repetition(trial: Trial) -> bool:
     """Were pairs measured a second time in it?"""
     return any(name.startswith(AGAIN) for name in trial.params)
@@ -143,6 +128,7 @@ def _rank_copies(
     host: Host,
     rank: int,
     rows: Sequence[Copies],
+    again: Sequence[Copies],
     alone: bool,
     cards: Mapping[str, Card],
     takers: Mapping[str, Sequence[int]],
@@ -153,12 +139,18 @@ def _rank_copies(
     for own in (own for row in rows for own in row.gpus):
         if own.index not in gpus or own.to_bytes_per_s is not None:
             gpus[own.index] = own
+    pairs = {(pair.source, pair.target): pair for row in rows for pair in row.pairs}
+    second = {(pair.source, pair.target): pair for row in again for pair in row.pairs}
+    for link in second.keys() & pairs.keys():  # the first rates, and the wrong words of either
+        one, other = pairs[link], second[link]
+        through_host = max(one.wrong_through_host, other.wrong_through_host)
+        pairs[link] = structs.replace(one, wrong=max(one.wrong, other.wrong), wrong_through_host=through_host)
     return RankCopies(
         host=host,
         rank=rank,
         alone=alone,
         gpus=gpus,
-        pairs={(pair.source, pair.target): pair for row in rows for pair in row.pairs},
+        pairs=pairs,
         both=tuple(both for row in rows for both in row.both),
         ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
         done=max(row.done for row in rows),
@@ -167,6 +159,8 @@ def _rank_copies(
         cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
         takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
         numbers={own.index: numbers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in numbers},
+        again=second,
+        again_gpus={gpu.index: gpu for row in again for gpu in row.gpus if gpu.to_bytes_per_s is not None},
     )
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.matrix import Link
-from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
+from ddpdiag.checks.p2p import paths, transport
+from ddpdiag.checks.p2p.copies.data import RankCopies, host_memory_links
 from ddpdiag.checks.p2p.copies.judge import (
     Subject,
     rates_by_access,
@@ -17,10 +18,8 @@ from ddpdiag.checks.p2p.copies.judge import (
     too_short,
     usual_rate,
 )
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Pair, host_paths
-from ddpdiag.checks.p2p.speed.path import doubts_text
-from ddpdiag.checks.p2p.transport import check as transport
+from ddpdiag.checks.p2p.host_paths import Pair, host_paths
+from ddpdiag.checks.p2p.nccl_path import doubts_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies
 from ddpdiag.probes.gpu.paths import Level
@@ -41,46 +40,35 @@ class Expected(NamedTuple):
 
 
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
-    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are, or
-    as many of these as there is time for."""
-    pairs = sorted(_far(seen, copies))
-    gpus = {own.gpu for own in far_from_host(seen, all_copies) if own.copies.rank == copies.rank}
+    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are (in
+    one direction or the other, below those of their model), or as many of these as there is time for."""
+    pairs = sorted(_far(seen, copies, _expected(seen, copies)))
+    least = seen.number("far_ratio")
+    gpus = {
+        own.gpu
+        for _, links in host_memory_links(all_copies)
+        for own in links
+        if own.copies.rank == copies.rank and own.bytes_per_s < least * siblings_rate(own, links)
+    }
     words = [*(f"{source}>{target}" for source, target in pairs), *map(str, sorted(gpus))]
     return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
-
-
-def repeated_from(text: str) -> tuple[tuple[int, ...], ...]:
-    """Pairs and GPUs as `to_repeat` writes them."""
-    return tuple(tuple(map(int, word.split(">"))) for word in text.split())
-
-
-def far_from_host(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Measured]:
-    """Links between a GPU and the host that are far below those of its model, in one direction or the other."""
-    for _, links in host_memory_links(all_copies):
-        for own in links:
-            if own.bytes_per_s < seen.number("far_ratio") * siblings_rate(own, links):
-                yield own
 
 
 def far_below(seen: Seen[Copies], copies: RankCopies) -> Iterator[tuple[Subject, Finding]]:
     """One for each thing that explains some of the slow pairs."""
     expected = _expected(seen, copies)
-    far = _far(seen, copies)
+    far = _far(seen, copies, expected)
     for subject in subjects(copies, far.keys(), expected.keys()):
         # Which GPUs are close to each other depends on how the host is built.
         if subject.kind != "islands" or not all(far[link].by_peers for link in subject.links):
             yield subject, _finding(seen, subject, {link: far[link] for link in subject.links})
 
 
-def _far(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
+def _far(seen: Seen[Copies], copies: RankCopies, expected: Mapping[Link, Expected]) -> dict[Link, Expected]:
     """The pairs that are far below, with what they should reach."""
-    ratio = seen.number("far_ratio")
-    short = too_short(copies)
-    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s and link not in short}
-    expected = _expected(seen, copies)
-    return {
-        link: expected[link] for link in rates if link in expected and rates[link] < ratio * expected[link].bytes_per_s
-    }
+    ratio, short = seen.number("far_ratio"), too_short(copies)
+    rates = {link: copies.pairs[link].bytes_per_s or 0.0 for link in expected if link not in short}
+    return {link: expected[link] for link, rate in rates.items() if 0 < rate < ratio * expected[link].bytes_per_s}
 
 
 def _expected(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:

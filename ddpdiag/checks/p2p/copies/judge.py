@@ -12,9 +12,9 @@ from ddpdiag.checks.gpu.cards import Card
 from ddpdiag.checks.gpu.other_users import not_free
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies, PairCopies
 from ddpdiag.text import begun, count, rate_text, share_text
@@ -58,7 +58,6 @@ class Subject(NamedTuple):
         severity: Severity | None = None,
         guess: str = "",
     ) -> Finding:
-        """A finding about these links."""
         return seen.finding(
             word,
             title,
@@ -275,7 +274,11 @@ def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[
             usual = siblings_rate(own, links)
             slot, source = slot_rate(own.copies.cards.get(own.gpu))
             if own.bytes_per_s < least_of_usual * usual:
-                far = _is_far_below(seen, own, there, usual)
+                # An error, if nothing else uses the GPU, and it is far below others of its model twice.
+                again = own.copies.again_gpus.get(own.gpu)
+                second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
+                far = second is not None and max(own.bytes_per_s, second) < seen.number("far_ratio") * usual
+                far = far and not any(not_free(seen, own.copies.uuids((own.gpu,))))
                 yield _slow(seen, own, there, usual, "GPUs of its model there reach in the median", far=far)
             elif own.bytes_per_s < least_of_slot * slot:
                 yield _slow(seen, own, there, slot, source)
@@ -286,15 +289,6 @@ def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
     siblings = [other.bytes_per_s for other in links if other.model == own.model]
     # Of an even split the lower half: behind another socket than the memory all are slower.
     return median_low(siblings) if len(siblings) > 2 else 0.0
-
-
-def _is_far_below(seen: Seen[Copies], own: Measured, there: bool, usual: float) -> bool:
-    """Is a GPU that nothing else uses far below others of its model, twice?"""
-    again = own.copies.again_gpus.get(own.gpu)
-    second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
-    least = seen.number("far_ratio") * usual
-    twice = own.bytes_per_s < least and second is not None and second < least
-    return twice and not any(not_free(seen, own.copies.uuids((own.gpu,))))
 
 
 def slot_rate(card: Card | None) -> tuple[float, str]:

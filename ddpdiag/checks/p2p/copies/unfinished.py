@@ -6,7 +6,6 @@ whole rank (RUN002).
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
@@ -16,10 +15,9 @@ from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
+from ddpdiag.text import count
 
-D = TypeVar("D")
-
-# nvml.h, nvmlComputeMode_t.
+# nvml.h, nvmlComputeMode_t: a GPU allows one process, and CUDA refuses a second one.
 _EXCLUSIVE = (1, 3)
 _GPU = re.compile(r"GPU (\d+)")
 _VERBS = {
@@ -45,12 +43,25 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
         copies = by_rank.get(outcome.rank)
         if NO_PEERS_LEFT in outcome.error:
             continue  # `refused` says so
+        step = copies.renumbered(outcome.at) if copies is not None else outcome.at
         if was_going_on(seen, outcome):
-            yield _unfinished(seen, outcome, copies)
-        elif copies is not None and "busy or unavailable" in outcome.error and _is_exclusive(copies):
-            yield _taken(seen, outcome, copies)
+            yield _unfinished(seen, outcome, step)
+        elif (
+            copies is not None
+            and "busy or unavailable" in outcome.error
+            and any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
+        ):
+            name = copies.host.name
+            yield seen.finding(
+                "taken",
+                "not all pairs of GPUs were tried",
+                f"{name}: '{step}' was refused: its GPUs allow one process each (compute mode 'exclusive process', "
+                "GPU008), and the ranks already use them. Only the collectives test these pairs.",
+                evidence=_evidence(outcome, step),
+                fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
+            )
         else:
-            yield _end(seen, outcome, copies)
+            yield _end(seen, outcome, copies, step)
 
 
 def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
@@ -61,38 +72,25 @@ def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
 
 
-def _is_exclusive(copies: RankCopies) -> bool:
-    """Is a GPU set to allow one process? CUDA then refuses a second one."""
-    return any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
-
-
-def _taken(seen: Seen[Copies], outcome: Outcome, copies: RankCopies) -> Finding:
-    name, step = copies.host.name, copies.renumbered(outcome.at)
-    return seen.finding(
-        "taken",
-        "not all pairs of GPUs were tried",
-        f"{name}: '{step}' was refused: its GPUs allow one process each (compute mode 'exclusive process', GPU008), "
-        "and the ranks already use them. Only the collectives test these pairs.",
-        evidence=_evidence(outcome, step),
-        fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
-    )
-
-
-def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
+def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None, step: str) -> Finding:
     node = seen.world.node_of(outcome.rank)
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
-    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
     what = f"'{step}'" if step else "copying between GPUs"
     verb = _VERBS[outcome.status]
     who = f": {', '.join(map(copies.full_label, gpus))}" if copies is not None and gpus else ""
+    others = ""
+    if copies is not None and copies.jobs:
+        fine, left = len(copies.pairs), copies.jobs - copies.done
+        others = f" {count(fine, 'other pair')} of GPUs were copied to the end." if fine else ""
+        others += f" {left} of {copies.jobs} steps were not done." if left > 1 else ""
     fix = _fix(outcome, node, direct=direct)
     # Of memory, a card speaks of a job's model and batch, and none takes part here.
     known = None if "out of memory" in outcome.error else cause_in(outcome)
     return seen.finding(
         outcome.status.value,
         f"{what} {verb} on {node}",
-        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{_others(copies)}",
+        f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{others}",
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
         nodes=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
@@ -113,16 +111,6 @@ def _story(outcome: Outcome) -> str:
         return f" Its process (pid {process.pid}) was {state_text(process)}{survived}{where}{since}."
     words = outcome.error.partition("\n")[0].rstrip(".")
     return f" {words}." if words else ""
-
-
-def _others(copies: RankCopies | None) -> str:
-    """What is known of the other pairs."""
-    if copies is None or not copies.jobs:
-        return ""
-    fine = len(copies.pairs)
-    left = copies.jobs - copies.done
-    known = f" {fine} other {'pair' if fine == 1 else 'pairs'} of GPUs were copied to the end." if fine else ""
-    return f"{known} {left} of {copies.jobs} steps were not done." if left > 1 else known
 
 
 def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
@@ -152,9 +140,8 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     return f"{look}; reset the GPU, or leave {node} out of the job."
 
 
-def _unfinished(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
+def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
     node = seen.world.node_of(outcome.rank)
-    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
     return seen.finding(
         "unmeasured",
         "not all copies between GPUs were measured",

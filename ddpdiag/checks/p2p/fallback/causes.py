@@ -2,23 +2,31 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import Data, HostPaths, gpus_of, host_paths, pairs_text
-from ddpdiag.checks.p2p.paths.judge import addresses, hides_acs, redirecting, said_of_pairs
+from ddpdiag.checks.p2p.host_paths import (
+    Data,
+    HostPaths,
+    addresses,
+    gpus_of,
+    hides_acs,
+    host_paths,
+    pairs_text,
+    redirecting,
+    said_of_pairs,
+)
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Severity, Status
 from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.stats import quantile
 
-D = TypeVar("D")
 Ranks = tuple[int, ...]
 
 # A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
@@ -58,7 +66,7 @@ _BETWEEN_PROCESSES = (
 )
 
 
-def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str:
+def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> str:
     """A sentence on the first member: what another check saw of it, else what it mostly is; empty if it is the user's.
 
     What was set by the user and is taken away is its own cause. `nodes` are the hosts on which it fails, if that is
@@ -81,18 +89,13 @@ def cause(seen: Seen[D], members: Sequence[Member], nodes: Sequence[str]) -> str
         elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
-    return _CLEARED[kind] if _is_cleared(seen, kind) else f"Usual cause: {_USUAL[kind]}."
-
-
-def _is_cleared(seen: Seen[D], kind: str) -> bool:
-    """Did a check look at the usual cause and find nothing?"""
-    if kind == "SHM":
-        return bool(seen.of(shared_memory.CHECK).by_rank)
     cards = cards_of(seen.of(memory_errors.CHECK)) if kind == "NVLS" else ()
-    return bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+    joined = bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+    cleared = joined or (kind == "SHM" and bool(seen.of(shared_memory.CHECK).by_rank))
+    return _CLEARED[kind] if cleared else f"Usual cause: {_USUAL[kind]}."
 
 
-def _right_copies(seen: Seen[D], hosts: Sequence[Sequence[int]]) -> int:
+def _right_copies(seen: Seen[Any], hosts: Sequence[Sequence[int]]) -> int:
     """How many direct copies between GPUs of these hosts P2P002 made; 0 unless all of them ended and were right."""
     copies = seen.of(by_code("P2P002"))
     ranks = frozenset(chain.from_iterable(hosts))
@@ -108,22 +111,19 @@ def suspicions(seen: Seen[Data], host_ranks: Sequence[int], *, copied: bool = Fa
     `copied`, direct copies arrived right, so that nothing on the PCIe paths keeps them from it.
     """
     ranks = frozenset(host_ranks)
-    said = [*_fabric(seen, ranks), *_isolation(seen, ranks)]
+    said: list[str] = []
+    # GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing.
+    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
+    if faults := [(card, fault) for card in cards for fault in nvswitch.joined(card)]:
+        card, fault = faults[0]
+        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
+        said.append(f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}")
+    said += _isolation(seen, ranks)
     if paths_here := next((own for own in host_paths(seen) if ranks & {*own.host.ranks}), None):
         said += [*said_of_pairs(seen, paths_here), *(() if copied else _pcie(paths_here))]
     # What NCCL takes instead of P2P, and for setting it up.
     shm = (own for own in seen.findings_of("HST003") if own.severity is not Severity.NOTE and ranks & {*own.ranks})
     return (*said, *(finding.message.removesuffix(".") for finding in shm))
-
-
-def _fabric(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
-    """GPU007's own words: without the fabric manager CUDA does not start, and NVLinks carry nothing."""
-    cards = (card for card in cards_of(seen.of(memory_errors.CHECK)) if ranks & {*card.host.ranks})
-    faults = [(card, fault) for card in cards for fault in nvswitch.joined(card)]
-    if faults:
-        card, fault = faults[0]
-        more = f" (and {len(faults) - 1} more GPUs)" if len(faults) > 1 else ""
-        yield f"{card.label}{more}: {fault.said}; look at nvidia-fabricmanager on {card.host.name}"
 
 
 def _isolation(seen: Seen[Data], ranks: frozenset[int]) -> Iterator[str]:
@@ -177,7 +177,7 @@ class Places(NamedTuple):
     concerned: tuple[int, ...] = ()
 
 
-def places(seen: Seen[D], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
+def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
     """From the rounds of pairs, where these differ; else the hosts."""
     bad, good = _sorted_pairs(end.rounds, slow=first.works)
     if bad and good:
@@ -209,7 +209,7 @@ def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], 
     return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
 
 
-def _between(seen: Seen[D], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
+def _between(seen: Seen[Any], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
     """One rank that fails with every other rank is to blame; else the links are, and neither of their ends.
 
     Where not the `whole` of the pairs was tried, more of them may fail.

@@ -36,11 +36,11 @@ guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubl
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 from msgspec import Struct, structs
 
-from ddpdiag.bandwidth import busbw, expect
+from ddpdiag.bandwidth import bound, busbw, factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
@@ -48,17 +48,14 @@ from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
 from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
-from ddpdiag.checks.p2p.fallback.deadlines import LARGE_ON_GPU_BYTES, first_use_seconds, pairs_deadline, set_deadline
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
-from ddpdiag.model.bench import Expectation, Limits
-from ddpdiag.model.trial import Context
+from ddpdiag.model.bench import Limits
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
-
-D = TypeVar("D")
 
 FINDINGS = {
     "fallback": Explained(
@@ -77,9 +74,11 @@ FINDINGS = {
     "both": Explained.note("gloo fails as well, so the paths between GPUs are not the cause.", same_item=True),
 }
 
-_SMALL_BYTES = 4
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
-_LARGE_BYTES = {"cpu": 4 << 20}
+_LARGE_ON_CPU_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
+# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
+_PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
+_SMALL_BYTES = 4
 # What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
 _END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
@@ -101,7 +100,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """A small and a large all-reduce with known sums; the large one is timed."""
-    from ddpdiag.workloads.collectives import Calls, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, connect, on_any_rank, time_all_reduce
     from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
@@ -109,10 +108,11 @@ def measure(ctx: Context) -> Data:
     with process_group(ctx, backend) as device:
         connect(ctx, device)
         small = check_all_reduce(ctx, _SMALL_BYTES, device)
-        large = check_all_reduce(ctx, _LARGE_BYTES.get(device.type, LARGE_ON_GPU_BYTES), device)
+        size = _LARGE_ON_CPU_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
+        large = check_all_reduce(ctx, size, device)
         seconds = [large.seconds]
         if not on_any_rank(ctx, small.wrong + large.wrong > 0):
-            calls = Calls(*affordable(1, 6, large.seconds, ctx.end - time.monotonic()))
+            calls = affordable(1, 6, large.seconds, ctx.end - time.monotonic())
             seconds = time_all_reduce(ctx, large.bytes, device, calls)
         ctx.step("read the links of the GPU")
         limits = gpu_limits(device, ctx.trial.env) if device.type == "cuda" else None
@@ -141,15 +141,43 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
         Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
         Part.PAIRS: pairs_of(hosts, step.round),
     }[step.part]
-    params = {
-        "backend": seen.world.backend,
-        "part": step.part.value,
-        "set": step.set,
-        "round": step.round,
-        **search_order(seen).params,
-    }
+    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
+    params |= search_order(seen).params
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
     return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)))
+
+
+def pairs_deadline(seen: Seen[Any], usual: float) -> float:
+    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
+    slowest = _slowest_seconds(seen)
+    if slowest is None or f"{seen.check.code}.deadline_seconds" in seen.options.settings:
+        return usual
+    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
+
+
+def _slowest_seconds(seen: Seen[Any]) -> float | None:
+    """What the slowest trial took that went well; None if none did."""
+    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
+    return max((outcome.seconds for outcome in seen.outcomes if outcome.trial in worked), default=None)
+
+
+def set_deadline(seen: Seen[Any], usual: float) -> float:
+    """Less than usual where gloo worked: each set that hangs costs all of it, and one that is far slower is no help."""
+    gloo = before(seen, "gloo")
+    if gloo is None or not gloo.busbw or f"{seen.check.code}.deadline_seconds" in seen.options.settings:
+        return usual
+    # The all-reduce runs twice at least, at a rate that may be worse than gloo's by slower_than_gloo.
+    moved = 2 * _LARGE_ON_GPU_BYTES * factor("all_reduce", seen.world.size)
+    seconds = max(seen.number("slower_than_gloo") * moved / gloo.busbw, _slowest_seconds(seen) or 0.0)
+    # What the number of ranks adds to the usual one stays.
+    return min(usual, usual - seen.check.deadline + max(_LEAST_DEADLINE, _PATIENCE * seconds))
+
+
+def first_use_seconds(seen: Seen[Any]) -> float:
+    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
+    done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
+    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
+    return max(_LEAST_DEADLINE, _PATIENCE * slowest)
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
@@ -214,13 +242,14 @@ def ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What the search found."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
     if seen.trials and not without_backend(seen.outcomes):
         end, tried = progress_of(seen)
-        expected = _expected(seen)
+        # What the GPUs' links and cards should give, where a set worked on all ranks and reported them.
+        limits = {row.place.rank: row.data.limits for row in seen.rows if row.data.limits is not None}
+        hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
         yield from findings(
             seen,
             SearchResult(
@@ -229,54 +258,35 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 ground=ground_of(seen),
                 skipped=overrides_here(seen)[1],
                 gloo=gloo.busbw if gloo is not None else None,
-                expected=expected.busbw_bytes_per_s if expected else None,
-                source=expected.source if expected else "",
+                expected=bound("all_reduce", seen.world.backend, hosts, limits) if limits else None,
             ),
         )
 
 
-def _expected(seen: Seen[Data]) -> Expectation | None:
-    """What the GPUs' links and cards should give, where a set worked on all ranks and reported them."""
-    limits = {row.place.rank: row.data.limits for row in seen.rows if row.data.limits is not None}
-    hosts = {f"{name} {boot}": ranks for (name, boot), ranks in seen.world.hosts.items()}
-    return expect("all_reduce", seen.world.backend, hosts, limits) if limits else None
-
-
-def workarounds(seen: Seen[Data]) -> dict[str, str | None]:
-    """The variables that the job needs, or that make it faster, as they were tried; empty if there are none."""
-    end, _ = progress_of(seen)
-    if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
-        return {}
-    return Step(Part.WHOLE, end.members).env
-
-
-def job_workarounds(any_check: Seen[D]) -> dict[str, str | None]:
-    """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
-    seen = any_check.of(CHECK)
-    return workarounds(seen) if seen.options.uses_workarounds or works_with_workarounds(seen) else {}
-
-
-def works_with_workarounds(seen: Seen[Data]) -> bool:
-    """Did the backend fail as it is, and was a set found with which it works?"""
-    end, tried = progress_of(seen)
-    found = isinstance(end, Ended) and end.kind is Outcomes.FOUND
-    return found and not all(own.works for own in tried if own.step == Step(Part.WHOLE))
-
-
-def blocks(seen: Seen[D]) -> str | None:
-    """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
-    return None if works_with_workarounds(seen.of(CHECK)) else seen.of(all_reduce.CHECK).hindrance
-
-
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The workarounds, whether the backend fails without them, and the sentence that advises to set them."""
-    env = workarounds(seen)
-    if not env or not works_with_workarounds(seen):
+    """The variables that the job needs, or that make it faster, as they were tried; none if none were found.
+
+    They are needed where the backend failed as it is; then with the sentence that advises to set them.
+    """
+    end, tried = progress_of(seen)
+    if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
+        return Workarounds()
+    env = Step(Part.WHOLE, end.members).env
+    if end.kind is Outcomes.HELD_BACK or all(own.works for own in tried if own.step == Step(Part.WHOLE)):
         return Workarounds(env)
-    end, _ = progress_of(seen)
-    runs = f" in {runs_text(end)}" if isinstance(end, Ended) else ""
-    text = f"Run the job {workarounds_text(env)}, which worked{runs} ({CHECK.code})."
+    text = f"Run the job {workarounds_text(env)}, which worked in {runs_text(end)} ({CHECK.code})."
     return Workarounds(env, needed=True, fix=text)
+
+
+def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
+    """Those that the job will have, or cannot do without. What only makes it faster is not measured as if it had it."""
+    found = needed(any_check.of(CHECK))
+    return found.variables if any_check.options.uses_workarounds or found.needed else {}
+
+
+def blocks(seen: Seen[Any]) -> str | None:
+    """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
+    return None if needed(seen.of(CHECK)).needed else seen.of(all_reduce.CHECK).hindrance
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
@@ -288,7 +298,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
         trials = (t for t in seen.recording.trials if t.params.get("backend") == seen.world.backend)
         known = {trial.number for trial in trials if trial.code == all_reduce.CHECK.code}
         own = code == "RUN003" and finding.evidence.get("trial") in known
-    works = own and seen.options.uses_workarounds and workarounds(seen) and works_with_workarounds(seen)
+    works = own and seen.options.uses_workarounds and needed(seen).needed
     return f"The backend works with the exports of {CHECK.code}." if works else None
 
 
@@ -296,7 +306,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """What the backend reaches with the workarounds: the slowest of the runs that confirmed them."""
     end, _ = progress_of(seen)
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
-    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and workarounds(seen) else {}
+    return {"fallback.busbw_bytes_per_s": min(rates)} if rates and needed(seen).variables else {}
 
 
 CHECK = Check(

@@ -1,28 +1,27 @@
 """What is known before the search: what failed, what the user has set, and which overrides may matter here."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.blame import is_echo, stopped_by_themselves, without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
-from ddpdiag.checks.p2p.fallback.order import Order, order_of
+from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
-from ddpdiag.checks.p2p.paths import check as paths
-from ddpdiag.checks.p2p.paths.data import host_paths
+from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.checks.rendezvous import interfaces
-from ddpdiag.model import Outcome, Status, Trial
+from ddpdiag.model import Outcome, Severity, Status, Trial
 from ddpdiag.nccl_rings import version_of
 from ddpdiag.probes.net.tcp_connect import is_loopback
-
-D = TypeVar("D")
 
 # What is wrong before anything is sent: texts that no card explains, and the checks of GPUs that explain known ones.
 _OTHER_REASONS = ("Unknown backend type", "torch sees none")
@@ -66,6 +65,37 @@ _CLOSING = {
 }  # fmt: skip
 
 
+# What NCCL writes of each: names of its source files (src/transport, src/misc, src/mnnvl.cc) and its messages.
+_TEXTS = {
+    "P2P": ("p2p.cc", "P2P is disabled", "peer access", "peer mapping", "cudaIpc"),
+    "SHM": ("/dev/shm", "shmutils", "transport/shm.cc", "posix_fallocate"),
+    "NVLS": ("nvls", "NVLS", "multicast", "Multicast"),
+    "CUMEM": ("cuMem",),
+    "MNNVL": ("MNNVL", "IMEX"),
+    "GDR": ("DMA-BUF", "dmabuf", "nv_peer_mem", "GPU Direct RDMA", "ibv_reg_mr"),
+    "PXN": ("PXN",),
+    "PLUGIN": ("NET/Plugin", "libnccl-net", "NET/OFI"),
+    "IB": ("net_ib", "NET/IB", "ibv_", "IBV_WC"),
+}
+# Checks whose findings make one of them likely.
+_SUSPECTED_BY = {"HST003": "SHM", "GPU007": "NVLS"}
+# The order of recordings without one.
+_OLDER = ("P2P", "SHM", "NVLS", "CUMEM", "GDR", "PLUGIN", "IB")
+_SEPARATOR = ", "
+
+
+class Order(NamedTuple):
+    """The overrides by name, in the order in which they are tried; `named` by the error of COL001, each tried alone."""
+
+    names: tuple[str, ...]
+    named: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> dict[str, str]:
+        """As each trial of the search records it, so that a later version judges the search that was made."""
+        return {"order": _SEPARATOR.join(self.names), "named": _SEPARATOR.join(self.named)}
+
+
 class Before(NamedTuple):
     """What the all-reduce of COL001 gave over one backend: None if it was not tried."""
 
@@ -74,7 +104,7 @@ class Before(NamedTuple):
     busbw: float | None
 
 
-def before(seen: Seen[D], backend: str) -> Before | None:
+def before(seen: Seen[Any], backend: str) -> Before | None:
     """How COL001 went over this backend, with all ranks together."""
     known = seen.of(all_reduce.CHECK)
     for trial in known.trials:
@@ -82,12 +112,12 @@ def before(seen: Seen[D], backend: str) -> Before | None:
             rows = [row.data for row in known.rows if row.trial is trial]
             works = known.went_well(trial) and not any(data.wrong for data in rows)
             slowest = max((data.large_seconds.median for data in rows), default=0.0)
-            rate = all_reduce.busbw(rows[0].large_bytes, slowest, rows[0].ranks) if works and slowest > 0 else None
+            rate = busbw("all_reduce", rows[0].large_bytes, slowest, rows[0].ranks) if works and slowest > 0 else None
             return Before(trial, works, rate)
     return None
 
 
-def moot(seen: Seen[D]) -> str | None:
+def moot(seen: Seen[Any]) -> str | None:
     """Why there is nothing to search for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     if said := without_backend(
@@ -98,9 +128,10 @@ def moot(seen: Seen[D]) -> str | None:
         return None
     if not own.works and any(found.code == "LCH002.process-group" for found in seen.findings_of("LCH002")):
         return f"ranks open different process groups for {seen.world.backend}, which {lch002.NCCL_CLASS} chooses"
-    if reason := _other_reason(seen, own):
+    failed = [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
+    if reason := _other_reason(seen, failed):
         return f"{seen.world.backend} fails for a reason that no variable avoids: {reason}"
-    if ranks := stopped_by_themselves(_failed(seen, own), seen.world.backend):
+    if ranks := stopped_by_themselves(failed, seen.world.backend):
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: the cause is the network or a host, not paths between GPUs"
@@ -112,22 +143,17 @@ def moot(seen: Seen[D]) -> str | None:
     return f"{seen.world.backend} works as it is, and no variable that is set slows it down"
 
 
-def _other_reason(seen: Seen[D], own: Before) -> str:
+def _other_reason(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
     """The errors of ranks that failed by themselves, if none of that concerns the paths between GPUs."""
-    outcomes = _failed(seen, own)
-    if not outcomes:
+    if not failed:
         return ""
     shared = next((found for found in seen.findings_of("GPU002") if found.code == "GPU002.shared"), None)
     if shared is not None:
         return f"{ranks_text(shared.ranks)} share a GPU ({shared.code})"
     # NCCL's own words are behind torch's first line.
-    errors = [o.error for o in outcomes if not o.told and not is_echo(o)]
+    errors = [o.error for o in failed if not o.told and not is_echo(o)]
     lines = [next((line for line in error.split("\n") if _is_other_reason(line)), None) for error in errors]
     return lines[0] or "" if lines and None not in lines else ""
-
-
-def _failed(seen: Seen[D], own: Before) -> list[Outcome]:
-    return [o for o in seen.recording.outcomes if o.trial == own.trial.number and o.status is not Status.DONE]
 
 
 def _is_other_reason(line: str) -> bool:
@@ -135,7 +161,7 @@ def _is_other_reason(line: str) -> bool:
     return any(text in line for text in _OTHER_REASONS) or (known is not None and known.check in _OF_GPUS)
 
 
-def ground_of(seen: Seen[D]) -> Ground:
+def ground_of(seen: Seen[Any]) -> Ground:
     """Where the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     settings, files = _settings(seen)
@@ -159,17 +185,36 @@ def ground_of(seen: Seen[D]) -> Ground:
     )
 
 
-def search_order(seen: Seen[D]) -> Order:
-    """In which order overrides are tried, going by the errors of COL001 over the job's backend."""
+def search_order(seen: Seen[Any]) -> Order:
+    """The order that this run's search has, or will have: what errors name first, then what a check suspects."""
+    if seen.trials:
+        params = seen.trials[0].params
+        if "order" not in params:
+            return Order(_OLDER)
+        names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
+        return Order(names, named)
     usual = tuple(override.name for override in (*INSIDE, *ACROSS))
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    if not seen.trials and (own is None or (own.works and _slow_below(seen, own, gloo) is None)):
+    if own is None or (own.works and _slow_below(seen, own, gloo) is None):
         return Order(usual)  # nothing is searched for, and large worlds have many findings
-    failed = (o for o in seen.recording.outcomes if own is not None and o.trial == own.trial.number)
-    return order_of(seen, usual, failed)
+    failed = [o for o in seen.recording.outcomes if o.trial == own.trial.number]
+    # What ranks raised, and NCCL's warnings in their output: with NCCL_DEBUG=INFO that names all there is.
+    warnings = (line for o in failed for line in o.detail.split("\n") if "NCCL WARN" in line)
+    text = "\n".join((*(o.error for o in failed), *warnings))
+    named = tuple(name for name in usual if any(part in text for part in _TEXTS.get(name, ())))
+    suspected = [
+        name
+        for code, name in _SUSPECTED_BY.items()
+        if any(finding.severity is not Severity.NOTE for finding in seen.findings_of(code))
+    ]
+    # On such boards NCCL takes NVLS for most sizes; where the fabric manager is at fault, it hangs or raises there.
+    if any(card.health.fabric.state == JOINED for card in cards_of(seen.of(memory_errors.CHECK))):
+        suspected.append("NVLS")
+    ranks = dict.fromkeys(suspected, 1) | dict.fromkeys(named, 0)
+    return Order(tuple(sorted(usual, key=lambda name: ranks.get(name, 2))), named)
 
 
-def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float | None:
+def _slow_below(seen: Seen[Any], own: Before | None, gloo: Before | None) -> float | None:
     """gloo goes through every host's processors: what is far slower than that is not as it should be."""
     if own is None or gloo is None or own.busbw is None or gloo.busbw is None:
         return None
@@ -177,7 +222,7 @@ def _slow_below(seen: Seen[D], own: Before | None, gloo: Before | None) -> float
     return least if own.busbw < least else None
 
 
-def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
+def _settings(seen: Seen[Any]) -> tuple[Mapping[str, str], Files]:
     """NCCL's variables on any rank, and its configuration files; of different values, one that costs speed."""
     variables: dict[str, str] = {}
     files: dict[str, dict[str, str]] = {}
@@ -190,27 +235,32 @@ def _settings(seen: Seen[D]) -> tuple[Mapping[str, str], Files]:
     return variables, files
 
 
-def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
+def overrides_here(seen: Seen[Any]) -> tuple[Members, dict[str, str]]:
     """The overrides that may matter here, and for each of the others why it cannot."""
     hosts = tuple(seen.world.hosts.values())
     skipped: dict[str, str] = {}
-    if max(map(len, hosts), default=0) < 2:
+    if alone := max(map(len, hosts), default=0) < 2:
         skipped |= dict.fromkeys((override.name for override in INSIDE), "each host has one rank")
     else:
         skipped |= {override.name: why for override, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
-    if reason := _no_rdma(seen):
-        skipped |= dict.fromkeys(("GDR", "PXN", "IB"), reason)
-    if max(map(len, hosts), default=0) < 2:
+    rows = seen.of(hst004.CHECK).by_rank.values()
+    # A bus that could not be read may have a device.
+    if rows and all(row.rdma is not None and not row.rdma for row in rows):
+        skipped |= dict.fromkeys(("GDR", "PXN", "IB"), "no host has an InfiniBand or RoCE device")
+    if alone:
         skipped["PXN"] = "each host has one rank"
+    names = _candidates(seen) if len(hosts) > 1 else ()
     if len(hosts) < 2:
         skipped |= dict.fromkeys(("MNNVL", "PXN", "IFNAME"), "there is one host")
-    elif reason := _no_mnnvl(seen):
-        skipped["MNNVL"] = reason
-    names = _candidates(seen) if len(hosts) > 1 else ()
-    if len(hosts) > 1 and len(names) < 2:
-        skipped["IFNAME"] = "the hosts have one interface in common" if names else "no interface is known on all hosts"
+    else:
+        cards = cards_of(seen.of(memory_errors.CHECK))
+        if cards and not any(card.health.fabric.may_span_hosts for card in cards):
+            skipped["MNNVL"] = "no GPU belongs to a domain of NVLinks between hosts"
+        if len(names) < 2:
+            few = "the hosts have one interface in common" if names else "no interface is known on all hosts"
+            skipped["IFNAME"] = few
     # An older version's search did not know of all of them.
     known = search_order(seen).names
     skipped = {name: why for name, why in skipped.items() if name in known or name == "IFNAME"}
@@ -218,7 +268,7 @@ def overrides_here(seen: Seen[D]) -> tuple[Members, dict[str, str]]:
     return tuple(override for override in overrides if override.name not in skipped), skipped
 
 
-def _no_p2p(seen: Seen[D]) -> str:
+def _no_p2p(seen: Seen[Any]) -> str:
     """NCCL asks NVML as well, and takes no path that it does not allow; but it gives up where there are NVLinks.
 
     (ncclTopoCheckP2p in graph/paths.cc: "P2P is disabled between NVLINK connected GPUs", an error.)
@@ -229,11 +279,10 @@ def _no_p2p(seen: Seen[D]) -> str:
     return "NVML allows no P2P between any two GPUs" if told else ""
 
 
-def _no_nvls(seen: Seen[D]) -> str:
+def _no_nvls(seen: Seen[Any]) -> str:
     """Without a switch there is no NVLS. GPUs that no check has seen may have one."""
     cards = cards_of(seen.of(memory_errors.CHECK))
-    told = cards and not any(card.health.fabric.state is not None for card in cards)
-    if told:
+    if cards and not any(card.health.fabric.state is not None for card in cards):
         return "no GPU belongs to an NVSwitch fabric"
     hosts = tuple(seen.world.hosts.values())
     version = next(filter(None, (row.nccl for row in seen.of(versions.CHECK).by_rank.values())), None)
@@ -243,21 +292,7 @@ def _no_nvls(seen: Seen[D]) -> str:
     return ""
 
 
-def _no_mnnvl(seen: Seen[D]) -> str:
-    """A domain of NVLinks that spans hosts has a UUID."""
-    cards = cards_of(seen.of(memory_errors.CHECK))
-    told = cards and not any(card.health.fabric.may_span_hosts for card in cards)
-    return "no GPU belongs to a domain of NVLinks between hosts" if told else ""
-
-
-def _no_rdma(seen: Seen[D]) -> str:
-    """A bus that could not be read may have a device."""
-    rows = seen.of(hst004.CHECK).by_rank.values()
-    told = rows and all(row.rdma is not None and not row.rdma for row in rows)
-    return "no host has an InfiniBand or RoCE device" if told else ""
-
-
-def _candidates(seen: Seen[D]) -> tuple[str, ...]:
+def _candidates(seen: Seen[Any]) -> tuple[str, ...]:
     """Interfaces that are up on every host with an address that others may reach, by name."""
     answers = [next(iter(rows.values())) for _, rows in answers_by_host(seen.of(interfaces.CHECK))]
     usable = [

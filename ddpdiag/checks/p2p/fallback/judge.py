@@ -1,8 +1,9 @@
 """What the search found, in findings."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from ddpdiag.bandwidth import Bound
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import workarounds_text
@@ -14,13 +15,11 @@ from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, reached_text, times_text
 
-D = TypeVar("D")
-
 
 class SearchResult(NamedTuple):
     """How far it went, what was tried in order, what was not and why, and the prices: gloo's rate and the expected one.
 
-    Rates are bus bandwidths in bytes per second; `source` says where the expected one comes from.
+    gloo's rate is a bus bandwidth in bytes per second.
     """
 
     end: Step | Ended
@@ -28,8 +27,7 @@ class SearchResult(NamedTuple):
     ground: Ground
     skipped: dict[str, str]
     gloo: float | None = None
-    expected: float | None = None
-    source: str = ""
+    expected: Bound | None = None
 
     @property
     def as_it_is(self) -> tuple[Tried, ...]:
@@ -57,17 +55,15 @@ _VERBS = {
 }
 
 
-def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
+def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
     """At most one."""
     if isinstance(result.end, Step):
         yield _unfinished(seen, result)
         return
     end = result.end
     match end.kind:
-        case Kind.FOUND if not result.first.works:
-            yield _fallback(seen, result, end)
-        case Kind.FOUND if not all(member in result.ground.own for member in end.members):
-            yield _slow(seen, result, end)
+        case Kind.FOUND if not result.first.works or not all(own in result.ground.own for own in end.members):
+            yield _found(seen, result, end)
         case Kind.FOUND | Kind.HELD_BACK:
             yield _held_back(seen, result, end)
         case Kind.NEEDED:
@@ -78,8 +74,7 @@ def findings(seen: Seen[D], result: SearchResult) -> Iterator[Finding]:
             yield _nothing(seen, result, end)
 
 
-def both_fail(seen: Seen[D]) -> Finding:
-    """gloo fails as well."""
+def both_fail(seen: Seen[Any]) -> Finding:
     own = seen.world.backend
     return seen.finding(
         "both",
@@ -90,58 +85,54 @@ def both_fail(seen: Seen[D]) -> Finding:
     )
 
 
-def _fallback(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
+    """Variables with which the backend works, or is faster."""
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
+    variables, times = workarounds_text(env), gain_text(result, end)
     where = places(seen, result.tried, result.first, end, result.ground)
-    does = verb(result.first)
-    taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
-    unknown = " There was no time to find out between which ranks it fails"
-    more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
+    avoids = f"The workaround avoids {' and '.join(dict.fromkeys(member.what for member in end.members))}: {variables}"
+    why = cause(seen, end.members, where.nodes)
+    does, is_slow = verb(result.first), result.first.works
+    if is_slow:
+        title = f"{own} is slow; {variables} it is {times} faster"
+        gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
+        message = (
+            f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. {avoids} it is {times} faster in "
+            f"{runs_text(end)}{price(result, end)}. {why}"
+        )
+        fix = "Until the cause is fixed, add the lines below to the job."
+    else:
+        title = f"{own} {does}; {variables} it works"
+        works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+        message = (
+            f"{works}{where.text}{error_text(result.first)}. {avoids} {own} worked in {runs_text(end)}"
+            f"{price(result, end)}. {why}"
+        )
+        unknown = " There was no time to find out between which ranks it fails"
+        more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
+        fix = (
+            "Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
+            f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}"
+        )
     return seen.finding(
-        "fallback",
-        f"{own} {does}; {workarounds_text(env)} it works",
-        f"{works}{where.text}{error_text(result.first)}. The workaround avoids {taken}: "
-        f"{workarounds_text(env)} {own} worked in {runs_text(end)}"
-        f"{price(result, end)}. {cause(seen, end.members, where.nodes)}".strip(),
-        severity=Severity.WARNING if seen.options.uses_workarounds else Severity.ERROR,
+        "slow" if is_slow else "fallback",
+        title,
+        message.strip(),
+        severity=Severity.WARNING if is_slow or seen.options.uses_workarounds else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix="Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
-        f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}",
+        fix=fix,
         env=env,
     )
 
 
-def _slow(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
-    own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    where = places(seen, result.tried, result.first, end, result.ground)
-    taken = " and ".join(dict.fromkeys(member.what for member in end.members))
-    times = times_text(gain_of(result, end.runs))
-    gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
-    return seen.finding(
-        "slow",
-        f"{own} is slow; {workarounds_text(env)} it is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. The workaround avoids {taken}: "
-        f"{workarounds_text(env)} it is {times} faster in {runs_text(end)}{price(result, end)}. "
-        f"{cause(seen, end.members, where.nodes)}".strip(),
-        ranks=where.ranks,
-        nodes=where.nodes,
-        gpus=_gpus(seen, where),
-        links=where.links,
-        evidence=tried_lines(result),
-        fix="Until the cause is fixed, add the lines below to the job.",
-        env=env,
-    )
-
-
-def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _held_back(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     settings = ", ".join(member.what for member in end.members)
-    times = times_text(gain_of(result, end.runs))
+    times = gain_text(result, end)
     costs, them = ("costs", "it") if len(end.members) == 1 else ("cost", "them")
     return seen.finding(
         "held-back",
@@ -154,7 +145,7 @@ def _held_back(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _needed(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
@@ -168,7 +159,7 @@ def _needed(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _transient(seen: Seen[D], result: SearchResult) -> Finding:
+def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
     own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
@@ -181,7 +172,7 @@ def _transient(seen: Seen[D], result: SearchResult) -> Finding:
     )
 
 
-def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
+def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     where = places(seen, result.tried, result.first, end, result.ground)
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
@@ -210,7 +201,7 @@ def _nothing(seen: Seen[D], result: SearchResult, end: Ended) -> Finding:
     )
 
 
-def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
+def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
     own, broken = seen.world.backend, result.ground.broken
     known = result.first if result.as_it_is else None
     if known is not None and not known.works:
@@ -229,11 +220,11 @@ def _unfinished(seen: Seen[D], result: SearchResult) -> Finding:
     )
 
 
-def _more_seconds(seen: Seen[D]) -> int:
+def _more_seconds(seen: Seen[Any]) -> int:
     return max(180, round(3 * seen.options.budget_seconds))
 
 
-def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
+def _why_unfinished(seen: Seen[Any]) -> tuple[str, str]:
     """What ended the search, and what to do about it."""
     events = seen.recording.events
     lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
@@ -249,7 +240,7 @@ def _why_unfinished(seen: Seen[D]) -> tuple[str, str]:
     return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
 
 
-def _gpus(seen: Seen[D], where: Places) -> tuple[str, ...]:
+def _gpus(seen: Seen[Any], where: Places) -> tuple[str, ...]:
     """The GPUs that the concerned ranks take."""
     taken = seen.of(devices.CHECK).by_rank
     chosen = (taken[rank].gpu for rank in where.concerned if rank in taken)
@@ -272,7 +263,6 @@ def runs_text(end: Ended) -> str:
 
 
 def rate(tried: Tried) -> str:
-    """Its bus bandwidth."""
     return rate_text(tried.busbw) if tried.busbw is not None else "no"
 
 
@@ -280,10 +270,10 @@ def _least(runs: Sequence[Tried]) -> float:
     return min((run.busbw for run in runs if run.busbw is not None), default=0.0)
 
 
-def gain_of(result: SearchResult, runs: Sequence[Tried]) -> float:
-    """The slowest run over the best as it is."""
+def gain_text(result: SearchResult, end: Ended) -> str:
+    """The slowest run over the best as it is: "2.1x"."""
     best = max((tried.busbw or 0.0 for tried in result.as_it_is), default=0.0)
-    return _least(runs) / best if best else 0.0
+    return times_text(_least(end.runs) / best if best else 0.0)
 
 
 def price(result: SearchResult, end: Ended) -> str:
@@ -293,7 +283,7 @@ def price(result: SearchResult, end: Ended) -> str:
         return ""
     text = f", at {rate_text(rate)} busbw"
     if result.expected:
-        return f"{text}, {reached_text(rate, result.expected)} ({result.source})"
+        return f"{text}, {reached_text(rate, result.expected.busbw_bytes_per_s)} ({result.expected.source})"
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 

@@ -220,32 +220,21 @@ def _accumulate(ground: Ground, least: float, failed: Failed) -> Generator[Step,
     for candidate in (*((members,) if members else ()), *((*members, override) for override in ground.named)):
         if found := (yield from _whole(candidate, least, failed)):
             return found, inside_works
-    if not inside_works:
-        members, found = yield from _accumulate_inside(ground, members, least, failed)
-        if found is not None:
+    several = len(ground.hosts) > 1
+    for override in () if inside_works else ground.inside:
+        members = (*members, override)
+        # Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
+        if several and not _is_fast_enough((yield Step(Part.HOSTS, members)), least):
+            continue
+        if found := (yield from _whole(members, least, failed)):
             return found, inside_works
+        if several:
+            break
     across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
     for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
         if found := (yield from _whole(candidate, least, failed)):
             return found, inside_works
     return None, inside_works
-
-
-def _accumulate_inside(
-    ground: Ground, members: Members, least: float, failed: Failed
-) -> Generator[Step, Tried, tuple[Members, Found | None]]:
-    """The overrides inside a host, one on top of the other, and the run of all ranks with the last of them.
-
-    Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
-    """
-    for override in ground.inside:
-        members = (*members, override)
-        if len(ground.hosts) > 1:
-            if _is_fast_enough((yield Step(Part.HOSTS, members)), least):
-                return members, (yield from _whole(members, least, failed))
-        elif found := (yield from _whole(members, least, failed)):
-            return members, found
-    return members, None
 
 
 def _minimise(found: Found, least: float, failed: Failed) -> Generator[Step, Tried, Found]:

@@ -28,9 +28,9 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.p2p import transport_judge as findings
 from ddpdiag.checks.p2p.fallback import check as fallback
-from ddpdiag.checks.p2p.transport import judge as findings
-from ddpdiag.checks.p2p.transport.judge import Data, transport_log
+from ddpdiag.checks.p2p.transport_judge import Data, transport_log
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.trial import Context
@@ -107,12 +107,15 @@ def read(ctx: Context, path: Path, device: "torch.device") -> Data:
     ctx.step("read NCCL's log")
     log = read_log(path)
     root, uuid = sys_root(os.environ), describe(device).uuid
+    names = () if log is None else log.sockets
+    known = [interface.bytes_per_s for interface in interfaces(root) or () if interface.name in names]
+    rates = [rate for rate in known if rate is not None]
     return Data(
         log=None if log is None else _as_ranks(log, ctx.group),
         gpu_uuid=uuid,
         links=connections(uuid, torch.cuda.get_device_capability(device)) if uuid else Connections(),
         ports=rdma_ports(root),
-        socket_bytes_per_s=_nominal(root, () if log is None else log.sockets),
+        socket_bytes_per_s=sum(rates) if rates and len(rates) == len(names) else None,
         peer_memory=has_peer_memory(root),
     )
 
@@ -136,12 +139,6 @@ def _as_ranks(log: Log, group: Sequence[int]) -> Log:
     )
 
 
-def _nominal(sys: Path, names: Sequence[str]) -> float | None:
-    known = [interface.bytes_per_s for interface in interfaces(sys) or () if interface.name in names]
-    rates = [rate for rate in known if rate is not None]
-    return sum(rates) if rates and len(rates) == len(names) else None
-
-
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
     env = {**fallback.job_workarounds(seen), **LOG_ENV}
@@ -162,7 +159,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from findings.unreadable(nccl)
     yield from findings.versions(nccl)
     # With workarounds, NCCL uses the paths that are left.
-    if not fallback.works_with_workarounds(seen.of(fallback.CHECK)):
+    if not fallback.needed(seen.of(fallback.CHECK)).needed:
         yield from findings.sockets(nccl)
         yield from findings.gpudirect(nccl)
         yield from findings.inside(nccl)
@@ -186,28 +183,28 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """NCCL's version and network, and the algorithm for each size, as the first rank that reports them has it."""
     logs = transport_log(seen).logs.values()
-    version = next((log.version for log in logs if log.version), None)
-    network = next((log.network for log in logs if log.network), None)
+    names = {
+        "nccl.version": next((log.version for log in logs if log.version), None),
+        "nccl.network": next((log.network for log in logs if log.network), None),
+    }
     choices = next((log.choices for log in logs if log.choices), ())
-    return {
-        **({"nccl.version": version} if version is not None else {}),
-        **({"nccl.network": network} if network is not None else {}),
-        **{f"nccl.algorithm.{own.bytes}": f"{own.algorithm}/{own.protocol}" for own in choices},
+    return {name: value for name, value in names.items() if value is not None} | {
+        f"nccl.algorithm.{own.bytes}": f"{own.algorithm}/{own.protocol}" for own in choices
     }
 
 
-def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
     """From rank to rank, where NCCL opened a path; others go through peers, or through NVLS."""
     nccl = transport_log(seen)
     ranks = tuple(nccl.rows)
     if not nccl.hops or len(ranks) > MOST_RANKS:
-        return ()
+        return
     texts: dict[tuple[int, int], list[str]] = {}
     for hop in nccl.hops:
         texts.setdefault((hop.source, hop.target), []).append(hop.text)
     names = tuple(f"rank {rank}" for rank in ranks)
     cells = tuple(tuple(", ".join(sorted(texts.get((a, b), []))) or None for b in ranks) for a in ranks)
-    return (Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells),)
+    yield Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells)
 
 
 CHECK = Check(

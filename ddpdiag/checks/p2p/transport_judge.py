@@ -43,6 +43,17 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
     socket_bytes_per_s: float | None = None
     peer_memory: bool = False
 
+    @property
+    def usable_ports(self) -> tuple[Port, ...]:
+        """The RDMA ports that are up: InfiniBand where there is any, else RoCE."""
+        up = tuple(port for port in self.ports if port.active)
+        return tuple(port for port in up if port.infiniband) or up
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The paths in NCCL's log."""
+        return self.log.hops if self.log is not None else ()
+
 
 @dataclass(frozen=True)
 class TransportLog:
@@ -52,7 +63,6 @@ class TransportLog:
 
     @property
     def rows(self) -> Mapping[int, Data]:
-        """Each rank's answer."""
         return self.seen.by_rank
 
     @cached_property
@@ -69,10 +79,6 @@ class TransportLog:
     @cached_property
     def _hosts(self) -> Mapping[int, tuple[str, str]]:
         return {rank: host for host, ranks in self.seen.world.hosts.items() for rank in ranks}
-
-    def host(self, rank: int) -> str:
-        """The name of a rank's host."""
-        return self.seen.world.node_of(rank)
 
     def is_inside(self, hop: Hop) -> bool:
         """Are both ends on one host?"""
@@ -95,13 +101,12 @@ class TransportLog:
         return len(both) == 2 and all(links.nvlink_switched and links.nvlinks for links in both)
 
     def ports(self, host: str) -> tuple[Port, ...]:
-        """The RDMA ports of a host that are up: InfiniBand where there is any, else RoCE."""
-        up = tuple(port for port in self._ports.get(host, ()) if port.active)
-        return tuple(port for port in up if port.infiniband) or up
+        """The RDMA ports of a host that NCCL may use."""
+        return self._ports.get(host, ())
 
     @cached_property
     def _ports(self) -> Mapping[str, tuple[Port, ...]]:
-        return {self.host(rank): data.ports for rank, data in self.rows.items()}
+        return {self.seen.world.node_of(rank): data.usable_ports for rank, data in self.rows.items()}
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that are set, and its own messages."""
@@ -131,9 +136,7 @@ def transport_log(seen: Seen[Data]) -> TransportLog:
 
 def unreadable(nccl: TransportLog) -> Iterator[Finding]:
     """Ranks whose log shows no path."""
-    silent = tuple(
-        rank for rank, data in nccl.rows.items() if not (data.log and (data.log.hops or data.log.nvls_channels))
-    )
+    silent = tuple(rank for rank, row in nccl.rows.items() if not (row.hops or (row.log and row.log.nvls_channels)))
     if silent:
         versions = sorted({log.version for rank in silent if (log := nccl.logs.get(rank)) and log.version})
         which = f" (version {', '.join(versions)})" if versions else ""
@@ -169,7 +172,7 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 reports why."""
     told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.nodes}
     crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
-    ends = [(hop, {nccl.host(hop.source), nccl.host(hop.target)}) for hop in crossing]
+    ends = [(hop, {nccl.seen.world.node_of(hop.source), nccl.seen.world.node_of(hop.target)}) for hop in crossing]
     taken = [hop for hop, hosts in ends if not hosts & told and all(map(nccl.ports, hosts))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
@@ -217,9 +220,26 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     ends = {rank for hop in nccl.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & nccl.logs.keys()
     # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
     direct = {rank for rank in ends if any(hop.gdr for hop in nccl.logs[rank].hops)}
-    having = {nccl.host(rank): True for rank in sorted(ends)} | {nccl.host(rank): False for rank in ends - direct}
+    host_of = nccl.seen.world.node_of
+    having = {host_of(rank): True for rank in sorted(ends)} | {host_of(rank): False for rank in ends - direct}
     if len(set(having.values())) > 1:
-        yield _uneven(nccl, having, sorted(ends - direct))
+        without = [host for host, has in having.items() if not has]
+        odd = without if 2 * len(without) < len(having) else []
+        blame = "" if odd else " (no majority, so no host is blamed)"
+        ranks = sorted(ends - direct)
+        yield nccl.seen.finding(
+            "no-gdr",
+            "some hosts do not use GPUDirect RDMA",
+            f"{names_text(without)}: data goes to the network through the host's memory; "
+            f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the "
+            f"slowest{blame}. {_gdr_reason(nccl, ranks)}",
+            severity=Severity.WARNING,
+            ranks=ranks if odd else (),
+            nodes=odd,
+            evidence={"without": [*without]},
+            fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
+            "the other hosts; compare NCCL_NET_GDR_LEVEL.",
+        )
     elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
         ranks = sorted(ends)
         yield nccl.seen.finding(
@@ -232,25 +252,6 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
             fix="If the GPUs support it (no GeForce does), load nvidia-peermem on every host, or use a driver and "
             "kernel with DMA-BUF.",
         )
-
-
-def _uneven(nccl: TransportLog, having: Mapping[str, bool], without_ranks: Sequence[int]) -> Finding:
-    without = [host for host, has in having.items() if not has]
-    odd = without if 2 * len(without) < len(having) else []
-    blame = "" if odd else " (no majority, so no host is blamed)"
-    return nccl.seen.finding(
-        "no-gdr",
-        "some hosts do not use GPUDirect RDMA",
-        f"{names_text(without)}: data goes to the network through the host's memory; "
-        f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the slowest{blame}. "
-        f"{_gdr_reason(nccl, without_ranks)}",
-        severity=Severity.WARNING,
-        ranks=without_ranks if odd else (),
-        nodes=odd,
-        evidence={"without": [*without]},
-        fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
-        "the other hosts; compare NCCL_NET_GDR_LEVEL.",
-    )
 
 
 def _gdr_reason(nccl: TransportLog, ranks: Sequence[int]) -> str:
@@ -274,33 +275,29 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
         linked = nccl.are_linked(hop.source, hop.target)
         # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
-            by_host[nccl.host(hop.source)].append(hop)
-    for host, hops in by_host.items():
-        yield _inside(nccl, host, hops)
-
-
-def _inside(nccl: TransportLog, host: str, hops: Sequence[Hop]) -> Finding:
-    ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
-    linked = any(nccl.are_linked(hop.source, hop.target) for hop in hops)
-    over = ", ".join(sorted({hop.text for hop in hops}))
-    why = nccl.reasons(ranks)
-    nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
+            by_host[nccl.seen.world.node_of(hop.source)].append(hop)
     known = len(nccl.seen.world.hosts)
-    apart = f" NCCL counts {nodes} hosts for these ranks; they are on {known}." if nodes and nodes > known else ""
-    host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
-    see = " See LCH002.host-id." if host_ids else ""
-    return nccl.seen.finding(
-        "inside",
-        "ranks of one host do not use NVLink" if linked else "ranks of one host communicate over sockets",
-        f"{host}: {ranks_text(ranks)} communicate over {over} (rank {hops[0].source} to rank {hops[0].target}), "
-        f"although {'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}; P2P "
-        f"expected.{apart} {_why(why)}{see}",
-        ranks=ranks,
-        gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
-        evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": list(why)},
-        fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
-        "let all containers of a host share its GPUs, its IPC namespace and its host name.",
-    )
+    for host, hops in by_host.items():
+        ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
+        linked = any(nccl.are_linked(hop.source, hop.target) for hop in hops)
+        over = ", ".join(sorted({hop.text for hop in hops}))
+        why = nccl.reasons(ranks)
+        nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
+        apart = f" NCCL counts {nodes} hosts for these ranks; they are on {known}." if nodes and nodes > known else ""
+        host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
+        see = " See LCH002.host-id." if host_ids else ""
+        yield nccl.seen.finding(
+            "inside",
+            "ranks of one host do not use NVLink" if linked else "ranks of one host communicate over sockets",
+            f"{host}: {ranks_text(ranks)} communicate over {over} (rank {hops[0].source} to rank {hops[0].target}), "
+            f"although {'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}; P2P "
+            f"expected.{apart} {_why(why)}{see}",
+            ranks=ranks,
+            gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
+            evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": [*why]},
+            fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
+            "let all containers of a host share its GPUs, its IPC namespace and its host name.",
+        )
 
 
 def nvls(nccl: TransportLog) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.transport.judge import SOCKET, Data
+from ddpdiag.checks.p2p.transport_judge import SOCKET, Data
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
@@ -115,7 +115,7 @@ def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:
     if missing := [rank for rank in ranks if rank not in rows]:
         return f"the links of {ranks_text(missing)} are not known"
     host_of = {rank: host for host, own in hosts.items() for rank in own}
-    hops = {(hop.source, hop.target, hop.text): hop for rank in ranks for hop in _hops(rows[rank])}.values()
+    hops = {(hop.source, hop.target, hop.text): hop for rank in ranks for hop in rows[rank].hops}.values()
     inside = [hop for hop in hops if host_of.get(hop.source) == host_of.get(hop.target)]
     limits = _limits(rows, hosts, [hop for hop in hops if hop not in inside], inside)
     if isinstance(limits, str):
@@ -123,7 +123,7 @@ def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:
     lowest = bound(collective, "nccl", hosts, limits)
     if lowest is None:
         return "what the links between these GPUs should reach is not known"
-    halved = lowest.part is Bottleneck.PCIE and _through_host(inside)
+    halved = lowest.part is Bottleneck.PCIE and any(hop.kind == "SHM" for hop in inside)
     return Path(
         busbw_bytes_per_s=lowest.busbw_bytes_per_s * (_THROUGH_HOST_SHARE if halved else 1.0),
         part=lowest.part,
@@ -131,14 +131,6 @@ def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:
         transports=names_text(sorted({hop.text for hop in hops}), 4),
         by_log={end for hop in hops for end in (hop.source, hop.target)}.issuperset(ranks),
     )
-
-
-def _hops(row: Data) -> Sequence[Hop]:
-    return row.log.hops if row.log is not None else ()
-
-
-def _through_host(inside: Sequence[Hop]) -> bool:
-    return any(hop.kind == "SHM" for hop in inside)
 
 
 def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[Hop]) -> dict[int, Limits] | str:
@@ -152,6 +144,7 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
         return "NCCL sends over TCP sockets, for which no rate is expected"
     if len(hosts) > 1 and not all(hop.name.startswith("IB") for hop in outside):
         return f"what {names_text(sorted({hop.text for hop in outside}), 4)} can carry is not known"
+    through_host = any(hop.kind == "SHM" for hop in inside)
     limits: dict[int, Limits] = {}
     for host, own in hosts.items():
         rail = _rails(own, rows) if len(hosts) > 1 else Limits()
@@ -159,16 +152,15 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
             return f"which network ports of {host} NCCL uses is not known"
         for rank in own:
             links = rows[rank].links
-            used = Connections(pcie_bytes_per_s=links.pcie_bytes_per_s) if _through_host(inside) else links
+            used = Connections(pcie_bytes_per_s=links.pcie_bytes_per_s) if through_host else links
             limits[rank] = structs.replace(rail, **structs.asdict(used))
     return limits
 
 
 def _rails(own: Sequence[int], rows: Rows) -> Limits | None:
     """The RDMA ports of a host that NCCL's log names by number; None where their rate is not known."""
-    devices = {device for rank in own for hop in _hops(rows[rank]) if hop.kind == "NET" for device in hop.devices}
-    up = [port for port in rows[own[0]].ports if port.active]
-    ports = [port for port in up if port.infiniband] or up
+    devices = {device for rank in own for hop in rows[rank].hops if hop.kind == "NET" for device in hop.devices}
+    ports = rows[own[0]].usable_ports
     rates = [port.bytes_per_s for port in ports if port.bytes_per_s]
     number = min(len(devices), len(rates))
     if not number or len(rates) < len(ports):

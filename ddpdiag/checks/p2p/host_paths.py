@@ -1,5 +1,6 @@
 """The GPUs of each host and the paths between them, put together from what its ranks answered to P2P001."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations
@@ -10,13 +11,16 @@ from msgspec import Struct, structs
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.nccl_rings import p2p_level
-from ddpdiag.probes.gpu.iommu import Surroundings
+from ddpdiag.probes.gpu.iommu import Bridge, Surroundings
 from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
 
 _PAIRS_SHOWN = 4
+
+
+_BRIDGES_SHOWN = 4
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -69,6 +73,11 @@ class Pair(NamedTuple):
     def is_asymmetric(self) -> bool:
         """Is one direction allowed and the other not?"""
         return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
+
+    @property
+    def is_switched_off(self) -> bool:
+        """Is it switched off in the driver?"""
+        return P2P.DISABLED_BY_REGKEY in self.statuses
 
     @property
     def name(self) -> str:
@@ -125,32 +134,33 @@ def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
     GPUs that no rank may use belong to other jobs, and are left out; so are those that are cut into slices (MIG),
     between which there is no P2P.
     """
-    ours = _ours(seen)
+    ours: dict[tuple[int, ...], set[str]] = {}  # UUIDs by the host's ranks
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        own = ours.setdefault(card.host.ranks, set())
+        if card.health.uuid is not None and not card.health.mig:
+            own.add(card.health.uuid)
     loaded = {rank: data.nccl for rank, data in seen.of(versions.CHECK).by_rank.items()}
     return tuple(
-        structs.replace(
-            _host_paths(host, tuple(rows.values()), ours.get(host.ranks)),
-            nccl=next(filter(None, map(loaded.get, host.ranks)), None),
+        _host_paths(
+            host, tuple(rows.values()), ours.get(host.ranks), next(filter(None, map(loaded.get, host.ranks)), None)
         )
         for host, rows in answers_by_host(seen)
     )
 
 
-def _ours(seen: Seen[Data]) -> dict[tuple[int, ...], set[str]]:
-    """UUIDs of each host's GPUs that count, by its ranks; hosts of which GPU003 knows nothing are left out."""
-    ours: dict[tuple[int, ...], set[str]] = {}
-    for card in cards_of(seen.of(memory_errors.CHECK)):
-        own = ours.setdefault(card.host.ranks, set())
-        if card.health.uuid is not None and not card.health.mig:
-            own.add(card.health.uuid)
-    return ours
-
-
-def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None) -> HostPaths:
+def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl: str | None) -> HostPaths:
+    """`ours` are the GPUs that count; None where GPU003 knows nothing of the host."""
     asked = [row.paths for row in answers]
     every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
     gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)
-    known = {key: path for paths in asked for key, path in _paths(paths)}
+    known: dict[tuple[str, str], GpuPath] = {}
+    for paths in asked:
+        keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
+        known |= {
+            (keys[path.source], keys[path.target]): path
+            for path in paths.paths
+            if path.source in keys and path.target in keys
+        }
     return HostPaths(
         host=host,
         gpus=gpus,
@@ -161,6 +171,7 @@ def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None) -> H
         around=answers[0].around,
         shown=tuple(len(paths.gpus) for paths in asked),
         errors=tuple(paths.error for paths in asked if paths.error),
+        nccl=nccl,
     )
 
 
@@ -170,13 +181,6 @@ def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
     if len({gpu.index for gpu in own}) == len(own):
         return tuple(own)
     return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
-
-
-def _paths(paths: Paths) -> Iterator[tuple[tuple[str, str], GpuPath]]:
-    keys = {gpu.index: _key(gpu) for gpu in paths.gpus}
-    for path in paths.paths:
-        if path.source in keys and path.target in keys:
-            yield (keys[path.source], keys[path.target]), path
 
 
 def _key(gpu: PathGpu) -> str:
@@ -205,3 +209,55 @@ def pairs_text(pairs: Sequence[Pair]) -> str:
 def words(status: P2P) -> str:
     """A status in words: "disabled by regkey"."""
     return status.name.replace("_", " ").lower().replace("gpu", "GPU")
+
+
+@lru_cache(maxsize=1)
+def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
+    """Pairs that are not allowed, although more than half of those of their kind are.
+
+    Of a kind are pairs of the same models that are connected in the same way, on whatever host. One whose directions
+    differ is no vote.
+    """
+    kinds = defaultdict(list)
+    for pair in (pair for paths in host_paths(seen) for pair in paths.pairs):
+        if pair.works is not None and not pair.is_asymmetric:
+            kinds[pair.kind].append(pair)
+    return frozenset(
+        pair
+        for pairs in kinds.values()
+        if 2 * sum(bool(pair.works) for pair in pairs) > len(pairs)
+        for pair in pairs
+        if not pair.works
+    )
+
+
+def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
+    """Reasons in this for P2P to fail on that host, as sentences."""
+    odd = odd_pairs(seen)
+    for pairs, why in (
+        ([pair for pair in paths.pairs if pair.is_switched_off], "is switched off in the driver (registry key)"),
+        ([pair for pair in paths.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),
+        ([pair for pair in paths.pairs if pair in odd and not pair.is_switched_off], "is not allowed by NVML"),
+    ):
+        if pairs:
+            yield f"P2P {why} for {pairs_text(pairs)}"
+
+
+def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pair]]:
+    """Bridges between these GPUs on which ACS redirects, with the pairs that each concerns."""
+    found: dict[Bridge, list[Pair]] = {}
+    for pair in pairs:
+        for bridge in paths.around.between(pair.one.pci, pair.other.pci):
+            if bridge.redirects:
+                found.setdefault(bridge, []).append(pair)
+    return found
+
+
+def hides_acs(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
+    """Is there a bridge between these GPUs whose ACS could not be read?"""
+    return any(bridge.acs is None for pair in pairs for bridge in paths.around.between(pair.one.pci, pair.other.pci))
+
+
+def addresses(bridges: Iterable[Bridge]) -> str:
+    """Such as "0000:17:01.0, 0000:17:03.0"."""
+    return names_text([bridge.address for bridge in bridges], _BRIDGES_SHOWN)

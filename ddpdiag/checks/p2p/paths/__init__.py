@@ -1,1 +1,0 @@
-"""P2P001: the paths between the GPUs of a host."""

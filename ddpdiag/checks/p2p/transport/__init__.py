@@ -1,1 +1,0 @@
-"""P2P004: the transport that NCCL chose."""
