@@ -11,13 +11,14 @@ from ddpdiag.checks.p2p.nccl_path import Cause, Path, Timed, causes_text, doubts
 from ddpdiag.checks.p2p.transport import LOG_ENV
 from ddpdiag.model import Finding, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
-from ddpdiag.text import rate_text, reached_text, share_text, size_text
+from ddpdiag.text import rate_text, share_text, size_text
 
 # Sentences of series that name their bottleneck.
 _TELLING = (Bottleneck.MISSING_PART, Bottleneck.SLOW_RANK)
 _COMPARE = (
-    "Run `ddpdiag check` on these hosts while nothing else runs there: it measures each link, and shows what slows "
-    "GPUs down; compare with nccl-tests on another host."
+    "Run `ddpdiag check` with the same ranks while nothing else runs there: it measures each link, and names what "
+    "slows "
+    "GPUs down."
 )
 
 
@@ -105,10 +106,11 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
     second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
     return seen.finding(
         "far-below",
-        f"{name} is far below what this hardware should reach: {rate_text(rate)}",
-        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
-        f"{share_text(far_ratio)} expected. {causes_text(causes)}{doubts_text(doubts)}",
+        f"{name} is far too slow for this hardware: {rate_text(rate)}",
+        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}. At least "
+        f"{share_text(far_ratio)} of "
+        f"{rate_text(expected)} is expected ({expectation.source if expectation else ''}). {causes_text(causes)}"
+        f"{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
         evidence={

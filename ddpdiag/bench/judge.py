@@ -172,7 +172,7 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
             missing[0],
             f"{'; '.join(missing)}.",
             evidence={"unsupported": list(missing)},
-            fix="Leave it out, or name another backend.",
+            fix="Leave this combination out (-d, -o), or use another backend (--backend).",
             of_the_run=True,
         )
 
@@ -189,7 +189,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             "unmeasured",
             f"{sweep.collective} over {sweep.backend} was not measured",
             f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + notes if notes else ''}.",
-            fix="Ask for smaller sizes (-b, -e), or for more time (-T).",
+            fix="Measure smaller sizes (such as `-b 1K -e 1M`), or allow more time (`-T SECONDS`).",
             of_the_run=True,
         )
 
@@ -211,9 +211,10 @@ def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             yield seen.finding(
                 "unmeasured",
                 f"{what} of {sweep.collective} over {sweep.backend} {'were' if len(sizes) > 1 else 'was'} not measured",
-                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table has the rows that were measured.",
+                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table shows what was measured.",
                 evidence={"sizes_bytes": [*sizes[:_SHOWN]], "kinds": [*kinds[:_SHOWN]]},
-                fix="Ask for these rows alone (-b, -e, -d, -o), for fewer calls (-n), or for more time (-T).",
+                fix=(f"Measure these sizes alone: `-b {min(sizes)} -e {max(sizes)}`. Or" if sizes else "Measure")
+                + " fewer calls per size (`-n 5`), or allow more time (`-T SECONDS`).",
                 of_the_run=True,
             )
 
@@ -233,12 +234,13 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         yield seen.finding(
             "wrong",
             f"wrong values from {backend}",
-            f"{row.collective} over {backend} gave {count(total, 'wrong element')} (there must be none), first with "
-            f"{size_text(row.size_bytes)}, on {ranks_text(got)}. A rank with a wrong sum is not always the one that "
-            "sent a wrong value.",
+            f"{row.collective} over {backend} gave {count(total, 'wrong element')} on {ranks_text(got)}, first with "
+            f"{size_text(row.size_bytes)}; 0 expected. The rank with the wrong result may not be the rank that sent a "
+            "wrong value.",
             evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
-            fix="Do not train here. `ddpdiag check --select COL001` finds the rank that sends wrong values."
-            + ("" if backend == "gloo" else " Run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."),
+            fix="Do not train here. Run `ddpdiag check --select COL001,P2P` with the same ranks: it finds the rank or "
+            "the "
+            "path that changes values.",
         )
 
 
@@ -250,16 +252,18 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     for line in (line for lines in slow.values() for line in lines.values()):
         yield seen.finding(
             "slow-rank",
-            f"rank {line.rank} on {line.node} slows the {line.backend} ranks down",
-            f"Rank {line.rank} on {line.node} {line.slow}.",
+            f"rank {line.rank} on {line.node} is the slowest rank over {line.backend}",
+            f"Rank {line.rank} on {line.node} {line.slow}. All ranks wait for it in {line.backend}'s collectives.",
             ranks=[line.rank],
             evidence={
                 "copy_bytes_per_s": line.copy_bytes_per_s,
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
-            fix=f"On {line.node} stop other processes (`top`, `nvidia-smi`), and compare clocks (`lscpu`, `nvidia-smi "
-            "-q -d CLOCK,PERFORMANCE`) with another host. Where only transfers to others are slow, compare the network "
-            "card (`ethtool`).",
+            fix=f"On {line.node} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
+            "(`lscpu`, "
+            "`nvidia-smi -q -d CLOCK,PERFORMANCE`). If only its transfers to other hosts are slow, compare its network "
+            "card "
+            "(`ethtool INTERFACE`).",
         )
 
 
@@ -276,23 +280,26 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             yield seen.finding(
                 "unmeasured",
                 f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
-                f"It was cut short; its best until then is {rate_text(one.peak_busbw_bytes_per_s)} busbw at "
+                f"It was cut short; its best rate until then is {rate_text(one.peak_busbw_bytes_per_s)} busbw at "
                 f"{size_text(one.best_bytes)}.",
-                fix="Give it more time (-T), or ask for fewer sizes (-b, -e) and calls (-n).",
+                fix="Allow more time (`-T SECONDS`), or measure fewer sizes (-b, -e) with fewer calls (`-n 5`).",
                 of_the_run=True,
             )
             continue
         yield seen.finding(
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
-            f"Its best bandwidth is {rate_text(one.peak_busbw_bytes_per_s)} busbw, at {size_text(one.best_bytes)}; "
-            f"--min-busbw requires {rate_text(least)}. {one.sentence}",
+            f"The best bandwidth of {one.collective} over {one.backend} is {rate_text(one.peak_busbw_bytes_per_s)} "
+            "busbw, at "
+            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
             evidence={
                 "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
                 "min_busbw_bytes_per_s": least,
                 "size_bytes": one.best_bytes,
             },
-            fix="Remove the bottleneck that the message names; look in the table of ranks for a slow one.",
+            fix="Run `ddpdiag check` on these hosts: it measures each link, and names a slow rank or host. If this is "
+            "all that the "
+            "hardware can do, lower --min-busbw.",
         )
 
 
@@ -316,8 +323,8 @@ def _incomparable(seen: Seen[Data], new: BaselineSeries, why: str) -> Finding:
         "incomparable",
         f"{new.collective} over {new.backend} cannot be compared with the baseline",
         f"Nothing was compared: {why}.",
-        fix="Run again with the ranks, hosts and sizes of the baseline, or save a new baseline of this run with "
-        "--save-baseline.",
+        fix="Run again with the ranks, hosts and sizes of the baseline, or save this run as the new baseline "
+        "(`--save-baseline FILE`).",
     )
 
 
@@ -332,11 +339,14 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
         yield seen.finding(
             "worse",
             f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
-            f"At {size_text(most.size_bytes)} it reaches {rate_text(most.new_bytes_per_s)} busbw; the baseline of "
-            f"{old.created} reached {rate_text(most.old_bytes_per_s)}. The loss is more than 5 %, and more than the "
-            "spread of the calls of either run.",
+            f"{new.collective} over {new.backend} reaches {rate_text(most.new_bytes_per_s)} busbw at "
+            f"{size_text(most.size_bytes)}; the baseline of {old.created} reached {rate_text(most.old_bytes_per_s)}. "
+            "At most "
+            "5 % less is accepted, and the calls of each run differ by less than this loss.",
             evidence={"sizes": rows[:_SHOWN]},
-            fix="Find out what has changed since: driver, firmware, cables, other jobs on the network.",
+            fix="Run again to exclude a temporary load. Then compare with the time of the baseline: driver "
+            "(`nvidia-smi`), link "
+            "speed (`ethtool INTERFACE`, `ibstat`), and other jobs on these hosts (`top`).",
         )
     elif late := slower(old, new, ranks):
         yield seen.finding(
@@ -344,5 +354,7 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             f"small messages of {new.collective} over {new.backend} take {share_text(late.share)} longer than before",
             f"At {size_text(late.size_bytes)} a call takes {time_text(late.new_seconds)}; in the baseline of "
             f"{old.created} it took {time_text(late.old_seconds)}.",
-            fix="Find out what has changed since: driver, clocks, power saving, other load on the hosts.",
+            fix="Run again to exclude a temporary load. Then compare with the time of the baseline: driver "
+            "(`nvidia-smi`), clocks "
+            "(`lscpu`, `nvidia-smi -q -d CLOCK`), and other jobs on these hosts (`top`).",
         )

@@ -199,7 +199,11 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
     where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
-    fix = f"Do not train on {where}. On GPUs run again with NCCL_P2P_DISABLE=1, and check ACS and IOMMU."
+    fix = f"Do not train on {where} until its memory is tested."
+    if backend != "gloo":
+        fix += (
+            " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies between GPUs are at fault."
+        )
     by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
     for rank, own in rows.items():
         if own.wrong_from:
@@ -207,9 +211,10 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     heard = [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in by_senders.items()]
     return seen.finding(
         "wrong",
-        f"wrong values from {backend}" + (f", because of {who}" if found.ranks else ""),
-        f"The all-reduce over {backend} gave wrong values on {whose}: up to {most} elements per rank differ from the "
-        f"exact sum{_as_if(rows)}. {begun(who)}: {found.why}.",
+        f"wrong sums over {backend}" + (f", caused by {who}" if found.ranks else ""),
+        f"The all-reduce over {backend} gave wrong sums on {whose}: up to {most} elements per rank differ from the "
+        "exact "
+        f"sum{_as_if(rows)}. {begun(who)}: {found.why}.",
         ranks=found.ranks,
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": [*heard]},

@@ -1,7 +1,7 @@
 """What the path that NCCL chose can do, by its own log and by the links that NVML shows; and what is far below that."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -47,8 +47,8 @@ class Path(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "P2P/CUMEM in NCCL's log, 0.95 x 371 GB/s of the GPU's NVLinks"."""
-        return f"{self.transports} in NCCL's log, {self.source}" if self.transports else self.source
+        """Such as "0.95 x 371 GB/s of the GPU's NVLinks; NCCL's log shows P2P/CUMEM"."""
+        return f"{self.source}; NCCL's log shows {self.transports}" if self.transports else self.source
 
 
 class Timed(NamedTuple):
@@ -91,7 +91,17 @@ def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str
 
 def causes_text(causes: Sequence[Cause]) -> str:
     """The causes that this run shows, as a sentence."""
-    return f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
+    return f"This run also shows: {'; '.join(cause.text for cause in causes)}." if causes else "No cause was found."
+
+
+def compare_fix(hosts: Mapping[Any, Sequence[int]]) -> str:
+    """What to do where no cause is known: the same measurement by nccl-tests on the first of these hosts."""
+    (name, _), ranks = next(iter(hosts.items()))
+    return (
+        f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
+        "If it "
+        "is slow too, compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` with a host that passes."
+    )
 
 
 def doubts_text(doubts: Sequence[str]) -> str:
@@ -106,7 +116,7 @@ def limited_by(rows: Rows) -> Iterator[Cause]:
     given = dict.fromkeys(f"{name}={log.settings[name]}" for log in logs for name in _LIMITING if name in log.settings)
     if given:
         names = ", ".join(sorted({setting.partition("=")[0] for setting in given}))
-        yield Cause(f"NCCL was given {', '.join(given)}", f"Unset {names} and check again.")
+        yield Cause(f"{', '.join(given)} limits NCCL", f"Unset {names} and run again.")
 
 
 def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:

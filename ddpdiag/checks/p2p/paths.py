@@ -134,9 +134,10 @@ def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         most = max(paths.shown)
         yield seen.finding(
             "isolated",
-            "each rank sees GPUs of its own",
+            "no rank sees all GPUs of its host",
             f"{paths.host.name}: no rank sees more than {most} of {len(paths.gpus)} GPUs, so NVML reports no paths "
-            "between the others, and CUDA may fail to open their memory (NCCL: 'invalid device ordinal').",
+            "between them. CUDA may fail to open the memory of another rank's GPU (NCCL's error: 'invalid device "
+            "ordinal').",
             ranks=paths.host.ranks,
             evidence={"gpus": [label(gpu) for gpu in paths.gpus], "shown": list(paths.shown)},
             fix="Make all GPUs of a host visible to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
@@ -170,7 +171,7 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         "disabled",
         "P2P is not allowed between GPUs",
         f"{paths.host.name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
-        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory there.",
+        f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory for these pairs.",
         nodes=(paths.host.name,),
         gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
         links=[f"{paths.host.name}: GPU {pair.one.index} <-> GPU {pair.other.index}" for pair in pairs],
@@ -178,11 +179,14 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
             "gpus": [label(member) for member in gpus_of(pairs)],
         },
-        fix=f"Look at `nvidia-smi topo -p2p r` and `topo -m` on {paths.host.name}; "
-        + (
-            "remove the key from NVreg_RegistryDwords (/proc/driver/nvidia/params shows it) and reload the driver."
+        fix=(
+            f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {paths.host.name} (`grep "
+            "Registry "
+            "/proc/driver/nvidia/params` shows it), then reload the driver or reboot."
             if switched_off
-            else "compare slots, bridges and BIOS settings with those of the other pairs."
+            else f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {paths.host.name}; compare slots, bridges "
+            "and "
+            "BIOS settings of these GPUs with those of the other pairs."
         ),
     )
 
@@ -200,17 +204,19 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "P2P is allowed in one direction only",
             f"{paths.host.name}: "
             + "; ".join(
-                f"P2P from {label(source)} to {label(target)} is not allowed ({_reasons([pair])}), but the other "
-                "direction is"
+                f"P2P from {label(source)} to {label(target)} is not allowed ({_reasons([pair])}), but it is in the "
+                "other "
+                "direction"
                 for pair, source, target in closed[:4]
             )
             + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
-            + "; both directions expected.",
+            + ". Both directions are expected.",
             nodes=(paths.host.name,),
             links=[f"{paths.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
             evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix=f"Look at `nvidia-smi topo -p2p r` and `topo -p2p w` on {paths.host.name}, and reset these GPUs; "
-            "set NCCL_P2P_DISABLE=1 if copies fail.",
+            fix=f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {closed[0][1].index},{closed[0][2].index}`), or "
+            f"reboot {paths.host.name}. Until then set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong "
+            "copies.",
         )
 
 
@@ -227,11 +233,12 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "no-p2p",
             "P2P is not supported between GPUs",
             f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
-            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses shared memory of the host there: "
-            "expect its bandwidth.",
+            f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses the host's shared memory for these "
+            "pairs."
+            " The bandwidth is that of shared memory.",
             nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix="Do nothing if these cards do not support P2P (most consumer cards do not).",
+            fix="Nothing to do if these cards do not support P2P (most consumer cards do not).",
         )
 
 
@@ -251,19 +258,19 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     # Between root ports traffic goes through the processor anyway, and with an IOMMU the kernel sets ACS on all of
     # them: most such hosts copy well.
     harm = (
-        f"The traffic of {pairs_text(detours)} could stay in their PCIe switch, but goes through the processor, which "
-        "is slow."
+        f"So traffic of {pairs_text(detours)} goes through the CPU, which is slow, instead of their PCIe switch."
         if detours
-        else f"The traffic of {pairs_text(pairs)} goes through the processor in any case."
+        else f"Traffic of {pairs_text(pairs)} goes through the CPU in any case."
     )
     noun = "bridge" if len(found) == 1 else "bridges"
     first = next(iter(found)).address
     yield seen.finding(
         "acs",
         "ACS redirects traffic between GPUs",
-        f"{paths.host.name}: ACS is on at PCI {noun} {addresses(found)}, between GPUs without NVLinks; off is expected "
-        f"on a host that is not a virtual machine (NCCL's troubleshooting guide). {harm} On some mainboards NCCL hangs "
-        "or sums wrong values.",
+        f"{paths.host.name}: ACS (PCIe access control) is on at PCI {noun} {addresses(found)}, between GPUs without "
+        f"NVLinks. {harm} On some mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS "
+        "to "
+        "be off on a host that is not a virtual machine.",
         severity=Severity.WARNING if detours else Severity.NOTE,
         nodes=(paths.host.name,),
         evidence={
@@ -272,9 +279,9 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),
         },
-        fix="Switch ACS off in the BIOS, or until the next boot as root with "
-        f"`setpci -s {first} ECAP_ACS+6.w=0000`{' (and so on)' if len(found) > 1 else ''}; boot with iommu=pt; set "
-        "NCCL_P2P_DISABLE=1 if copies fail.",
+        fix=f"Turn ACS off in the BIOS. Or, as root until the next boot, run `setpci -s {first} ECAP_ACS+6.w=0000`"
+        f"{' for each of these bridges' if len(found) > 1 else ''}. Until then set NCCL_P2P_DISABLE=1 if the job "
+        "hangs.",
     )
 
 
@@ -288,15 +295,17 @@ def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "iommu",
             "the IOMMU translates addresses for GPUs",
             f"{paths.host.name}: the IOMMU translates addresses for {len(own)} GPUs without NVLinks between them "
-            f"(domain {', '.join(domains)}); identity is the safe setting for P2P over PCIe."
-            + (hidden if hides_acs(paths, pairs) else ""),
+            f"(domain type {', '.join(domains)}). Passthrough (domain type identity) is the safe setting for P2P over "
+            "PCIe." + (hidden if hides_acs(paths, pairs) else ""),
             nodes=(paths.host.name,),
             evidence={
                 "gpus": [label(gpu) for gpu in own],
                 "kernel_parameters": list(paths.around.parameters),
                 "iommu_groups": paths.around.iommu_groups,
             },
-            fix="Boot with iommu=pt, or switch the IOMMU off in the BIOS, if copies between GPUs are slow or fail.",
+            fix="Nothing to do if P2P002 finds no slow or wrong copies. Otherwise boot with iommu=pt on the kernel's "
+            "command "
+            "line, or turn the IOMMU off in the BIOS.",
         )
 
 

@@ -39,6 +39,7 @@ from ddpdiag.checks.gpu.other_users import not_free, used_meanwhile
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.copies.data import copies_by_rank
+from ddpdiag.checks.p2p.copies.judge import ACS
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.nccl_path import (
     FAR_RATIO,
@@ -46,6 +47,7 @@ from ddpdiag.checks.p2p.nccl_path import (
     Path,
     Timed,
     causes_text,
+    compare_fix,
     doubts_of,
     doubts_text,
     limited_by,
@@ -86,12 +88,8 @@ _ASSIGNED = "NCCL_P2P_DISABLE=1"
 # As P2P003's `rescue`: through the host's memory an all-reduce is slower than over links that work.
 _AROUND_RATIO = 2.0
 _GO_AROUND = (
-    f"Run the job with {_ASSIGNED} until direct copies are fast; check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's "
-    "command line, `lspci -vvv | grep ACSCtl`), and `nvidia-smi nvlink -s` on these GPUs."
-)
-_COMPARE = (
-    "Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g 1` on the same GPUs while nothing else runs there, and "
-    "compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load with a fast host's."
+    f"Run the job with {_ASSIGNED} until direct copies are fast. Run `nvidia-smi nvlink -s` there for links that are "
+    f"down. {ACS}"
 )
 
 
@@ -222,12 +220,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     causes = [*_causes(seen, path)]
     shown = again or first
     rate, backend = shown.busbw_bytes_per_s, seen.world.backend
-    both = f", and {rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)} before" if again else ""
+    both = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if again else ""
     yield seen.finding(
         "far-below",
-        f"the all-reduce over {backend} is far below what its path can do: {rate_text(rate)}",
-        f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}, "
-        f"{reached_text(rate, expected)}{both}; at least {share_text(ratio)} expected. The path: {path.text}. "
+        f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
+        f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. At "
+        "least "
+        f"{share_text(ratio)} of {rate_text(expected)} is expected, the bandwidth of its path ({path.text}). "
         f"{causes_text(causes)}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
@@ -240,7 +239,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "causes": [cause.text for cause in causes],
             "doubts": [*doubts],
         },
-        fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
+        fix=next((cause.fix for cause in causes if cause.fix), compare_fix(seen.world.hosts)),
     )
 
 
@@ -251,9 +250,11 @@ def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
     return seen.finding(
         "far-below",
         f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
-        f"The busbw of the all-reduce over {seen.world.backend} was {before}, at {size_text(first.size_bytes)}, and "
-        f"{after}, at {size_text(again.size_bytes)} when measured again. The path is fast enough: {path.text}.",
+        f"The all-reduce over {seen.world.backend} reached {before}, at {size_text(first.size_bytes)}. Measured again, "
+        "it "
+        f"reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough ({path.text}).",
         severity=Severity.NOTE,
+        fix="Nothing to do.",
         evidence={
             "busbw_bytes_per_s": rates[1],
             "first_busbw_bytes_per_s": rates[0],

@@ -146,8 +146,8 @@ def unreadable(nccl: TransportLog) -> Iterator[Finding]:
             f"NCCL's log{which} on {ranks_text(silent)} (of {count(len(nccl.rows), 'rank')}) shows no path to any "
             "peer, so it is not known which transport is used.",
             ranks=silent,
-            fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and look at the lines "
-            "with 'via'.",
+            fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and the lines "
+            "with 'via' name the transport of each pair.",
         )
 
 
@@ -160,11 +160,13 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
     yield nccl.seen.finding(
         "mixed-versions",
         "ranks load different versions of NCCL",
-        f"NCCL: {odd_text(odd, missing='none')}; one version on every rank is expected"
-        + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
+        f"The loaded version of NCCL differs: {odd_text(odd, missing='none')}. Every rank must load the same version"
+        + ("." if odd.ranks else ". There is no majority, so no rank is blamed."),
         ranks=odd.ranks,
         evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
-        fix="Check LD_LIBRARY_PATH and LD_PRELOAD there; use one container image or environment on every host.",
+        fix="Use one container image or Python environment on every host. If LD_LIBRARY_PATH or LD_PRELOAD of the job "
+        "names "
+        "another libnccl.so, remove it there.",
     )
 
 
@@ -185,15 +187,17 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     why = nccl.reasons(ranks)
     yield nccl.seen.finding(
         "sockets",
-        f"NCCL uses sockets, not {kind}",
-        f"NCCL sends over sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
-        f"although {kind} ports are up on both ends ({names} on {first}){cost}. {_why(why)}",
+        f"NCCL uses TCP sockets, not {kind}",
+        f"NCCL sends over TCP sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
+        f"although {kind} ports are up on both ends ({names} on {first}).{cost} {_why(why)}",
         severity=Severity.WARNING if kind == "InfiniBand" else Severity.NOTE,
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
-        fix="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 needs them; check that `ibv_devinfo` shows the "
-        "ports where the job runs (in a container: libibverbs, /dev/infiniband, and an unlimited `ulimit -l`), and "
-        "that NCCL_IB_HCA names them.",
+        fix="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the "
+        "job "
+        "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), "
+        "and "
+        "NCCL_IB_HCA, if set, must name them.",
     )
 
 
@@ -206,13 +210,16 @@ def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scal
     nominal = [nccl.rows[rank].socket_bytes_per_s for rank in ranks if rank in nccl.rows]
     slow = min((rate or 0.0 for rate in nominal), default=0.0)
     if not slow:
-        return f": {rate_text(rdma)} per host are left unused", {"rdma_bytes_per_s": rdma}
+        return f" These ports could carry {rate_text(rdma)} per host.", {"rdma_bytes_per_s": rdma}
     evidence: dict[str, Scalar | list[Scalar]] = {"rdma_bytes_per_s": rdma, "socket_bytes_per_s": slow}
-    return f": {rate_text(slow)} instead of {rate_text(rdma)} per host, {times_text(rdma / slow)} less", evidence
+    return (
+        f" The ports carry {rate_text(rdma)} per host, {times_text(rdma / slow)} the {rate_text(slow)} of the sockets.",
+        evidence,
+    )
 
 
 def _why(reasons: Sequence[str]) -> str:
-    return f"Found there: {', '.join(reasons)}." if reasons else "NCCL's log does not show why."
+    return f"The likely reason: {', '.join(reasons)}." if reasons else "NCCL's log does not show why."
 
 
 def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
@@ -225,32 +232,35 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     if len(set(having.values())) > 1:
         without = [host for host, has in having.items() if not has]
         odd = without if 2 * len(without) < len(having) else []
-        blame = "" if odd else " (no majority, so no host is blamed)"
+        blame = "" if odd else " There is no majority, so no host is blamed."
         ranks = sorted(ends - direct)
         yield nccl.seen.finding(
             "no-gdr",
             "some hosts do not use GPUDirect RDMA",
-            f"{names_text(without)}: data goes to the network through the host's memory; "
-            f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA, and all wait for the "
-            f"slowest{blame}. {_gdr_reason(nccl, ranks)}",
+            f"On {names_text(without)} data goes to the network through the host's memory; "
+            f"{len(having) - len(without)} of {len(having)} hosts use GPUDirect RDMA. All hosts wait for the slowest."
+            f"{blame} {_gdr_reason(nccl, ranks)}",
             severity=Severity.WARNING,
             ranks=ranks if odd else (),
             nodes=odd,
             evidence={"without": [*without]},
-            fix="Load nvidia-peermem there (`modprobe nvidia-peermem`), or use a driver and kernel with DMA-BUF as on "
-            "the other hosts; compare NCCL_NET_GDR_LEVEL.",
+            fix=f"On {names_text(without)} run `modprobe nvidia-peermem` as root, or install a driver and kernel with "
+            "DMA-BUF "
+            "as on the other hosts. NCCL_NET_GDR_LEVEL must be the same on all hosts.",
         )
     elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
         ranks = sorted(ends)
         yield nccl.seen.finding(
             "no-gdr",
             "InfiniBand is used without GPUDirect RDMA",
-            f"No rank lets the network adapter reach its GPU's memory: data goes through the host's memory. "
+            "On no rank does the network adapter access the GPU's memory directly; data goes through the host's "
+            "memory. "
             f"{_gdr_reason(nccl, ranks)}",
             severity=Severity.NOTE,
             evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-            fix="If the GPUs support it (no GeForce does), load nvidia-peermem on every host, or use a driver and "
-            "kernel with DMA-BUF.",
+            fix="If the GPUs support it (no GeForce does), run `modprobe nvidia-peermem` as root on every host, or use "
+            "a "
+            "driver and kernel with DMA-BUF.",
         )
 
 
@@ -290,13 +300,15 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
             "inside",
             "ranks of one host do not use NVLink" if linked else "ranks of one host communicate over sockets",
             f"{host}: {ranks_text(ranks)} communicate over {over} (rank {hops[0].source} to rank {hops[0].target}), "
-            f"although {'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}; P2P "
-            f"expected.{apart} {_why(why)}{see}",
+            f"although {'NVLinks connect their GPUs' if linked else 'P2P or shared memory is available'}. P2P "
+            f"is expected.{apart} {_why(why)}{see}",
             ranks=ranks,
             gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
             evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": [*why]},
-            fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 needs them; "
-            "let all containers of a host share its GPUs, its IPC namespace and its host name.",
+            fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 of this "
+            "report "
+            "needs them. All containers of a host must share its GPUs, IPC namespace and host name (docker --gpus all "
+            "--ipc=host --uts=host).",
         )
 
 
@@ -312,14 +324,15 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
         f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but is on "
-        f"{len(offered) - len(without)} of {len(offered)} ranks; NCCL uses it only if it is available on all ranks"
-        + ("." if blamed else " (no majority, so no rank is blamed)."),
+        f"{len(offered) - len(without)} of {len(offered)} ranks. NCCL uses it only if all ranks have it."
+        + ("" if blamed else " There is no majority, so no rank is blamed."),
         severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
         gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"without": [*without]},
-        fix="Check the fabric manager there (`systemctl status nvidia-fabricmanager`, `nvidia-smi -q | grep -A3 "
-        "Fabric`), the driver's version and NCCL_NVLS_ENABLE.",
+        fix="On these hosts run `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep -A3 Fabric`; the "
+        "fabric "
+        "manager must run in the driver's version. NCCL_NVLS_ENABLE=0 must not be set.",
     )
 
 
@@ -339,6 +352,8 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
             f"NCCL printed warnings although the all-reduces worked: {'; '.join(lines[:_LOG_LINES])}{more}.",
             nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
-            fix="Read the warnings; an asynchronous event of an adapter is a link that goes up and down.",
+            fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
+            "means a "
+            "link that goes down and up: have its cable checked.",
             known=known_error(*(f"NCCL WARN {text}" for text in tellers)),
         )

@@ -23,7 +23,7 @@ from ddpdiag.checks.p2p.nccl_path import doubts_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.measurements import Copies
 from ddpdiag.probes.gpu.paths import Level
-from ddpdiag.text import count, rate_text, reached_text, share_text
+from ddpdiag.text import count, rate_text, share_text
 
 # Each takes some 0.2 s where it is slow.
 _MOST_REPEATED = 8
@@ -109,7 +109,7 @@ def _by_path(copies: RankCopies, link: Link, pair: Pair) -> Expected | None:
     return None
 
 
-_GUESS = "Try NCCL_P2P_DISABLE=1 until the cause is fixed."
+_GUESS = "Set NCCL_P2P_DISABLE=1 until the cause is fixed."
 
 
 def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected]) -> Finding:
@@ -134,13 +134,14 @@ def _finding(seen: Seen[Copies], subject: Subject, far: Mapping[Link, Expected])
         seen,
         "far-below",
         f"copies between GPUs of {copies.host.name} are far below what their path carries: {rate_text(rate)}",
-        f"Copies {subject.where} reach {rate_text(rate)} (median of {count(len(far), 'pair')}{second}), "
-        f"{reached_text(rate, expected.bytes_per_s)} ({expected.source}); at least "
-        f"{share_text(seen.number('far_ratio'))} expected.{beside}{doubts_text(doubts)}",
+        f"Copies {subject.where} reach {rate_text(rate)} (median of {count(len(far), 'pair')}{second}). At least "
+        f"{share_text(seen.number('far_ratio'))} of {rate_text(expected.bytes_per_s)} is expected ({expected.source})."
+        f"{beside}{doubts_text(doubts)}",
         evidence,
         (f"{_GUESS} " if faster else "")
-        + "Compare `nvidia-smi nvlink -s`, `nvidia-smi nvlink -e` and `nvidia-smi -q -d PERFORMANCE,PCIE` under load "
-        "with another host's; reset the GPUs or reboot.",
+        + f"On {copies.host.name} run `nvidia-smi nvlink -s`, `nvidia-smi nvlink -e` and `nvidia-smi -q -d "
+        "PERFORMANCE,PCIE` "
+        "under load, and compare with a host that passes. Reset the GPUs as root, or reboot.",
         Severity.WARNING if doubts else Severity.ERROR,
         guess=_GUESS if faster else "",
     )

@@ -3,14 +3,14 @@
 A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from statistics import median, median_low
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.cards import Card
 from ddpdiag.checks.gpu.other_users import not_free
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
@@ -28,10 +28,9 @@ _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 
 # many pairs share little time, copies are shorter. Chosen here, and not measured on a GPU.
 _LEAST_SECONDS = 50e-6
 _WORD_BYTES = 4  # those of `words`
-_FIX = "Reboot; reseat the card; compare `nvidia-smi -q -d PCIE` under load, `nvidia-smi topo -m` and `numactl -H`."
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
-_ACS = "check ACS and IOMMU (BIOS, `iommu=pt` on the kernel's command line, `lspci -vvv | grep ACSCtl`)"
+ACS = "As root check that ACS is off (`lspci -vvv | grep ACSCtl`), and boot with iommu=pt."
 
 
 class Subject(NamedTuple):
@@ -107,24 +106,25 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
         pairs = [copies.pairs[link] for link in subject.links]
         most = max(pairs, key=lambda pair: pair.wrong)
         also = sum(pair.wrong_through_host > 0 for pair in pairs)
-        whose = "they" if also == len(pairs) else f"those of {also} pairs"
+        whose = "they" if also == len(pairs) else f"those of {count(also, 'pair')}"
         through_host = (
-            f"{whose} arrive wrong as well, so it is not peer-to-peer access alone"
+            f"{whose} arrive wrong as well, so peer-to-peer access is not the only cause"
             if also
-            else "they arrive right, so peer-to-peer access is to blame"
+            else "they arrive right, so peer-to-peer access is at fault"
         )
         yield subject.finding(
             seen,
             "wrong",
-            f"copies between GPUs of {copies.host.name} arrive wrong",
-            f"Copies {subject.where} arrive wrong: up to {most.wrong:,} of {most.words:,} words differ, 0 expected; "
-            f"through the host's memory {through_host}.",
+            f"copies between GPUs of {copies.host.name} arrive corrupted",
+            f"Copies {subject.where} arrive corrupted: up to {most.wrong:,} of {most.words:,} words of {_WORD_BYTES} "
+            "bytes "
+            f"differ, 0 expected. Through the host's memory {through_host}.",
             {"wrong_words": most.wrong, "words": most.words, "wrong_pairs_through_host": also},
-            f"Do not train on {copies.host.name} as it is. "
-            + (
-                f"Test its GPUs and its memory (`dcgmi diag -r 3`, `dmesg`); {_ACS}."
+            (
+                f"{begun(leave_out([copies.host.name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, `dmesg "
+                "-T`)."
                 if also
-                else f"{GUESS} {begun(_ACS)}."
+                else f"Do not train on {copies.host.name} as it is. {GUESS} {ACS}"
             ),
             guess="" if also else GUESS,
         )
@@ -149,18 +149,21 @@ def slow(seen: Seen[Copies], subject: Subject) -> Finding:
     rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
     around = [gain for link in subject.links if (gain := _gain(copies.pairs[link])) is not None]
     groups = subject.kind == "islands"
-    advice = " Try NCCL_P2P_DISABLE=1: copies through the host's memory are faster here."
+    advice = " Or set NCCL_P2P_DISABLE=1: copies through the host's memory are faster here."
     why = " Sockets and NVLink bridges form such groups; this may be intended." if groups else ""
     return subject.finding(
         seen,
         "slow",
         f"slow copies between GPUs of {copies.host.name}: {rate_text(rate)}",
-        f"Copies {subject.where} reach {rate_text(rate)} (median of {count(len(subject.links), 'pair')}), "
-        f"{share_text(rate / usual)} of the {rate_text(usual)} that most GPUs of {copies.host.name} reach on most of "
-        f"their paths.{why}",
+        f"Copies {subject.where} reach {rate_text(rate)}{_median_text(subject.links)}. Most pairs of GPUs of "
+        f"{copies.host.name} reach {rate_text(usual)}.{why}",
         {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
-        "Look in `nvidia-smi topo -m` and `nvidia-smi nvlink -s` for a link that is down, a narrow slot or another "
-        f"socket.{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
+        "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
+        if groups
+        else f"On {copies.host.name} run `nvidia-smi nvlink -s` (a link is down?), `nvidia-smi topo -m` (GPUs on "
+        "different "
+        "sockets?) and `nvidia-smi -q -d PCIE` (fewer "
+        f"lanes?).{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
         # Which GPUs are close to each other depends on how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
     )
@@ -201,10 +204,12 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Itera
             seen,
             "asymmetric",
             f"copies between GPUs of {copies.host.name} are slower in one direction",
-            f"Copies {subject.where} reach {rate_text(rate)}, and {rate_text(other)} in the other direction (medians "
-            f"of {count(len(subject.links), 'pair')}); at least {share_text(least)} of that expected.",
+            f"Copies {subject.where} reach {rate_text(rate)}, but {rate_text(other)} in the other direction"
+            f"{_median_text(subject.links)}. At least {share_text(least)} of the other direction is expected.",
             {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair in the other direction"},
-            "Compare `nvidia-smi topo -m` and `nvidia-smi -q -d PCIE` (replays); look at risers, switches and ACS.",
+            f"Run `nvidia-smi -q -d PCIE` on {copies.host.name} for the replay counters, and `nvidia-smi topo -m` for "
+            "what is "
+            "between these GPUs. Have the riser and the PCIe switch there checked.",
         )
 
 
@@ -228,11 +233,10 @@ def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterato
         seen,
         "p2p-slower",
         f"direct copies between GPUs of {copies.host.name} are slower than copies through the host's memory",
-        f"{copies.host.name}: direct copies reach {rate_text(direct)}, copies through the host's memory "
-        f"{rate_text(around)} (medians of {count(len(bad), 'pair')}); direct copies are expected to be faster "
-        f"(nccl-tests issue 74 is such a case). Direct copies {where}.",
+        f"{copies.host.name}: direct copies {where} reach {rate_text(direct)}, copies through the host's memory reach "
+        f"{rate_text(around)}{_median_text(bad)}. Direct copies are expected to be faster.",
         {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
-        f"Try the job with NCCL_P2P_DISABLE=1; {_ACS}.",
+        f"{GUESS} {ACS}",
     )
 
 
@@ -241,6 +245,10 @@ def _gain(pair: PairCopies) -> float | None:
     if pair.bytes_per_s is None or not pair.through_host_bytes_per_s:
         return None
     return pair.bytes_per_s / pair.through_host_bytes_per_s
+
+
+def _median_text(links: Collection[Link]) -> str:
+    return f" (medians of {len(links)} pairs)" if len(links) > 1 else ""
 
 
 def _links(copies: RankCopies, links: Iterable[Link]) -> str:
@@ -254,15 +262,16 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
             if words:
                 yield seen.finding(
                     "host-wrong",
-                    "copies between a GPU and the host arrive wrong",
-                    f"Copies {link} {copies.full_label(index)} on {copies.host.name}: {count(words, 'wrong word')} "
-                    "arrived; 0 expected.",
+                    f"copies {'from the host to a GPU' if link == 'to' else 'from a GPU to the host'} arrive corrupted",
+                    f"On {copies.host.name} {count(words, 'word')} of {_WORD_BYTES} bytes arrived wrong in copies "
+                    f"{link} "
+                    f"{copies.full_label(index)}; 0 expected.",
                     ranks=copies.ranks_of((index,)),
                     nodes=(copies.host.name,),
                     gpus=copies.uuids((index,)),
                     evidence={"wrong_words": words},
-                    fix=f"Do not train on {copies.host.name}; test the GPU and the memory (`dcgmi diag -r 3`, "
-                    "`dmesg`).",
+                    fix=f"{begun(leave_out([copies.host.name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, "
+                    "`dmesg -T`).",
                 )
 
 
@@ -332,5 +341,7 @@ def _slow(
             "source": source,
             "to_device": there,
         },
-        fix=_FIX,
+        fix=f"Compare `nvidia-smi -q -d PCIE -i {own.gpu}` on {name} under load and `nvidia-smi topo -m` with another "
+        "GPU. "
+        f"Reboot {name}; if the GPU stays slow, have the card reseated.",
     )

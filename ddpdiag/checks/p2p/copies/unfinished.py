@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.failure_evidence import last_words, state_text
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.known_errors import cause_in
 from ddpdiag.checks.p2p.copies.data import RankCopies
-from ddpdiag.checks.p2p.copies.judge import GUESS
+from ddpdiag.checks.p2p.copies.judge import ACS, GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
 from ddpdiag.text import count
@@ -54,11 +54,13 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
             name = copies.host.name
             yield seen.finding(
                 "taken",
-                "not all pairs of GPUs were tried",
-                f"{name}: '{step}' was refused: its GPUs allow one process each (compute mode 'exclusive process', "
-                "GPU008), and the ranks already use them. Only the collectives test these pairs.",
+                "pairs of GPUs were not tested: each GPU allows one process",
+                f"{name}: '{step}' was refused, because its GPUs allow one process each (compute mode 'exclusive "
+                "process', "
+                "GPU008) and the ranks already use them. Only the collectives test these pairs.",
                 evidence=_evidence(outcome, step),
-                fix=f"To have each pair measured, set the mode with `nvidia-smi -c DEFAULT` on {name}.",
+                fix="Nothing to do for the job. To have each pair measured, run `nvidia-smi -c DEFAULT` as root on "
+                f"{name}.",
             )
         else:
             yield _end(seen, outcome, copies, step)
@@ -83,7 +85,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None, step: 
     if copies is not None and copies.jobs:
         fine, left = len(copies.pairs), copies.jobs - copies.done
         others = f" {count(fine, 'other pair')} of GPUs were copied to the end." if fine else ""
-        others += f" {left} of {copies.jobs} steps were not done." if left > 1 else ""
+        others += f" {left} of {copies.jobs} steps of this test were not done." if left > 1 else ""
     fix = _fix(outcome, node, direct=direct)
     # Of memory, a card speaks of a job's model and batch, and none takes part here.
     known = None if "out of memory" in outcome.error else cause_in(outcome)
@@ -128,16 +130,14 @@ def _evidence(outcome: Outcome, step: str) -> dict[str, Scalar | list[Scalar]]:
 def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     process = outcome.process
     if process is not None and process.survived:
-        return f"Reboot {node}, or reset the GPU that pid {process.pid} waits for: it cannot be killed."
+        return f"Reboot {node}, or reset the GPU that process {process.pid} waits for; the process cannot be killed."
     if process is not None and process.state == "T":
-        stopped = "find out what stopped the process (a debugger, a suspended job, SIGSTOP)"
-        return f"Run `kill -CONT {process.pid}` on {node}, and {stopped}."
+        return f"Run `kill -CONT {process.pid}` on {node}. Find what stopped it: a debugger, a suspended job, or a "
+        "SIGSTOP."
     if "out of memory" in outcome.error:
-        return f"End what uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*`)."
-    look = f"Look for Xid lines in `dmesg` on {node}"
-    if direct:
-        return f"{look}. {GUESS} Check ACS and IOMMU (BIOS, `iommu=pt`)."
-    return f"{look}; reset the GPU, or leave {node} out of the job."
+        return f"End the process that uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*` as root)."
+    look = f"Look for the cause with `dmesg -T | grep -i xid` on {node}."
+    return f"{look} {GUESS} {ACS}" if direct else f"{look} Reset the GPU as root, or {leave_out([node])}."
 
 
 def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
@@ -145,12 +145,13 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
     return seen.finding(
         "unmeasured",
         "not all copies between GPUs were measured",
-        f"rank {outcome.rank} on {node} was still making progress at '{step}' after {outcome.seconds:.1f} s, so it is "
-        "not known whether the other copies work.",
+        f"Rank {outcome.rank} on {node} was still making progress after {outcome.seconds:.1f} s, at '{step}'. The "
+        "other "
+        "copies were not measured.",
         ranks=(outcome.rank,),
         evidence=_evidence(outcome, step),
-        fix=f"Give more time (--budget, --set {seen.check.code}.deadline_seconds=SECONDS), or find out what "
-        f"keeps {node} busy.",
+        fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
+        f"{seen.check.code}.deadline_seconds={_more(outcome.seconds)}. Or find what keeps {node} busy (`top`).",
         of_the_run=True,
     )
 
@@ -165,13 +166,16 @@ def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             tried = f"{len(copies.pairs)} of {number * (number - 1)} pairs of its {number} GPUs were tried"
             yield seen.finding(
                 "peers",
-                "not all pairs of GPUs were tried",
-                f"{name}: {tried}; the others are not tested, since CUDA allows a GPU 8 peers in one process "
-                f"('{NO_PEERS_LEFT}').",
+                "pairs of GPUs were not tested: CUDA allows 8 peers",
+                f"{name}: {tried}. CUDA allows a GPU only 8 peers in one process ('{NO_PEERS_LEFT}').",
                 nodes=(name,),
                 evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
-                fix="Do nothing: the collectives test the pairs that a job uses.",
+                fix="Nothing to do: the collectives test the pairs that a job uses.",
             )
+
+
+def _more(seconds: float) -> int:
+    return round(2 * seconds)
 
 
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
@@ -183,11 +187,13 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             yield seen.finding(
                 "unmeasured",
                 "not all copies between GPUs were measured",
-                f"{copies.host.name}: there was no time for {left} of {copies.jobs} steps, so it is not known "
-                "whether the others work.",
+                f"{copies.host.name}: the time was over before {left} of {copies.jobs} steps of this test, so not all "
+                "copies "
+                "were measured.",
                 nodes=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
-                fix=f"Give more time: --set {seen.check.code}.deadline_seconds=SECONDS, --budget SECONDS.",
+                fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
+                f"{seen.check.code}.deadline_seconds={_more(seen.check.deadline)}.",
                 of_the_run=True,
             )
 
@@ -204,7 +210,8 @@ def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
             "driver's list, so it is not known whether copies work.",
             evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
-            fix="Find out why: ddpdiag check --select GPU001,GPU002; to train on CPUs, set CUDA_VISIBLE_DEVICES=''.",
+            fix="Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
+            "CUDA_VISIBLE_DEVICES= (empty).",
             of_the_run=True,
         )
 
@@ -215,9 +222,9 @@ def apart(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Find
     if nodes:
         yield seen.finding(
             "apart",
-            "not all pairs of GPUs were tried",
+            "pairs of GPUs were not tested: ranks see different GPUs",
             f"{names_text(nodes)}: each rank sees only some of the host's GPUs, so no process can copy between all of "
             "them. Their paths to the host's memory were measured; only the collectives test the pairs.",
             evidence={"nodes": [*nodes]},
-            fix="Make all GPUs visible to every rank to have each pair measured (Slurm --gpu-bind=none).",
+            fix="To have each pair measured, make all GPUs visible to every rank (Slurm: --gpu-bind=none).",
         )

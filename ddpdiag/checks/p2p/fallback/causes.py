@@ -39,17 +39,20 @@ _CHECKS_THAT_SEE_IT = {
     "IFNAME": ("RDZ003", "RDZ002"),
 }
 _USUAL = {
-    "P2P": "ACS or an IOMMU between the GPUs blocks direct copies (a virtual machine needs them); "
-    "look for ACSCtl in `lspci -vvv`, turn ACS and the IOMMU off in the BIOS, or boot with iommu=pt",
-    "SHM": "/dev/shm is too small or not shared by the ranks' containers; use docker --shm-size=1g --ipc=host",
-    "NVLS": "the fabric manager does not run, or its version is not the driver's; "
-    "check `systemctl status nvidia-fabricmanager`, and reset the GPUs after a restart of it",
-    "CUMEM": "a container without permission to set memory policies, or uneven NUMA nodes; use docker --cap-add "
+    "P2P": "ACS or an IOMMU blocks direct copies between the GPUs. Look for ACSCtl in `lspci -vvv` (as root), turn ACS "
+    "and "
+    "the IOMMU off in the BIOS, or boot with iommu=pt; a virtual machine needs them on",
+    "SHM": "/dev/shm is too small, or the ranks' containers do not share it. Use docker --shm-size=1g --ipc=host",
+    "NVLS": "the fabric manager does not run, or its version is not the driver's. Run `systemctl status "
+    "nvidia-fabricmanager`, and reset the GPUs after a restart of it",
+    "CUMEM": "a container without permission to set memory policies, or uneven NUMA nodes. Use docker --cap-add "
     "SYS_NICE",
     "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the path",
-    "PLUGIN": "the network plugin that NCCL loads does not work here; check LD_LIBRARY_PATH",
-    "IB": "InfiniBand or RoCE is present and carries no data; check port state, GID, memlock, partition keys",
-    "IFNAME": "NCCL chooses an interface that does not reach the other hosts",
+    "PLUGIN": "the network plugin that NCCL loads does not work here. Check LD_LIBRARY_PATH",
+    "IB": "InfiniBand or RoCE is present and carries no data. Check port state and GID (`ibv_devinfo -v`), the limit "
+    "of "
+    "locked memory (`ulimit -l`) and partition keys",
+    "IFNAME": "NCCL chooses an interface that does not reach the other hosts (RDZ003)",
 }
 
 # The remaining causes where a check has looked at the usual one and found nothing.
@@ -188,7 +191,7 @@ def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, gr
         alone = ", although each pair of its ranks works alone" if good and not end.pairs_left else ""
         return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
     if end.inside_works:
-        return Places(" between hosts, and works inside each")
+        return Places(" between hosts and works inside each host")
     if max(map(len, ground.hosts)) == 1:
         return Places(" between hosts")
     inside = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
@@ -196,7 +199,7 @@ def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, gr
         return Places()
     ranks = tuple(sorted(rank for group in inside.failed for rank in group))
     nodes = seen.world.nodes_of(ranks)
-    return Places(f" inside {names_text(nodes)}, and works inside the other hosts", (), nodes, concerned=ranks)
+    return Places(f" inside {names_text(nodes)} and works inside the other hosts", (), nodes, concerned=ranks)
 
 
 def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], list[Ranks]]:
@@ -219,9 +222,9 @@ def _between(seen: Seen[Any], bad: Sequence[Ranks], good: Sequence[Ranks], *, wh
     alone = tuple(rank for rank in concerned if rank not in cleared)
     nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
     if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
-        text = f" between {ranks_text(alone)} on {nodes[0]} and all other ranks there, and works between those"
+        text = f" between {ranks_text(alone)} on {nodes[0]} and all other ranks there, but works between the others"
         return Places(text, alone, nodes, concerned=alone)
     said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
     links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
     only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"
-    return Places(f" between {said} on {names_text(nodes)} {only}", (), nodes, links, concerned)
+    return Places(f" {only} between {said} on {names_text(nodes)}", (), nodes, links, concerned)

@@ -13,7 +13,7 @@ from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import count, rate_text, reached_text, times_text
+from ddpdiag.text import begun, count, rate_text, reached_text, times_text
 
 
 class SearchResult(NamedTuple):
@@ -78,10 +78,11 @@ def both_fail(seen: Seen[Any]) -> Finding:
     own = seen.world.backend
     return seen.finding(
         "both",
-        f"gloo fails as well as {own}",
-        f"The all-reduce fails over gloo and over {own}: the cause is the network, a host or a rank, and not the paths "
-        "between GPUs, so no variables were tried.",
-        fix="Fix what the other findings name, then check again.",
+        f"gloo fails too, so the cause is not {own}",
+        f"The all-reduce fails over {own} and over gloo. So the cause is the network, a host or a rank, not a path "
+        "between "
+        f"GPUs; no variables of {own} were tried.",
+        fix="Fix the other errors of this report first, then run it again.",
     )
 
 
@@ -90,29 +91,30 @@ def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     variables, times = workarounds_text(env), gain_text(result, end)
     where = places(seen, result.tried, result.first, end, result.ground)
-    avoids = f"The workaround avoids {' and '.join(dict.fromkeys(member.what for member in end.members))}: {variables}"
+    avoided = " and ".join(dict.fromkeys(member.what for member in end.members))
+    avoids = f"{begun(variables)}, which avoids {avoided},"
     why = cause(seen, end.members, where.nodes)
     does, is_slow = verb(result.first), result.first.works
     if is_slow:
         title = f"{own} is slow; {variables} it is {times} faster"
         gloo = f" (gloo: {rate_text(result.gloo)})" if result.gloo else ""
         message = (
-            f"{own} reaches {rate(result.first)} busbw{gloo}{where.text}. {avoids} it is {times} faster in "
+            f"{own} reaches only {rate(result.first)} busbw{gloo}{where.text}. {avoids} it is {times} faster in "
             f"{runs_text(end)}{price(result, end)}. {why}"
         )
-        fix = "Until the cause is fixed, add the lines below to the job."
+        fix = "Until the cause is fixed, add the lines below to the job script."
     else:
         title = f"{own} {does}; {variables} it works"
-        works = f"gloo works, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+        gloo = "; gloo works" if result.gloo is not None else ""
         message = (
-            f"{works}{where.text}{error_text(result.first)}. {avoids} {own} worked in {runs_text(end)}"
+            f"{own} {does}{where.text}{error_text(result.first)}{gloo}. {avoids} {own} worked in {runs_text(end)}"
             f"{price(result, end)}. {why}"
         )
-        unknown = " There was no time to find out between which ranks it fails"
+        unknown = " To find between which ranks it fails, run again with more time"
         more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
         fix = (
-            "Until the cause is fixed, add the lines below to the job (`ddpdiag check --write-workaround FILE` writes "
-            f"them). {own} fails with fewer variables; this set was tried {count(len(end.runs), 'time')}.{more}"
+            "Until the cause is fixed, add the lines below to the job script (`ddpdiag check --write-workaround FILE` "
+            f"writes them to a file).{more}"
         )
     return seen.finding(
         "slow" if is_slow else "fallback",
@@ -138,9 +140,9 @@ def _held_back(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         "held-back",
         f"{settings} {costs} bandwidth: without {them} {own} is {times} faster",
         f"{own} reaches {rate(result.first)} busbw with {settings}, and works without {them} in {runs_text(end)}"
-        f"{price(result, end)}: {times} faster. An old workaround may have left {them}.",
+        f"{price(result, end)}, which is {times} faster. {begun(them)} may be left from an old workaround.",
         evidence=tried_lines(result),
-        fix=f"Remove {them} from the job, the shell's start-up files, ~/.nccl.conf and /etc/nccl.conf.",
+        fix=f"Remove {them} from the job script, ~/.bashrc, ~/.nccl.conf and /etc/nccl.conf.",
         env=env,
     )
 
@@ -149,13 +151,14 @@ def _needed(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     settings = ", ".join(member.what for member in end.members)
     without = end.runs[-1]
-    alone, them = len(end.members) == 1, "it" if len(end.members) == 1 else "them"
+    them = "it" if len(end.members) == 1 else "them"
     return seen.finding(
         "needed",
-        f"{settings} is needed here" if alone else f"one or more of {settings} are needed here",
+        f"{own} {verb(without)} without {settings}",
         f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
-        f"{error_text(without)}: keep {them} until the cause is fixed.",
+        f"{error_text(without)}.",
         evidence=tried_lines(result),
+        fix=f"Keep {them} in the job script until the cause is fixed.",
     )
 
 
@@ -163,12 +166,13 @@ def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
     own, runs = seen.world.backend, len(result.tried)
     return seen.finding(
         "transient",
-        f"{own} failed once, and then worked {count(runs, 'time')}",
-        f"The all-reduce over {own} failed in {all_reduce.CHECK.code}, and then worked in {runs} of {runs} runs in "
-        f"fresh processes, with nothing changed ({rate(result.first)} busbw). A fault that occurs now and then will "
-        "also occur in a long job.",
+        f"{own} failed once, then worked {count(runs, 'time')}",
+        f"The all-reduce over {own} failed in {all_reduce.CHECK.code}, then worked in {runs} of {runs} runs in new "
+        f"processes with the same variables ({rate(result.first)} busbw). A long job will meet such a fault again.",
         evidence=tried_lines(result),
-        fix="Check again, and look at the kernel log of the hosts (Xid, link down) at the time of the failure.",
+        fix="Run `ddpdiag check` again. On each host run `dmesg -T | grep -i -E 'xid|link'` for errors at the time of "
+        "this "
+        "run.",
     )
 
 
@@ -176,28 +180,29 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
     where = places(seen, result.tried, result.first, end, result.ground)
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
-    gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
-    works = f"gloo works{gloo}, and {own} {does}" if result.gloo is not None else f"{own} {does}"
+    rate_of_gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
+    gloo = f"; gloo works{rate_of_gloo}" if result.gloo is not None else ""
     not_tried = f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
         times = count(len(end.runs) - 1, "time")
-        word, told = "unreliable", f"{workarounds_text(env)} it worked {times}, and the next run {verb(bad)}"
+        word, told = "unreliable", f"{begun(workarounds_text(env))} it worked {times}, and the next run {verb(bad)}"
     else:
-        word, told = "nothing", f"{result.sets}, and none works"
+        word, told = "nothing", f"{begun(result.sets)}, and none works"
     return seen.finding(
         word,
         f"{own} {does}, and no variable avoids it{' reliably' if end.kind is Kind.UNRELIABLE else ''}",
-        f"{works}{where.text}{error_text(result.first)}; {told}.{not_tried}",
+        f"{own} {does}{where.text}{error_text(result.first)}{gloo}. {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
         ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
         links=where.links,
         evidence=tried_lines(result),
-        fix=f"Look at the output of {own} with NCCL_DEBUG=INFO, at `nvidia-smi topo -m` and the kernel log; "
-        "try another version of NCCL or of the driver.",
+        fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
+        "grep "
+        "-i xid` on the hosts. Then try another version of NCCL, or of the driver.",
     )
 
 
@@ -214,7 +219,7 @@ def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
-        f"{did}; {result.sets} until then, and others remain.",
+        f"{did}. {begun(result.sets)} until then; others were not.",
         evidence=tried_lines(result),
         fix=fix,
     )
@@ -231,13 +236,13 @@ def _why_unfinished(seen: Seen[Any]) -> tuple[str, str]:
     if lost:
         return (
             f"{ranks_text(lost)} {'was' if len(lost) == 1 else 'were'} lost",
-            "See RUN002; fix that, then check again.",
+            "Fix the finding of RUN002 first, then run again.",
         )
     if any(e.kind in TOLD_TO_LEAVE for e in events):
-        return "the run was interrupted", "Run it again, and let it finish."
+        return "the run was interrupted", "Run it again to the end."
     if seen.recording.end is None:
-        return "the recording ends", "Judge the whole recording, or check again."
-    return "the budget ended", f"Give it more time (--budget {_more_seconds(seen)})."
+        return "the recording ends", "Judge the whole recording, or run again."
+    return "the budget ended", f"Run again with more time (--budget {_more_seconds(seen)})."
 
 
 def _gpus(seen: Seen[Any], where: Places) -> tuple[str, ...]:
