@@ -193,11 +193,11 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
         rate = min(links)
         if cut is not None:
             rate = min(rate, cut.nvlink_bytes_per_s)
-            source = f"{NVLINK_SHARE} x {rate_text(rate)} of the NVLinks between these GPUs, as a ring"
+            source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of the NVLinks between these GPUs, as a ring"
             return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
         nvls = nvls_bytes_per_s(own) if collective == "all_reduce" else None
-        beyond = "NVLS may exceed it" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
-        source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; {beyond}"
+        beyond = "NVLS can be faster" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
+        source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of a GPU's NVLinks, as a ring ({beyond})"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
     slots = _known(limit.pcie_bytes_per_s for limit in own)
     if not slots:

@@ -109,7 +109,7 @@ def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int,
         f"{name} is far too slow for this hardware: {rate_text(rate)}",
         f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}. At least "
         f"{share_text(far_ratio)} of "
-        f"{rate_text(expected)} is expected ({expectation.source if expectation else ''}). {causes_text(causes)}"
+        f"{rate_text(expected)} is expected: {expectation.source if expectation else ''}. {causes_text(causes)}"
         f"{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),

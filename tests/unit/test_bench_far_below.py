@@ -105,7 +105,7 @@ def test_measured_once_or_otherwise_it_is_a_warning():
 
 def test_p2p_that_is_off_is_the_cause_that_is_named(golden):
     finding = only(3 * GB, 3 * GB, kind="SHM", name="direct", NCCL_P2P_DISABLE="1")
-    assert finding.evidence["causes"] == ["NCCL's log shows SHM/direct", "NCCL was given NCCL_P2P_DISABLE=1"]
+    assert finding.evidence["causes"] == ["NCCL's log shows SHM/direct", "NCCL_P2P_DISABLE=1 limits NCCL"]
     golden(finding)
 
 

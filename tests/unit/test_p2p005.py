@@ -202,7 +202,7 @@ def test_without_a_cause_in_the_data_none_is_guessed():
 
 def test_variables_that_nccl_was_given_are_the_cause(golden):
     finding = only(3 * GB, 3 * GB, NCCL_MAX_CTAS="1", NCCL_DEBUG="INFO")
-    assert finding.evidence["causes"] == ["NCCL was given NCCL_MAX_CTAS=1"]
+    assert finding.evidence["causes"] == ["NCCL_MAX_CTAS=1 limits NCCL"]
     golden(finding)
 
 

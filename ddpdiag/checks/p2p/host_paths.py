@@ -207,8 +207,8 @@ def pairs_text(pairs: Sequence[Pair]) -> str:
 
 
 def words(status: P2P) -> str:
-    """A status in words: "disabled by regkey"."""
-    return status.name.replace("_", " ").lower().replace("gpu", "GPU")
+    """A status in words: "disabled by a registry key"."""
+    return status.name.replace("_", " ").lower().replace("gpu", "GPU").replace("regkey", "a registry key")
 
 
 @lru_cache(maxsize=1)

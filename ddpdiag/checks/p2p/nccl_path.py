@@ -47,8 +47,8 @@ class Path(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "0.95 x 371 GB/s of the GPU's NVLinks; NCCL's log shows P2P/CUMEM"."""
-        return f"{self.source}; NCCL's log shows {self.transports}" if self.transports else self.source
+        """Such as "95 % of the 371 GB/s of the GPU's NVLinks. NCCL's log shows P2P/CUMEM"."""
+        return f"{self.source}. NCCL's log shows {self.transports}" if self.transports else self.source
 
 
 class Timed(NamedTuple):
@@ -91,7 +91,7 @@ def doubts_of(path: Path, again: Timed | None, far_ratio: float) -> Iterator[str
 
 def causes_text(causes: Sequence[Cause]) -> str:
     """The causes that this run shows, as a sentence."""
-    return f"This run also shows: {'; '.join(cause.text for cause in causes)}." if causes else "No cause was found."
+    return f"Seen in this run: {'; '.join(cause.text for cause in causes)}." if causes else "This run shows no cause."
 
 
 def compare_fix(hosts: Mapping[Any, Sequence[int]]) -> str:

@@ -235,7 +235,7 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses the host's shared memory for these "
             "pairs."
-            " The bandwidth is that of shared memory.",
+            " Expect the bandwidth of shared memory there.",
             nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
             fix="Nothing to do if these cards do not support P2P (most consumer cards do not).",

@@ -219,17 +219,20 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     doubts = [*_doubts(seen, path, again, ratio)]
     causes = [*_causes(seen, path)]
     shown = again or first
+    nodes = seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
+    where = f" on {nodes[0]}" if nodes else ""
     rate, backend = shown.busbw_bytes_per_s, seen.world.backend
     both = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if again else ""
     yield seen.finding(
         "far-below",
         f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
-        f"The all-reduce over {backend} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. At "
+        f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. "
+        "At "
         "least "
-        f"{share_text(ratio)} of {rate_text(expected)} is expected, the bandwidth of its path ({path.text}). "
+        f"{share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
         f"{causes_text(causes)}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
-        nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+        nodes=nodes,
         evidence={
             "busbw_bytes_per_s": rate,
             "first_busbw_bytes_per_s": first.busbw_bytes_per_s,
@@ -252,7 +255,7 @@ def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
         f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
         f"The all-reduce over {seen.world.backend} reached {before}, at {size_text(first.size_bytes)}. Measured again, "
         "it "
-        f"reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough ({path.text}).",
+        f"reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough. It should reach {path.text}.",
         severity=Severity.NOTE,
         fix="Nothing to do.",
         evidence={

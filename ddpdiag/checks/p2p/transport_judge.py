@@ -146,7 +146,7 @@ def unreadable(nccl: TransportLog) -> Iterator[Finding]:
             f"NCCL's log{which} on {ranks_text(silent)} (of {count(len(nccl.rows), 'rank')}) shows no path to any "
             "peer, so it is not known which transport is used.",
             ranks=silent,
-            fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM and the lines "
+            fix="Run the job once with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,NET,P2P,SHM; the lines "
             "with 'via' name the transport of each pair.",
         )
 

@@ -3,7 +3,7 @@
 A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from statistics import median, median_low
 from typing import NamedTuple
 
@@ -251,8 +251,10 @@ def _median_text(links: Collection[Link]) -> str:
     return f" (medians of {len(links)} pairs)" if len(links) > 1 else ""
 
 
-def _links(copies: RankCopies, links: Iterable[Link]) -> str:
-    return names_text([" -> ".join(map(copies.full_label, link)) for link in links], _SHOWN_LINKS)
+def _links(copies: RankCopies, links: Sequence[Link]) -> str:
+    """With UUID and address where there is one link; the finding names the GPUs."""
+    names = [" -> ".join(map(copies.full_label if len(links) == 1 else copies.label, link)) for link in links]
+    return names_text(names, _SHOWN_LINKS)
 
 
 def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """What the search found, in findings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ddpdiag.bandwidth import Bound
@@ -10,6 +11,7 @@ from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
+from ddpdiag.checks.p2p.fallback.conditions import ACROSS, INSIDE
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -53,6 +55,9 @@ _VERBS = {
     "wrong": "gives wrong values",
     "unheard": "gives no result",
 }
+
+
+_VARIABLES = {member.name: next(iter(member.env)) for member in (*INSIDE, *ACROSS)} | {"IFNAME": "NCCL_SOCKET_IFNAME"}
 
 
 def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
@@ -182,7 +187,7 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
     rate_of_gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
     gloo = f"; gloo works{rate_of_gloo}" if result.gloo is not None else ""
-    not_tried = f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
+    not_tried = f" Not tried: {'; '.join(_skips(result, _VARIABLES))}." if result.skipped else ""
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
@@ -219,7 +224,7 @@ def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
     return seen.finding(
         "unfinished",
         f"{why} before {aim}",
-        f"{did}. {begun(result.sets)} until then; others were not.",
+        f"{did}. {begun(result.sets)} before that.",
         evidence=tried_lines(result),
         fix=fix,
     )
@@ -292,15 +297,15 @@ def price(result: SearchResult, end: Ended) -> str:
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 
-def _skips(result: SearchResult) -> list[str]:
-    """Each reason once, with the overrides that it concerns."""
+def _skips(result: SearchResult, words: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Each reason once, with the overrides that it concerns; these as in `words`, if they are there."""
     reasons: dict[str, list[str]] = {}
     for name, reason in result.skipped.items():
         reasons.setdefault(reason, []).append(name)
     if isinstance(result.end, Ended) and result.end.inside_works and result.ground.inside:
         names = [override.name for override in result.ground.inside]
         reasons.setdefault("inside each host it works", []).extend(names)
-    return [f"{names_text(names)} ({reason})" for reason, names in reasons.items()]
+    return [f"{names_text([words.get(name, name) for name in names])} ({reason})" for reason, names in reasons.items()]
 
 
 def tried_lines(result: SearchResult) -> dict[str, Scalar | list[Scalar]]:
