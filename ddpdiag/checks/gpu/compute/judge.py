@@ -6,6 +6,7 @@ wrong, and nothing where it was slow.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
@@ -19,11 +20,9 @@ from ddpdiag.checks.gpu.compute.data import (
     harmful_events,
     load_of,
     nameplate_of,
-    ordered_rates,
     others_use,
     precision,
     units_of,
-    usual_load,
 )
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
@@ -68,7 +67,10 @@ def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
         # Other bits than those of most GPUs that must have the same ones.
         odd = [odd_ones_out(products) for products in _comparable(peers, at)]
         yield from (Sign(number, "bits") for number in {number for own in odd if own for number in own.ranks})
-        ordered = ordered_rates(peers, at)
+        rates: dict[str, list[float]] = defaultdict(list)
+        for name, rate in ((name, rate) for peer in peers for name, rate in peer.rates(at).items()):
+            rates[name].append(rate)
+        ordered = {name: sorted(values) for name, values in rates.items()}
         for unit in peers:
             yield from _slow(seen, unit, ordered, at)
 
@@ -222,7 +224,8 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
         return Cause("others", said, f"End the other process on {card.host.name} (`nvidia-smi`).")
     name, which = ("memory_hz", "memory") if only_memory else ("sm_hz", "SM")
     clock, clocks = load_of(run, name), ""
-    usual_clock = usual_load([peer for peer in peers if peer is not unit], name)
+    others_clocks = [own for peer in peers if peer is not unit and (own := load_of(peer.runs[-1], name)) is not None]
+    usual_clock = median(others_clocks) if others_clocks else None
     if clock is not None:
         others = "" if usual_clock is None else f", {usual_clock / 1e6:.0f} MHz on the others"
         clocks = f" ({which} clock {clock / 1e6:.0f} MHz{others})"

@@ -219,19 +219,10 @@ def compare(
     odd = odd_ones_out({number: value(own) for number, own in enumerate(hosts)})
     if odd is None:
         return hosts, (), ()
+    groups = {own: [hosts[number] for number in numbers] for own, numbers in odd.groups.items()}
     if not odd.ranks:
-        return (), (), [[hosts[number] for number in own] for own in odd.groups.values()]
-    usual = [own for number, own in enumerate(hosts) if number not in odd.ranks]
-    return usual, [hosts[number] for number in odd.ranks], ()
-
-
-def usual_port(hosts: Sequence[HostPorts], port: Port) -> Port | None:
-    """The port of the same name with the rate that it has on most of these hosts; None without a majority."""
-    alike = [own for host in hosts for own in host.up if own.name == port.name]
-    odd = odd_ones_out({number: rate_of(own) for number, own in enumerate(alike)})
-    if not alike or (odd is not None and not odd.ranks):
-        return None
-    return alike[0] if odd is None else next(own for number, own in enumerate(alike) if number not in odd.ranks)
+        return (), (), [*groups.values()]
+    return groups[odd.usual], [hosts[number] for number in odd.ranks], ()
 
 
 def roce_version_is_2(data: Data) -> bool:

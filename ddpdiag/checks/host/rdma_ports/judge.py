@@ -25,7 +25,6 @@ from ddpdiag.checks.host.rdma_ports.data import (
     state_text,
     states_text,
     unrouted_text,
-    usual_port,
 )
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
@@ -111,7 +110,8 @@ def _slow(own: HostPorts, usual: Sequence[HostPorts]) -> Iterator[tuple[Port, Po
     """Ports with a rate that fewer ports have on most hosts, each beside a port that it should be like."""
     surplus, lack = Counter(own.rates) - Counter(usual[0].rates), Counter(usual[0].rates) - Counter(own.rates)
     suspects = [port for port in own.up if port.bytes_per_s and surplus[rate_of(port)]]
-    by_name = [(port, usual_port(usual, port)) for port in suspects]
+    elsewhere = [other for host in usual for other in host.up]
+    by_name = [(port, _usual_port([other for other in elsewhere if other.name == port.name])) for port in suspects]
     sure = [(port, like) for port, like in by_name if like and rate_of(like) > rate_of(port)]
     if sure:
         yield from sure
@@ -121,6 +121,12 @@ def _slow(own: HostPorts, usual: Sequence[HostPorts]) -> Iterator[tuple[Port, Po
         better = [like for like in usual[0].up if lack[rate_of(like)] and rate_of(like) > rate_of(port)]
         if like := next((like for like in better if like.link_layer == port.link_layer), None):
             yield port, like
+
+
+def _usual_port(ports: Sequence[Port]) -> Port | None:
+    """The first with the rate that most of these ports have; None without a majority."""
+    odd = odd_ones_out({number: rate_of(port) for number, port in enumerate(ports)})
+    return next((port for port in ports if odd is None or rate_of(port) == odd.usual), None)
 
 
 def _gids(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
@@ -178,7 +184,8 @@ def _alone(seen: Seen[Data], own: HostPorts) -> Iterator[Finding]:
         if down and 2 * len(up) > len(family):
             where = f"as {len(up)} of {len(family)} ports of this board"
             yield _down(seen, own, down, where, Severity.WARNING)
-        slow = list(_slow_in_family(up))
+        like = _usual_port(up)
+        slow = [(port, like) for port in up if like and port.bytes_per_s and rate_of(port) < rate_of(like)]
         told |= {port.name for port, _ in slow}
         yield from _slower(seen, own, slow, f"as {len(up) - len(slow)} of {len(up)} ports of this board")
         without = [port for port in up if own.is_unrouted(port)]
@@ -196,14 +203,6 @@ def _alone(seen: Seen[Data], own: HostPorts) -> Iterator[Finding]:
     likes = [structs.replace(port, lanes=_LANES, bytes_per_s=rate) for port, rate in zip(single, whole, strict=True)]
     pairs = [*zip(single, likes, strict=True)]
     yield from _slower(seen, own, pairs, "InfiniBand has 4 lanes, on a split cable 2")
-
-
-def _slow_in_family(up: Sequence[Port]) -> Iterator[tuple[Port, Port]]:
-    odd = odd_ones_out({number: rate_of(port) for number, port in enumerate(up)})
-    for number in odd.ranks if odd is not None else ():
-        like = next(port for place, port in enumerate(up) if odd is not None and place not in odd.ranks)
-        if up[number].bytes_per_s and rate_of(up[number]) < rate_of(like):
-            yield up[number], like
 
 
 # What is written ------------------------------------------------------------------------------------------------------
