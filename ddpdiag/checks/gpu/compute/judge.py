@@ -128,7 +128,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             said = f"{cause.said[0].lower()}{cause.said[1:]} while it computes; none expected"
             yield _told(seen, unit, Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence))
     yield from _differing(seen, units)
-    yield from _unmeasured(seen, units)
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for unit in units:
+        if unit.runs[-1].unmeasured:
+            reasons[unit.runs[-1].unmeasured].append(unit.rank)
+    for reason, ranks in reasons.items():
+        yield seen.finding(
+            "unmeasured",
+            "the speed of GPUs was not measured",
+            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
+            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
+            ranks=ranks,
+            evidence={"reason": reason},
+        )
 
 
 def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
@@ -289,19 +301,3 @@ def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
                 evidence={"ranks": [unit.rank for unit in own]},
                 fix="Run `dcgmi diag -r 3` on each of them.",
             )
-
-
-def _unmeasured(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for unit in units:
-        if unit.runs[-1].unmeasured:
-            reasons[unit.runs[-1].unmeasured].append(unit.rank)
-    for reason, ranks in reasons.items():
-        yield seen.finding(
-            "unmeasured",
-            "the speed of GPUs was not measured",
-            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
-            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
-            ranks=ranks,
-            evidence={"reason": reason},
-        )
