@@ -89,34 +89,30 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 fix="Set memlock to unlimited (limits.conf, LimitMEMLOCK=infinity for slurmd, docker --ulimit "
                 "memlock=-1).",
             )
-        yield from _tasks(seen, host, answers)
+        rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in answers if row.tasks]
+        for row in answers:
+            if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
+                left = max(0, row.limits.nproc.soft - row.user_processes)
+                rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
+        least = int(seen.number("tasks_per_rank")) * len(host.ranks)
+        if rooms and min(rooms)[0] < least:
+            left, why = min(rooms)
+            yield seen.finding(
+                "processes",
+                "too few processes are allowed",
+                f"{host.name}: {count(left, 'more task')} allowed ({why}), {least} expected for "
+                f"{count(len(host.ranks), 'rank')}.",
+                ranks=host.ranks,
+                evidence={"left": left, "expected": least},
+                fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end other processes on "
+                f"{host.name}.",
+            )
         yield from _unreadable(seen, host, answers, is_locked=little is not None)
 
 
 def _lowest(limits: Iterable[Limit]) -> int | None:
     """The tightest of the soft limits; None if there is no limit."""
     return min((limit.soft for limit in limits if limit.soft is not None), default=None)
-
-
-def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
-    rooms = [(row.tasks.left, f"limit {row.tasks.limit} of the control group") for row in rows if row.tasks]
-    for row in rows:
-        if row.limits is not None and row.limits.nproc.soft is not None and row.user_processes is not None:
-            left = max(0, row.limits.nproc.soft - row.user_processes)
-            rooms.append((left, f"limit {row.limits.nproc.soft} of the user (ulimit -u)"))
-    needed = int(seen.number("tasks_per_rank")) * len(host.ranks)
-    if rooms and min(rooms)[0] < needed:
-        left, why = min(rooms)
-        yield seen.finding(
-            "processes",
-            "too few processes are allowed",
-            f"{host.name}: {count(left, 'more task')} allowed ({why}), {needed} expected for "
-            f"{count(len(host.ranks), 'rank')}.",
-            ranks=host.ranks,
-            evidence={"left": left, "expected": needed},
-            fix="Raise the limit (ulimit -u, the container's --pids-limit, TasksMax=), or end other processes on "
-            f"{host.name}.",
-        )
 
 
 def _unreadable(seen: Seen[Data], host: Host, rows: Collection[Data], *, is_locked: bool) -> Iterator[Finding]:

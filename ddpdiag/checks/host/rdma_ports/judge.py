@@ -218,7 +218,17 @@ def _cable(port: Port) -> str:
 def _down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, severity: Severity) -> Finding:
     """Ports that are not up."""
     named = names_text([f"{own.label(port)} is {state_text(port)}" for port in ports], NAMES)
-    one = len(ports) == 1
+    one, first = len(ports) == 1, ports[0]
+    # By its states (InfiniBand architecture specification, PortInfo).
+    if first.state in ("INIT", "ARMED"):
+        fix = "Look at the subnet manager (`sminfo`, `ibdiagnet`): the link is up, and no subnet manager activates it."
+    elif first.physical_state == "Disabled":
+        interface = next(iter(own.data.interfaces.get(first.name, ())), "INTERFACE")
+        is_ethernet = first.link_layer == "Ethernet"
+        enable = f"`ip link set {interface} up`" if is_ethernet else f"`mlxlink -d {first.adapter} -a UP`"
+        fix = f"Enable the port ({enable}), but look first why it was disabled: operators disable links that flap."
+    else:
+        fix = _cable(first)
     return seen.finding(
         "down",
         f"{f'RDMA port {ports[0].name} is' if one else f'{len(ports)} RDMA ports are'} not up on {own.name}",
@@ -230,21 +240,8 @@ def _down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, s
             "states": [state_text(port) for port in ports[:LISTED]],
             "ports_up": len(own.up),
         },
-        fix=_bring_up(ports[0], own),
+        fix=fix,
     )
-
-
-def _bring_up(port: Port, own: HostPorts) -> str:
-    """What to do about a port that is not up, by its states (InfiniBand architecture specification, PortInfo)."""
-    if port.state in ("INIT", "ARMED"):
-        return "Look at the subnet manager (`sminfo`, `ibdiagnet`): the link is up, and no subnet manager activates it."
-    if port.physical_state == "Disabled":
-        interface = next(iter(own.data.interfaces.get(port.name, ())), "INTERFACE")
-        enable = (
-            f"`ip link set {interface} up`" if port.link_layer == "Ethernet" else f"`mlxlink -d {port.adapter} -a UP`"
-        )
-        return f"Enable the port ({enable}), but look first why it was disabled: operators disable links that flap."
-    return _cable(port)
 
 
 def _slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]], where: str) -> Iterator[Finding]:
