@@ -209,7 +209,14 @@ def _finding(
     deltas = [delta for own in found.values() for delta in own]
     some = deltas[:_LISTED]
     breaks = kind.breaks and any(delta.used_by_job for delta in deltas)
-    lines = [f"{host.name}, within {pairs[host].seconds:.1f} s: {_text(own)}" for host, own in found.items()]
+    lines = []
+    for host, own in found.items():
+        # Port by port: "eth0 (PCI 0000:1b:00.0): carrier_down_count rose from 1 to 2, and the link is up again".
+        by_port: dict[str, list[str]] = defaultdict(list)
+        for delta in own:
+            by_port[delta.label].append(delta.said)
+        said = names_text([f"{label}: {', '.join(each)}" for label, each in by_port.items()], _SHOWN)
+        lines.append(f"{host.name}, within {pairs[host].seconds:.1f} s: {said}")
     where = f"{len(names)} of {len(pairs)} hosts" if shared else names[0]
     end = " More than half of the hosts are affected, so they share the cause." if shared else ""
     begin = "First look at the switch that these hosts share, and at its log. " if shared else ""
@@ -234,14 +241,6 @@ def _finding(
         },
         fix=f"{begin}{kind.fix} Look at {command} and `dmesg -T` on {names_text(names)}.",
     )
-
-
-def _text(deltas: Sequence[CounterDelta]) -> str:
-    """Port by port, such as "eth0 (PCI 0000:1b:00.0): carrier_down_count rose from 1 to 2, and it is up again"."""
-    by_port: dict[str, list[str]] = defaultdict(list)
-    for delta in deltas:
-        by_port[delta.label].append(delta.said)
-    return names_text([f"{label}: {', '.join(said)}" for label, said in by_port.items()], _SHOWN)
 
 
 def _some(lines: Sequence[str]) -> str:

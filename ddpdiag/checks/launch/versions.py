@@ -174,7 +174,6 @@ def _waits_for_files(own: Data) -> bool:
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
-    """The versions of the ranks."""
     for name in ("torch", "cuda", "hip", "nccl", "driver", "python"):
         yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
 

@@ -54,7 +54,6 @@ def write(path: Path, content: str) -> str | None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove what is there."""
     for path in paths:
         with suppress(OSError):  # it was never written, or its file system became read-only
             path.unlink()

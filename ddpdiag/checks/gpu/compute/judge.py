@@ -260,7 +260,6 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
 
 
 def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
-    """Harmful clock events."""
     names = " and ".join(name for bit, name in HARMFUL.items() if events & bit)
     celsius = load_of(unit.runs[-1], "celsius")
     heat = f" at {celsius:.0f} C" if celsius is not None else ""

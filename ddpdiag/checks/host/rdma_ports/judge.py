@@ -216,7 +216,6 @@ def _cable(port: Port) -> str:
 
 
 def _down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, severity: Severity) -> Finding:
-    """Ports that are not up."""
     named = names_text([f"{own.label(port)} is {state_text(port)}" for port in ports], NAMES)
     one, first = len(ports) == 1, ports[0]
     # By its states (InfiniBand architecture specification, PortInfo).
@@ -303,7 +302,6 @@ def _without_gid(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where:
 
 
 def _other_firmware(seen: Seen[Data], own: HostPorts, odd: Sequence[Adapter], expected: str, where: str) -> Finding:
-    """Adapters with firmware of another release."""
     named = [f"{adapter.name} ({adapter.model}) has {adapter.firmware}" for adapter in odd]
     subject = odd[0].name if len(odd) == 1 else f"each of {len(odd)} RDMA adapters"
     return seen.finding(
