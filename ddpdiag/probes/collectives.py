@@ -132,16 +132,12 @@ def _open_backends() -> list[str]:
 
 
 def _traces(**options: object) -> list[tuple[str, _Trace]]:
-    recorders = [(name, reader, options) for name, reader in _READERS.items()]
-    recorders += [(name, _HOOKED_READER, {**options, "backend": name}) for name in _hooked()]
-    return [(name, trace) for name, reader, how in recorders if (trace := _read(reader, how)) is not None]
-
-
-def _hooked() -> list[str]:
-    """Classes that a hook may record: those that this torch has registered, or that are open."""
+    # Classes that a hook may record: those that this torch has registered, or that are open.
     backend = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "Backend", None)
-    registered = getattr(backend, "backend_list", ())
-    return [name for name in dict.fromkeys((*_HOOKED, *registered, *_open_backends())) if name not in _READERS]
+    names = dict.fromkeys((*_HOOKED, *getattr(backend, "backend_list", ()), *_open_backends()))
+    recorders = [(name, reader, options) for name, reader in _READERS.items()]
+    recorders += [(name, _HOOKED_READER, {**options, "backend": name}) for name in names if name not in _READERS]
+    return [(name, trace) for name, reader, how in recorders if (trace := _read(reader, how)) is not None]
 
 
 def _reader(name: str) -> Callable[..., bytes] | None:
@@ -165,17 +161,16 @@ def _last(entries: Sequence[_Entry]) -> tuple[Collective, ...]:
     """
     ordered = sorted(dict.fromkeys(entries), key=lambda entry: entry.time_created_ns)
     newest = {entry.process_group: entry.pg_id for entry in ordered}
-    return tuple(_collective(entry) for entry in ordered if entry.pg_id == newest[entry.process_group])[-LAST:]
-
-
-def _collective(entry: _Entry) -> Collective:
-    return Collective(
-        seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
-        name=entry.profiling_name,
-        elements=sum(map(math.prod, entry.input_sizes)),
-        dtype="/".join(dict.fromkeys(entry.input_dtypes)),
-        group=entry.process_group[0] if entry.process_group else "",
-        p2p=entry.is_p2p,
+    return tuple(
+        Collective(
+            seq=entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+            name=entry.profiling_name,
+            elements=sum(map(math.prod, entry.input_sizes)),
+            dtype="/".join(dict.fromkeys(entry.input_dtypes)),
+            group=entry.process_group[0] if entry.process_group else "",
+            p2p=entry.is_p2p,
+        )
+        for entry in [own for own in ordered if own.pg_id == newest[own.process_group]][-LAST:]
     )
 
 
@@ -196,21 +191,16 @@ class RasAddress(NamedTuple):
 
 def ras_service(env: Mapping[str, str]) -> RasAddress | None:
     """Where NCCL's thread in this process listens; None if there is none. Strangers on that port are left alone."""
-    if (port := _port(env.get("NCCL_RAS_ADDR", ""))) is None:
+    # "host:port" or "[::1]:port"; NCCL's own port if nothing is said.
+    digits = (env.get("NCCL_RAS_ADDR") or str(RAS_PORT)).rpartition(":")[2]
+    port = int(digits) if digits.isascii() and digits.isdigit() else 0
+    if not 0 < port < 1 << 16:
         return None
     own = frozenset(open_files(PROC / "self"))
     for seen in tcp_sockets():
         if seen.port == port and seen.listens and f"socket:[{seen.inode}]" in own:
             return RasAddress(seen.family, seen.address, port)
     return None
-
-
-def _port(address: str) -> int | None:
-    """The port of "host:port" or "[::1]:port"; NCCL's own one if nothing is said."""
-    if not address:
-        return RAS_PORT
-    digits = address.rpartition(":")[2]
-    return int(digits) if digits.isascii() and digits.isdigit() and 0 < int(digits) < 1 << 16 else None
 
 
 def ras_report(address: RasAddress, greet_until: float, seconds: float) -> str:
@@ -233,6 +223,16 @@ def ras_report(address: RasAddress, greet_until: float, seconds: float) -> str:
     return ""
 
 
+def _report(sock: socket.socket, end: float) -> str:
+    got, whole = b"", False
+    with contextlib.suppress(OSError):
+        while len(got) < MOST_RAS_BYTES and not whole:
+            more = _received(sock, MOST_RAS_BYTES - len(got), end)
+            got, whole = got + more, not more
+    text = got.decode(errors="replace").strip()
+    return text if whole or not text else f"{text}\n{RAS_CUT}"
+
+
 def _answer(sock: socket.socket, line: str, end: float) -> str:
     """The line that answers ours; TimeoutError if none does."""
     sock.sendall(f"{line}\n".encode())
@@ -243,16 +243,6 @@ def _answer(sock: socket.socket, line: str, end: float) -> str:
             break
         answer += got
     return answer.decode(errors="replace")
-
-
-def _report(sock: socket.socket, end: float) -> str:
-    got, whole = b"", False
-    with contextlib.suppress(OSError):
-        while len(got) < MOST_RAS_BYTES and not whole:
-            more = _received(sock, MOST_RAS_BYTES - len(got), end)
-            got, whole = got + more, not more
-    text = got.decode(errors="replace").strip()
-    return text if whole or not text else f"{text}\n{RAS_CUT}"
 
 
 def _received(sock: socket.socket, size: int, end: float) -> bytes:

@@ -218,7 +218,11 @@ def test_another_world_is_not_compared(golden):
 
 
 def test_what_the_backend_lacks_is_said(golden):
-    (finding,) = col002.judge(benched(alike(2, sizes=(), unsupported=("all_reduce of float16 with avg: RuntimeError: gloo does not support AVG",))))
+    (finding,) = col002.judge(
+        benched(
+            alike(2, sizes=(), unsupported=("all_reduce of float16 with avg: RuntimeError: gloo does not support AVG",))
+        )
+    )
     assert finding.code == "COL002.unsupported"
     golden(finding)
     assert finding.code == "COL002.unsupported"

@@ -12,6 +12,8 @@ from ddpdiag.probes.gpu.nvml import Device, Gpu, Trouble, enumerate_gpus, sysfs_
 class NVMLError(Exception):
     """As pynvml's: one subclass per code."""
 
+    value = 999
+
 
 class LibraryNotFound(NVMLError): ...
 

@@ -10,7 +10,6 @@ certain, one that no rank is known to take is worth a warning at most.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +17,6 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.visibility import Data
 from ddpdiag.checks.hosts import Host, answers_by_host
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
@@ -84,50 +82,43 @@ class Fault(NamedTuple):
     severity: Severity | None = None
 
 
-@dataclass(frozen=True)
-class VisibleGpus:
-    """What GPU001 and GPU002 know of the GPUs that ranks may use, by rank."""
-
-    world: World
-    enumerated: Mapping[int, Data]
-    torch: Mapping[int, devices.Data]
-
-    def usable_on(self, host: Host, found: Sequence[Health]) -> frozenset[str] | None:
-        """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
-
-        CUDA may leave out a GPU because it is faulty, so torch is believed only where it shows as many as it should.
-        """
-        known = frozenset(health.uuid for health in found if health.uuid)
-        counts = {rank: self.world.arrivals[rank].gpus for rank in host.ranks}
-        if all(rank in self.torch and len(self.torch[rank].gpus) == count for rank, count in counts.items()):
-            uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in self.torch[rank].gpus)
-            # A slice of a GPU has a UUID of its own.
-            if uuids and uuids <= known:
-                return uuids
-        if max(counts.values(), default=0) >= len(found):
-            return known
-        named = [visible_uuids(self.enumerated[rank]) for rank in host.ranks if rank in self.enumerated]
-        known_sets = [frozenset(uuids) for uuids in named if uuids is not None]
-        return frozenset[str]().union(*known_sets) if len(known_sets) == len(host.ranks) else None
-
-    def takers(self) -> dict[str, tuple[int, ...]]:
-        """The ranks that take each GPU, by UUID."""
-        taken = {rank: uuid for rank, row in self.enumerated.items() if (uuid := self._named(rank, row))}
-        known = {gpu.uuid for row in self.enumerated.values() for gpu in row.nvml.gpus}
-        for rank, row in self.torch.items():
-            if row.gpu is not None and row.gpu.uuid and (row.gpu.uuid in known or rank not in taken):
-                taken[rank] = row.gpu.uuid
-        ranks: dict[str, tuple[int, ...]] = defaultdict(tuple)
-        for rank in sorted(taken):
-            ranks[taken[rank]] += (rank,)
-        return ranks
-
-    def _named(self, rank: int, row: Data) -> str | None:
-        """The GPU that the rank takes by its variable."""
+def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
+    """The ranks that take each GPU, by UUID."""
+    rows, taken = seen.of(present.CHECK).by_rank, dict[int, str]()
+    for rank, row in rows.items():
         uuids = visible_uuids(row) or ()
-        chosen = device_index(self.world.places[rank].local_rank, len(uuids))
+        chosen = device_index(seen.world.places[rank].local_rank, len(uuids))
         certain = row.cuda_visible_devices is not None or len({gpu.name for gpu in row.nvml.gpus}) <= 1
-        return uuids[chosen] if chosen is not None and certain else None
+        if chosen is not None and certain and uuids[chosen]:
+            taken[rank] = uuids[chosen]
+    known = {gpu.uuid for row in rows.values() for gpu in row.nvml.gpus}
+    for rank, shown in seen.of(devices.CHECK).by_rank.items():
+        if shown.gpu is not None and shown.gpu.uuid and (shown.gpu.uuid in known or rank not in taken):
+            taken[rank] = shown.gpu.uuid
+    ranks: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    for rank in sorted(taken):
+        ranks[taken[rank]] += (rank,)
+    return ranks
+
+
+def _usable_on(seen: Seen[D], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
+    """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
+
+    CUDA may leave out a GPU because it is faulty, so torch is believed only where it shows as many as it should.
+    """
+    torch, enumerated = seen.of(devices.CHECK).by_rank, seen.of(present.CHECK).by_rank
+    known = frozenset(health.uuid for health in found if health.uuid)
+    counts = {rank: seen.world.arrivals[rank].gpus for rank in host.ranks}
+    if all(rank in torch and len(torch[rank].gpus) == count for rank, count in counts.items()):
+        uuids = frozenset(gpu.uuid or "" for rank in host.ranks for gpu in torch[rank].gpus)
+        # A slice of a GPU has a UUID of its own.
+        if uuids and uuids <= known:
+            return uuids
+    if max(counts.values(), default=0) >= len(found):
+        return known
+    named = [visible_uuids(enumerated[rank]) for rank in host.ranks if rank in enumerated]
+    known_sets = [frozenset(uuids) for uuids in named if uuids is not None]
+    return frozenset[str]().union(*known_sets) if len(known_sets) == len(host.ranks) else None
 
 
 def visible_uuids(row: Data) -> tuple[str, ...] | None:
@@ -153,12 +144,11 @@ def visible_uuids(row: Data) -> tuple[str, ...] | None:
 
 def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
     """The GPUs of the job that could be opened, each once, by host and index."""
-    visible = VisibleGpus(seen.world, seen.of(present.CHECK).by_rank, seen.of(devices.CHECK).by_rank)
-    takers = visible.takers()
+    takers = takers_of(seen)
     cards: dict[str, Card] = {}
     for host, answers in answers_by_host(seen):
         found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
-        usable = visible.usable_on(host, [health for _, health in found])
+        usable = _usable_on(seen, host, [health for _, health in found])
         for driver, health in sorted(found, key=lambda pair: pair[1].index):
             key = key_of(host.name, health)
             if usable is None or health.uuid is None or health.uuid in usable:

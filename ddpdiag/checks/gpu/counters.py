@@ -31,7 +31,6 @@ from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
 from ddpdiag.checks.hosts import nvml_fix, ranks_text
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
-from ddpdiag.probes.gpu.links import NvLink
 from ddpdiag.text import count
 
 FINDINGS = {
@@ -270,7 +269,12 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
         evidence: dict[str, Scalar | list[Scalar]] = {"links": [*down], "seconds": pair.seconds}
         severity = Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING
         yield Fault("nvlink-down", title, said, Action.RESET, "", evidence, severity)
-    if errors := {new.number: text for old, new in pairs if (text := _deltas_text(old, new))}:
+    errors: dict[int, str] = {}
+    for old, new in pairs:
+        counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
+        if rises := [f"{name} {start} -> {end}" for name, start, end in counts if _risen(start, end)]:
+            errors[new.number] = ", ".join(rises)
+    if errors:
         yield Fault(
             "nvlink-errors",
             "an NVLink of a GPU had errors during the run",
@@ -291,11 +295,6 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
         severity = Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE
         evidence = {"links": [*links], "rises": [deltas[link] for link in links], "seconds": pair.seconds}
         yield Fault("nvlink-crc", title, said, Action.MONITOR, "", evidence, severity)
-
-
-def _deltas_text(old: NvLink, new: NvLink) -> str:
-    counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
-    return ", ".join(f"{name} {before} -> {after}" for name, before, after in counts if _risen(before, after))
 
 
 def _evidence(pair: Pair, before: Scalar, after: Scalar) -> dict[str, Scalar | list[Scalar]]:

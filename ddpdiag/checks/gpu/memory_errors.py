@@ -146,15 +146,16 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     elif rows >= most_rows:
         said = f"{rows} rows remapped for uncorrectable errors; fewer than {most_rows:g} expected"
         yield Fault("remaps", "a GPU has remapped too many rows", said, Action.ISOLATE, evidence=remapped)
+    stays = "of its memory stays in use until the GPU is reset"
     if memory.remap_pending:
-        said = "a bad row of its memory stays in use until the GPU is reset"
-        yield Fault("remap-pending", "a GPU waits to remap a bad row", said, Action.RESET, evidence=remapped)
+        title = "a GPU waits to remap a bad row"
+        yield Fault("remap-pending", title, f"a bad row {stays}", Action.RESET, evidence=remapped)
     if pages >= most_pages:
         said = f"{pages} pages retired; fewer than {most_pages:g} expected"
         yield Fault("retired-pages", "a GPU has retired too many pages", said, Action.ISOLATE, evidence=retired)
     if memory.retirement_pending:
-        said = "a bad page of its memory stays in use until the GPU is reset"
-        yield Fault("retirement-pending", "a GPU waits to retire a bad page", said, Action.RESET, evidence=retired)
+        title = "a GPU waits to retire a bad page"
+        yield Fault("retirement-pending", title, f"a bad page {stays}", Action.RESET, evidence=retired)
 
 
 CHECK = Check(

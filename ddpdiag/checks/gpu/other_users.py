@@ -57,7 +57,32 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
         # It is not known which GPU the shared slice belongs to; one of the host's is reported.
         sharing = () if card.host.name in reported or not card.health.mig else devices.sharing_ranks(seen, card.host)
         reported |= {card.host.name} if card.health.mig else set()
-        for fault in (*_in_use(seen, card), *_mode(card), *_sliced(seen, card, sharing)):
+        for fault in (*_in_use(seen, card), *_mode(card)):
+            yield finding_of(seen, card, fault)
+        if sharing and seen.options.backend != "gloo":
+            fault = Fault(
+                "mig",
+                "ranks share a slice of a GPU (MIG)",
+                f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU; one slice for each rank is "
+                "expected, because NCCL refuses a duplicate",
+                Action.NONE,
+                devices.SLICES_FIX,
+                {"mig": True, "ranks": [*sharing]},
+                severity=Severity.ERROR,
+            )
+            yield finding_of(seen, card, fault)
+        elif card.health.mig:
+            fault = Fault(
+                "mig",
+                "a GPU is split into slices (MIG)",
+                "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
+                Action.NONE,
+                f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs "
+                "whole GPUs.",
+                {"mig": True},
+                # A single rank has no peer.
+                severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
+            )
             yield finding_of(seen, card, fault)
 
 
@@ -122,32 +147,6 @@ def _mode(card: Card) -> Iterator[Fault]:
             advice,
             {"compute_mode": mode, "pids": [process.pid for process in processes]},
             severity=severity,
-        )
-
-
-def _sliced(seen: Seen[Nothing], card: Card, sharing: Sequence[int]) -> Iterator[Fault]:
-    if sharing and seen.options.backend != "gloo":
-        yield Fault(
-            "mig",
-            "ranks share a slice of a GPU (MIG)",
-            f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU; one slice for each rank is expected, "
-            "because NCCL refuses a duplicate",
-            Action.NONE,
-            devices.SLICES_FIX,
-            {"mig": True, "ranks": [*sharing]},
-            severity=Severity.ERROR,
-        )
-    elif card.health.mig:
-        yield Fault(
-            "mig",
-            "a GPU is split into slices (MIG)",
-            "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
-            Action.NONE,
-            f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs whole "
-            "GPUs.",
-            {"mig": True},
-            # A single rank has no peer.
-            severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
         )
 
 

@@ -117,7 +117,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "because CUDA counts the fastest first.",
             )
     yield from isolated_ranks(seen, hosts)
-    yield from _unlike_hosts(seen, used)
+    models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in used if h.gpus}
+    if odd := odd_ones_out(models):
+        said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
+        yield seen.finding(
+            "unlike-hosts",
+            "hosts have different GPU models",
+            f"GPU models differ between hosts: {said}; one model is expected, because the slowest sets the pace.",
+            ranks=tuple(rank for host in used if host.ranks[0] in odd.ranks for rank in host.ranks),
+            fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
+        )
 
 
 def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
@@ -220,19 +229,6 @@ def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
         return host
     every = set[str | None]().union(*(shown[rank] for rank in host.ranks))
     return structs.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in every) or host.gpus)
-
-
-def _unlike_hosts(seen: Seen[Data], hosts: list[HostGpus]) -> Iterator[Finding]:
-    models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in hosts if h.gpus}
-    if odd := odd_ones_out(models):
-        said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
-        yield seen.finding(
-            "unlike-hosts",
-            "hosts have different GPU models",
-            f"GPU models differ between hosts: {said}; one model is expected, because the slowest sets the pace.",
-            ranks=tuple(rank for host in hosts if host.ranks[0] in odd.ranks for rank in host.ranks),
-            fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
-        )
 
 
 CHECK = Check(

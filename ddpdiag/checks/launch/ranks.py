@@ -77,7 +77,19 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "this run.",
             fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
         )
-    yield from _process_counts(seen)
+    hosts = {host.ranks[0]: host for host in hosts_of(seen)}
+    odd = odd_ones_out({first: len(host.ranks) for first, host in hosts.items()})
+    if odd is not None and _complete(seen):
+        groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
+        counts = [f"{number} on {names_text([hosts[first].name for first in firsts])}" for number, firsts in groups]
+        yield seen.finding(
+            "uneven",
+            "hosts run different numbers of ranks",
+            f"The numbers of ranks differ: {', '.join(counts)}; the same number is expected on all hosts.",
+            ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
+            nodes=tuple(hosts[first].name for first in odd.ranks),
+            fix="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
+        )
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
         yield from _gpus(seen, host)
@@ -125,25 +137,6 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             ranks=odd.ranks,
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
             fix="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
-        )
-
-
-def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    if not _complete(seen):
-        return
-    hosts = {host.ranks[0]: host for host in hosts_of(seen)}
-    if odd := odd_ones_out({first: len(host.ranks) for first, host in hosts.items()}):
-        counts = ", ".join(
-            f"{count} on {names_text([hosts[first].name for first in firsts])}"
-            for count, firsts in sorted(odd.groups.items(), key=lambda group: len(group[1]))
-        )
-        yield seen.finding(
-            "uneven",
-            "hosts run different numbers of ranks",
-            f"The numbers of ranks differ: {counts}; the same number is expected on all hosts.",
-            ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
-            nodes=tuple(hosts[first].name for first in odd.ranks),
-            fix="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
         )
 
 

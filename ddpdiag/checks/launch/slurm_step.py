@@ -127,7 +127,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _time_left(seen)
     if (step := _step(seen)) is not None:
         yield from _torchruns(seen, step)
-        yield from _few_tasks(seen, step)
+        # RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined.
+        absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
+        if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
+            yield seen.finding(
+                "few-tasks",
+                "WORLD_SIZE is larger than the step",
+                f"WORLD_SIZE={seen.world.size}, but step {step.name} has {count(step.tasks, 'task')}, and all of these "
+                "joined: the other ranks do not exist.",
+                evidence={"world_size": seen.world.size, "tasks": step.tasks},
+                fix="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
+                "script, where these variables describe the job.",
+                of_the_run=True,
+            )
         yield from _cpus(seen)
         yield from _order(seen, step)
         yield _layout(seen, step)
@@ -160,22 +172,6 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
         f"{'--standalone' if step.nodes == 1 else c10d} ..., or without torchrun: srun ddpdiag check",
         of_the_run=True,
     )
-
-
-def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined."""
-    absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
-    if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
-        yield seen.finding(
-            "few-tasks",
-            "WORLD_SIZE is larger than the step",
-            f"WORLD_SIZE={seen.world.size}, but step {step.name} has {count(step.tasks, 'task')}, and all of these "
-            "joined: the other ranks do not exist.",
-            evidence={"world_size": seen.world.size, "tasks": step.tasks},
-            fix="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
-            "script, where these variables describe the job.",
-            of_the_run=True,
-        )
 
 
 def _cpus(seen: Seen[Data]) -> Iterator[Finding]:

@@ -91,7 +91,18 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             ranks=ids,
             fix="Unset NCCL_HOSTID.",
         )
-    yield from _debug_levels(seen)
+    levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
+    # torch upper-cases the value before it compares.
+    for level in sorted(own for own in {*levels.values()} if own and own.upper() not in DEBUG_LEVELS):
+        ranks = tuple(rank for rank, own in levels.items() if own == level)
+        yield seen.finding(
+            "debug-level",
+            "TORCH_DISTRIBUTED_DEBUG has a value that torch refuses",
+            f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected. "
+            "With any other value `import torch.distributed` fails.",
+            ranks=ranks,
+            fix="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
+        )
 
 
 def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
@@ -142,22 +153,6 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
         evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
         fix=f"Set {NCCL_CLASS} to one value on every rank, in the job script, or unset it everywhere.",
     )
-
-
-def _debug_levels(seen: Seen[Data]) -> Iterator[Finding]:
-    levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
-    for level in sorted(set(levels.values())):
-        # torch upper-cases the value before it compares.
-        if level and level.upper() not in DEBUG_LEVELS:
-            ranks = tuple(rank for rank, own in levels.items() if own == level)
-            yield seen.finding(
-                "debug-level",
-                "TORCH_DISTRIBUTED_DEBUG has a value that torch refuses",
-                f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected. "
-                "With any other value `import torch.distributed` fails.",
-                ranks=ranks,
-                fix="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
-            )
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:

@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
@@ -35,7 +35,7 @@ from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.environment import driver_version, versions
+from ddpdiag.probes.host.environment import Versions, driver_version, versions
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.stats import odd_ones_out
 
@@ -63,16 +63,11 @@ FINDINGS = {
 _BUSY_SHARE = 0.5
 
 
-class Data(Struct, frozen=True, kw_only=True):
-    """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
-    `import_core_seconds` how much of it was on a core or in waiting for one. `not_forked` is why workers are no forks
-    of a process that has imported torch."""
+class Data(Versions, frozen=True, kw_only=True):
+    """Also that of the driver; `import_seconds` is what `import torch` took for this rank, and `import_core_seconds`
+    how much of it was on a core or in waiting for one. `not_forked` is why workers are no forks of a process that has
+    imported torch."""
 
-    python: str
-    torch: str
-    cuda: str | None = None
-    hip: str | None = None
-    nccl: str | None = None
     driver: str | None = None
     import_seconds: float | None = None
     import_core_seconds: float | None = None
@@ -179,7 +174,6 @@ def _waits_for_files(own: Data) -> bool:
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
-    """The versions of the ranks."""
     for name in ("torch", "cuda", "hip", "nccl", "driver", "python"):
         yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
 

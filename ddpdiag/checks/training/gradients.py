@@ -22,8 +22,19 @@ TOLERANCE = {"float32": 1e-4}
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     """What explains the rest is said alone: other first weights, then a wrong gradient, then a wrong sum."""
-    if found := _weights(seen, proofs):
-        yield found
+    if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
+        who, one = ranks_text(odd.ranks), len(odd.ranks) == 1
+        theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
+        yield seen.finding(
+            "weights",
+            f"{who if odd.ranks else 'ranks'} {'starts' if one else 'start'} with different weights",
+            f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from one seed, 1 expected: "
+            f"{theirs if odd.ranks else 'no set has a majority'}. DDP sends rank 0's weights to all, so training "
+            "continues with these; other random numbers of the ranks still differ.",
+            ranks=odd.ranks,
+            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+            fix="Compare the versions of torch on the hosts; if they are equal, test the memory of that host or GPU.",
+        )
         return
     found = _handed(seen, proofs) or _averaged(seen, proofs) or _whole(seen, proofs)
     if found is not None:
@@ -52,26 +63,6 @@ def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
     """A sum under random signs of a vector is about as large as its norm."""
     least = tolerance(proof) * max(proof.norm, 1e-30)
     return all(math.isfinite(a - b) and abs(a - b) <= least for a, b in zip(one, other, strict=True))
-
-
-def _weights(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    odd = odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()})
-    if odd is None:
-        return None
-    differ = "differs" if len(odd.ranks) == 1 else "differ"
-    whose = f"{who_text(seen, odd.ranks)} {differ} from most" if odd.ranks else "no set has a majority"
-    return seen.finding(
-        "weights",
-        f"{ranks_text(odd.ranks)} {'starts' if len(odd.ranks) == 1 else 'start'} with different weights"
-        if odd.ranks
-        else "ranks start with different weights",
-        f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from one seed, 1 expected: "
-        f"{whose}. DDP sends rank 0's weights to all, so training continues with these; other random numbers of the "
-        "ranks still differ.",
-        ranks=odd.ranks,
-        evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        fix="Compare the versions of torch on the hosts; if they are equal, test the memory of that host or GPU.",
-    )
 
 
 def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:

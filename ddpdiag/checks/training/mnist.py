@@ -162,33 +162,27 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # NaN has many bit patterns, so different checksums would say nothing.
         yield _not_finite(seen, trained)
         return
-    yield from _diverged(seen, {rank: training.checksum for rank, training in trained.items()})
+    if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
+        found = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training, 1 expected"
+        differ = "differs" if len(odd.ranks) == 1 else "differ"
+        theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
+        whose = theirs if odd.ranks else "no set has a majority, so no rank can be blamed"
+        yield seen.finding(
+            "diverged",
+            "ranks have different parameters after training",
+            f"{found}: {whose}.",
+            ranks=odd.ranks,
+            evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
+            fix="Compare versions of torch and models of CPU and GPU on the hosts; if they are equal, run "
+            "`ddpdiag check --stage gpu,collective --depth standard`, and exclude hosts with GPUs for which "
+            "`nvidia-smi -q -d ECC` shows memory errors.",
+        )
     # Losses and accuracy are over all ranks, so the same on each.
     yield from _unlearnt(seen, next(iter(trained.values())))
 
 
 def _trained(seen: Seen[Data]) -> dict[int, Training]:
     return {rank: data.training for rank, data in seen.by_rank.items() if data.training is not None}
-
-
-def _diverged(seen: Seen[Data], checksums: Mapping[int, str]) -> Iterator[Finding]:
-    odd = odd_ones_out(checksums)
-    if odd is None:
-        return
-    found = f"{len(checksums)} ranks have {len(odd.groups)} different sets of parameters after training, 1 expected"
-    differ = "differs" if len(odd.ranks) == 1 else "differ"
-    theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
-    whose = theirs if odd.ranks else "no set has a majority, so no rank can be blamed"
-    yield seen.finding(
-        "diverged",
-        "ranks have different parameters after training",
-        f"{found}: {whose}.",
-        ranks=odd.ranks,
-        evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-        fix="Compare versions of torch and models of CPU and GPU on the hosts; if they are equal, run "
-        "`ddpdiag check --stage gpu,collective --depth standard`, and exclude hosts with GPUs for which "
-        "`nvidia-smi -q -d ECC` shows memory errors.",
-    )
 
 
 def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:

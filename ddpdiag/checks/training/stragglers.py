@@ -170,25 +170,21 @@ def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]
     if not found:
         hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
         for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
-            yield _network(seen, own)
-
-
-def _network(seen: Seen[D], own: Straggler) -> Finding:
-    nodes = seen.world.nodes_of(own.ranks)
-    hosts = len(seen.world.hosts) > 1
-    who = f"{', '.join(nodes)} ({ranks_text(own.ranks)})" if hosts else f"rank {own.ranks[0]} on {nodes[0]}"
-    return seen.finding(
-        "network",
-        f"all ranks wait for the network of {nodes[0] if hosts else f'rank {own.ranks[0]}'}",
-        f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either neighbour; "
-        f"others need {1e3 * own.usual:.1f} ms.",
-        ranks=() if hosts else own.ranks,
-        nodes=nodes,
-        evidence={
-            "class": own.why.value,
-            "own_seconds": own.own,
-            "usual_seconds": own.usual,
-            "slower_share": own.slower_share,
-        },
-        fix="Check its links: RDZ004 measures them, `--stage fabric` (FAB001) compares it with more partners.",
-    )
+            nodes, within_one = seen.world.nodes_of(own.ranks), len(seen.world.hosts) == 1
+            first = f"rank {own.ranks[0]}"
+            who = f"{first} on {nodes[0]}" if within_one else f"{', '.join(nodes)} ({ranks_text(own.ranks)})"
+            yield seen.finding(
+                "network",
+                f"all ranks wait for the network of {first if within_one else nodes[0]}",
+                f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either "
+                f"neighbour; others need {1e3 * own.usual:.1f} ms.",
+                ranks=own.ranks if within_one else (),
+                nodes=nodes,
+                evidence={
+                    "class": own.why.value,
+                    "own_seconds": own.own,
+                    "usual_seconds": own.usual,
+                    "slower_share": own.slower_share,
+                },
+                fix="Check its links: RDZ004 measures them, `--stage fabric` (FAB001) compares it with more partners.",
+            )

@@ -107,17 +107,17 @@ def _gpu(index: int) -> Gpu:
     import pynvml
 
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:
         return Gpu(index=index, error=str(error))
-    total = supported(lambda: memory(handle)[0])
+    seen, mode = device.of(memory), device.numbers("nvmlDeviceGetMigMode")
     return Gpu(
         index=index,
-        name=supported(lambda: str(pynvml.nvmlDeviceGetName(handle))),
-        uuid=supported(lambda: str(pynvml.nvmlDeviceGetUUID(handle))),
-        pci=supported(lambda: sysfs_address(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))),
-        memory_bytes=total,
-        mig=supported(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0])),
+        name=device.text("nvmlDeviceGetName"),
+        uuid=device.text("nvmlDeviceGetUUID"),
+        pci=device.pci(),
+        memory_bytes=None if seen is None else seen[0],
+        mig=None if mode is None else bool(mode[0]),
     )
 
 
@@ -219,7 +219,10 @@ class Device:
         values = self._ask(
             function,
             lambda: tuple(
-                _value(int(answer.nvmlReturn), int(answer.valueType), answer.value)
+                # Each has a return code of its own, which says whether there is a value.
+                int(getattr(answer.value, _MEMBERS[answer.valueType]))
+                if answer.nvmlReturn == 0 and answer.valueType < len(_MEMBERS)
+                else None
                 for answer in getattr(self._nvml, function)(self._handle, wanted)
             ),
         )
@@ -262,11 +265,6 @@ def _member(filled: ctypes.Structure, name: str) -> int:
     # Of an array of characters, ctypes gives the bytes up to the first 0 only.
     place = getattr(type(filled), name)
     return int.from_bytes(bytes(filled)[place.offset : place.offset + place.size], "big")
-
-
-def _value(code: int, kind: int, value: object) -> int | None:
-    """A field's value, if its own return code says that there is one."""
-    return int(getattr(value, _MEMBERS[kind])) if code == 0 and kind < len(_MEMBERS) else None
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):

@@ -96,10 +96,21 @@ class _Links(Struct, frozen=True, kw_only=True):
 
 def gpu_paths(step: Callable[[str], None]) -> Paths:
     """Ask NVML for every pair of GPUs that it shows; `step` hears which GPU is asked, should it not answer."""
+    gpus: list[PathGpu] = []
+    devices: list[tuple[PathGpu, Device]] = []
     try:
         with opened_nvml() as pynvml:
-            opened = [_open(index, step) for index in range(pynvml.nvmlDeviceGetCount())]
-            return Paths(gpus=tuple(gpu for gpu, _ in opened), paths=tuple(_paths(opened, step)))
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                step(f"GPU {index}")
+                try:
+                    device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
+                except pynvml.NVMLError as error:
+                    gpus.append(PathGpu(index=index, error=str(error)))
+                    continue
+                uuid, name = device.text("nvmlDeviceGetUUID"), device.text("nvmlDeviceGetName")
+                gpus.append(PathGpu(index=index, uuid=uuid, pci=device.pci(), name=name))
+                devices.append((gpus[-1], device))
+            return Paths(gpus=tuple(gpus), paths=tuple(_paths(devices, step)))
     except NvmlError as error:
         return Paths(error=str(error))
 
@@ -126,25 +137,7 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
     return peers
 
 
-def _open(index: int, step: Callable[[str], None]) -> tuple[PathGpu, Device | None]:
-    import pynvml
-
-    step(f"GPU {index}")
-    try:
-        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError as error:
-        return PathGpu(index=index, error=str(error)), None
-    gpu = PathGpu(
-        index=index,
-        uuid=device.text("nvmlDeviceGetUUID"),
-        pci=device.pci(),
-        name=device.text("nvmlDeviceGetName"),
-    )
-    return gpu, device
-
-
-def _paths(opened: Sequence[tuple[PathGpu, Device | None]], step: Callable[[str], None]) -> Iterator[GpuPath]:
-    devices = [(gpu, device) for gpu, device in opened if device is not None]
+def _paths(devices: Sequence[tuple[PathGpu, Device]], step: Callable[[str], None]) -> Iterator[GpuPath]:
     peers = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
     links = {}
     for gpu, device in devices:

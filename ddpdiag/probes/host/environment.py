@@ -150,35 +150,30 @@ class Versions(Struct, frozen=True, kw_only=True):
 
     python: str
     torch: str
-    cuda: str | None
-    hip: str | None
-    nccl: str | None
+    cuda: str | None = None
+    hip: str | None = None
+    nccl: str | None = None
 
 
 def versions() -> Versions:
     """Versions in this process. Imports torch; ImportError or OSError if it cannot be loaded."""
     import torch
+    import torch.distributed as dist
 
+    loaded = None
+    if dist.is_available() and dist.is_nccl_available():
+        from torch.cuda import nccl
+
+        # torch.cuda.nccl.version() is the compiled one; torch 2.13 has the other, older ones need not.
+        version = getattr(dist.ProcessGroupNCCL, "get_runtime_nccl_version", None) or nccl.version
+        loaded = ".".join(map(str, version()))
     return Versions(
         python=platform.python_version(),
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         hip=torch.version.hip,
-        nccl=_nccl_version(),
+        nccl=loaded,
     )
-
-
-def _nccl_version() -> str | None:
-    """Such as "2.29.7", or None if torch was built without it."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_nccl_available()):
-        return None
-    from torch.cuda import nccl
-
-    # torch.cuda.nccl.version() is the compiled one; torch 2.13 has the other, older ones need not.
-    version = getattr(dist.ProcessGroupNCCL, "get_runtime_nccl_version", None) or nccl.version
-    return ".".join(str(part) for part in version())
 
 
 def driver_version(proc_root: Path) -> str | None:

@@ -168,11 +168,13 @@ def cgroup(proc_root: Path, sys_root: Path) -> Cgroup:
         controllers, _, path = rest.partition(":")
         paths |= dict.fromkeys(controllers.split(","), path)
     cpu, memory, pids = (_levels(mounted, paths, name) for name in ("cpu", "memory", "pids"))
+    events = (read_pairs(level / "memory.events") or read_pairs(level / "memory.oom_control") for level in memory)
+    kills = (own.get("oom_kill", "") for own in events)
     return Cgroup(
         cpus=min((quota for level in cpu if (quota := _quota(level)) is not None), default=None),
         memory=_tightest(_memory(level) for level in memory),
         pids=_tightest(_share(level, "pids.max", "pids.current") for level in pids),
-        oom_kills=next((kills for level in memory if (kills := _oom_kills(level)) is not None), None),
+        oom_kills=next((int(number) for number in kills if number.isdecimal()), None),
     )
 
 
@@ -202,11 +204,6 @@ def _memory(level: Path) -> Share | None:
 def _share(level: Path, limit_name: str, used_name: str) -> Share | None:
     limit, used = read_int(level / limit_name), read_int(level / used_name)
     return Share(limit, used) if limit is not None and used is not None and limit < _UNLIMITED else None
-
-
-def _oom_kills(level: Path) -> int | None:
-    events = read_pairs(level / "memory.events") or read_pairs(level / "memory.oom_control")
-    return int(events["oom_kill"]) if events.get("oom_kill", "").isdecimal() else None
 
 
 def _tightest(shares: Iterable[Share | None]) -> Share | None:

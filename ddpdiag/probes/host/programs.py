@@ -135,16 +135,11 @@ def write_error_file(env: Mapping[str, str], sentence: str) -> None:
     with contextlib.suppress(OSError):
         # The form that torchrun can also give an exit code; without "py_callstack" it shows "message".
         message = {"message": sentence, "extraInfo": {"timestamp": str(int(time.time()))}}
-        _write_whole(Path(path), json.dumps({"message": message}))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write by another name and move: torchrun may read at any moment, and dies of a file that is cut off."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+        # By another name first, and moved: torchrun may read at any moment, and dies of a file that is cut off.
+        descriptor, temporary = tempfile.mkstemp(prefix=".ddpdiag-", dir=os.path.dirname(path) or ".")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump({"message": message}, file)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)

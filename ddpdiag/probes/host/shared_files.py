@@ -54,7 +54,6 @@ def write(path: Path, content: str) -> str | None:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove what is there."""
     for path in paths:
         with suppress(OSError):  # it was never written, or its file system became read-only
             path.unlink()
@@ -66,12 +65,9 @@ def lock(path: Path, take: Callable[[int, int], object]) -> str | None:
     EAGAIN says that somebody else has it.
     """
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            take(handle, fcntl.LOCK_UN)
-        finally:
-            os.close(handle)
+        with path.open("r+b") as file:
+            take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(file.fileno(), fcntl.LOCK_UN)
     except OSError as error:
         return errno_name(error)
     return None
@@ -89,11 +85,8 @@ def locked(path: Path) -> Iterator[None]:
 def content(path: Path) -> str | None:
     """What is in a file, or None: opened anew each time, so that a network file system asks its server."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(handle, 256).decode(errors="replace")
-        finally:
-            os.close(handle)
+        with path.open("rb") as file:
+            return file.read(256).decode(errors="replace")
     except OSError:
         return None
 

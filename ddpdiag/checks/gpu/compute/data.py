@@ -1,7 +1,7 @@
 """The GPUs that ranks measured for GPU012: what they reached, and with which others each may be compared."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -142,25 +142,10 @@ def harmful_events(run: Compute) -> int:
     return sum(bit for bit, shown in times.items() if shown >= min(_LEAST_LOOKS, len(run.during)) > 0)
 
 
-def usual_load(units: Sequence[Unit], name: str) -> float | None:
-    """The median over the units of a figure of their loads, such as "sm_hz", while they computed."""
-    known = [own for unit in units if (own := load_of(unit.runs[-1], name)) is not None]
-    return median(known) if known else None
-
-
 def load_of(run: Compute, name: str) -> float | None:
     """The median of a figure of its loads while it computed."""
     known = [value for look in run.during if (value := getattr(look, name)) is not None]
     return median(known) if known else None
-
-
-def ordered_rates(peers: Sequence[Unit], at: int) -> Mapping[str, Sequence[float]]:
-    """The rates of each kind of all GPUs of a model in that run, in rising order."""
-    rates: dict[str, list[float]] = defaultdict(list)
-    for peer in peers:
-        for name, rate in peer.rates(at).items():
-            rates[name].append(rate)
-    return {name: sorted(values) for name, values in rates.items()}
 
 
 class Nameplate(NamedTuple):

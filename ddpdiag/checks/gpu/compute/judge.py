@@ -6,6 +6,7 @@ wrong, and nothing where it was slow.
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
@@ -19,11 +20,9 @@ from ddpdiag.checks.gpu.compute.data import (
     harmful_events,
     load_of,
     nameplate_of,
-    ordered_rates,
     others_use,
     precision,
     units_of,
-    usual_load,
 )
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
@@ -68,7 +67,10 @@ def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
         # Other bits than those of most GPUs that must have the same ones.
         odd = [odd_ones_out(products) for products in _comparable(peers, at)]
         yield from (Sign(number, "bits") for number in {number for own in odd if own for number in own.ranks})
-        ordered = ordered_rates(peers, at)
+        rates: dict[str, list[float]] = defaultdict(list)
+        for name, rate in ((name, rate) for peer in peers for name, rate in peer.rates(at).items()):
+            rates[name].append(rate)
+        ordered = {name: sorted(values) for name, values in rates.items()}
         for unit in peers:
             yield from _slow(seen, unit, ordered, at)
 
@@ -126,7 +128,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             said = f"{cause.said[0].lower()}{cause.said[1:]} while it computes; none expected"
             yield _told(seen, unit, Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence))
     yield from _differing(seen, units)
-    yield from _unmeasured(seen, units)
+    reasons: dict[str, list[int]] = defaultdict(list)
+    for unit in units:
+        if unit.runs[-1].unmeasured:
+            reasons[unit.runs[-1].unmeasured].append(unit.rank)
+    for reason, ranks in reasons.items():
+        yield seen.finding(
+            "unmeasured",
+            "the speed of GPUs was not measured",
+            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
+            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
+            ranks=ranks,
+            evidence={"reason": reason},
+        )
 
 
 def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
@@ -222,7 +236,8 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
         return Cause("others", said, f"End the other process on {card.host.name} (`nvidia-smi`).")
     name, which = ("memory_hz", "memory") if only_memory else ("sm_hz", "SM")
     clock, clocks = load_of(run, name), ""
-    usual_clock = usual_load([peer for peer in peers if peer is not unit], name)
+    others_clocks = [own for peer in peers if peer is not unit and (own := load_of(peer.runs[-1], name)) is not None]
+    usual_clock = median(others_clocks) if others_clocks else None
     if clock is not None:
         others = "" if usual_clock is None else f", {usual_clock / 1e6:.0f} MHz on the others"
         clocks = f" ({which} clock {clock / 1e6:.0f} MHz{others})"
@@ -245,7 +260,6 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
 
 
 def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
-    """Harmful clock events."""
     names = " and ".join(name for bit, name in HARMFUL.items() if events & bit)
     celsius = load_of(unit.runs[-1], "celsius")
     heat = f" at {celsius:.0f} C" if celsius is not None else ""
@@ -286,19 +300,3 @@ def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
                 evidence={"ranks": [unit.rank for unit in own]},
                 fix="Run `dcgmi diag -r 3` on each of them.",
             )
-
-
-def _unmeasured(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for unit in units:
-        if unit.runs[-1].unmeasured:
-            reasons[unit.runs[-1].unmeasured].append(unit.rank)
-    for reason, ranks in reasons.items():
-        yield seen.finding(
-            "unmeasured",
-            "the speed of GPUs was not measured",
-            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
-            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
-            ranks=ranks,
-            evidence={"reason": reason},
-        )

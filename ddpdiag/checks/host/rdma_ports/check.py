@@ -35,8 +35,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu import devices, present
-from ddpdiag.checks.gpu.cards import VisibleGpus
+from ddpdiag.checks.gpu import present
+from ddpdiag.checks.gpu.cards import takers_of
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.rdma_ports.data import (
     LISTED,
@@ -295,7 +295,7 @@ def _gid_index(seen: Seen[Data], own: HostPorts, ports: Sequence[str], expected:
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     """The port that is nearest to each rank's GPU, such as "mlx5_0:1 PIX", where one is nearer than the others."""
     rows = seen.of(present.CHECK).by_rank
-    takers = VisibleGpus(seen.world, rows, seen.of(devices.CHECK).by_rank).takers()
+    takers = takers_of(seen)
     pci = {gpu.uuid: gpu.pci for row in rows.values() for gpu in row.nvml.gpus if gpu.uuid and gpu.pci}
     cells: dict[int, Mapping[str, Scalar]] = {}
     for own in hosts_with_ports(seen):

@@ -73,7 +73,6 @@ class HostPorts:
 
     @property
     def name(self) -> str:
-        """The host's name."""
         return self.host.name
 
     @cached_property
@@ -86,12 +85,10 @@ class HostPorts:
         return {adapter.name: adapter for adapter in self.data.adapters or ()}
 
     def adapter(self, port: Port) -> Adapter:
-        """The adapter of a port."""
         return self._adapters.get(port.adapter) or Adapter(name=port.adapter)
 
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The adapters of the ports."""
         return tuple({port.adapter: self.adapter(port) for port in self.ports}.values())
 
     def label(self, port: Port) -> str:
@@ -215,33 +212,17 @@ def comparable(hosts: Iterable[HostPorts]) -> Iterator[list[HostPorts]]:
     yield from groups.values()
 
 
-class Comparison(NamedTuple):
-    """Hosts by one value: those that have it as most do, and the others; `groups` where there is no majority."""
-
-    usual: Sequence[HostPorts]
-    odd: Sequence[HostPorts]
-    groups: Sequence[Sequence[HostPorts]] = ()
-
-
-def compare(hosts: Sequence[HostPorts], value: Callable[[HostPorts], Hashable]) -> Comparison:
-    """Who differs from more than half of the hosts."""
+def compare(
+    hosts: Sequence[HostPorts], value: Callable[[HostPorts], Hashable]
+) -> tuple[Sequence[HostPorts], Sequence[HostPorts], Sequence[Sequence[HostPorts]]]:
+    """Hosts that have the value that more than half of them have, and the others; groups if there is no majority."""
     odd = odd_ones_out({number: value(own) for number, own in enumerate(hosts)})
     if odd is None:
-        return Comparison(hosts, ())
+        return hosts, (), ()
+    groups = {own: [hosts[number] for number in numbers] for own, numbers in odd.groups.items()}
     if not odd.ranks:
-        return Comparison((), (), [[hosts[number] for number in own] for own in odd.groups.values()])
-    return Comparison(
-        [own for number, own in enumerate(hosts) if number not in odd.ranks], [hosts[n] for n in odd.ranks]
-    )
-
-
-def usual_port(hosts: Sequence[HostPorts], port: Port) -> Port | None:
-    """The port of the same name with the rate that it has on most of these hosts; None without a majority."""
-    alike = [own for host in hosts for own in host.up if own.name == port.name]
-    odd = odd_ones_out({number: rate_of(own) for number, own in enumerate(alike)})
-    if not alike or (odd is not None and not odd.ranks):
-        return None
-    return alike[0] if odd is None else next(own for number, own in enumerate(alike) if number not in odd.ranks)
+        return (), (), [*groups.values()]
+    return groups[odd.usual], [hosts[number] for number in odd.ranks], ()
 
 
 def roce_version_is_2(data: Data) -> bool:

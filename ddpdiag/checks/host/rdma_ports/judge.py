@@ -25,7 +25,6 @@ from ddpdiag.checks.host.rdma_ports.data import (
     state_text,
     states_text,
     unrouted_text,
-    usual_port,
 )
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
@@ -111,7 +110,8 @@ def _slow(own: HostPorts, usual: Sequence[HostPorts]) -> Iterator[tuple[Port, Po
     """Ports with a rate that fewer ports have on most hosts, each beside a port that it should be like."""
     surplus, lack = Counter(own.rates) - Counter(usual[0].rates), Counter(usual[0].rates) - Counter(own.rates)
     suspects = [port for port in own.up if port.bytes_per_s and surplus[rate_of(port)]]
-    by_name = [(port, usual_port(usual, port)) for port in suspects]
+    elsewhere = [other for host in usual for other in host.up]
+    by_name = [(port, _usual_port([other for other in elsewhere if other.name == port.name])) for port in suspects]
     sure = [(port, like) for port, like in by_name if like and rate_of(like) > rate_of(port)]
     if sure:
         yield from sure
@@ -121,6 +121,12 @@ def _slow(own: HostPorts, usual: Sequence[HostPorts]) -> Iterator[tuple[Port, Po
         better = [like for like in usual[0].up if lack[rate_of(like)] and rate_of(like) > rate_of(port)]
         if like := next((like for like in better if like.link_layer == port.link_layer), None):
             yield port, like
+
+
+def _usual_port(ports: Sequence[Port]) -> Port | None:
+    """The first with the rate that most of these ports have; None without a majority."""
+    odd = odd_ones_out({number: rate_of(port) for number, port in enumerate(ports)})
+    return next((port for port in ports if odd is None or rate_of(port) == odd.usual), None)
 
 
 def _gids(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Finding]:
@@ -178,7 +184,8 @@ def _alone(seen: Seen[Data], own: HostPorts) -> Iterator[Finding]:
         if down and 2 * len(up) > len(family):
             where = f"as {len(up)} of {len(family)} ports of this board"
             yield _down(seen, own, down, where, Severity.WARNING)
-        slow = list(_slow_in_family(up))
+        like = _usual_port(up)
+        slow = [(port, like) for port in up if like and port.bytes_per_s and rate_of(port) < rate_of(like)]
         told |= {port.name for port, _ in slow}
         yield from _slower(seen, own, slow, f"as {len(up) - len(slow)} of {len(up)} ports of this board")
         without = [port for port in up if own.is_unrouted(port)]
@@ -198,14 +205,6 @@ def _alone(seen: Seen[Data], own: HostPorts) -> Iterator[Finding]:
     yield from _slower(seen, own, pairs, "InfiniBand has 4 lanes, on a split cable 2")
 
 
-def _slow_in_family(up: Sequence[Port]) -> Iterator[tuple[Port, Port]]:
-    odd = odd_ones_out({number: rate_of(port) for number, port in enumerate(up)})
-    for number in odd.ranks if odd is not None else ():
-        like = next(port for place, port in enumerate(up) if odd is not None and place not in odd.ranks)
-        if up[number].bytes_per_s and rate_of(up[number]) < rate_of(like):
-            yield up[number], like
-
-
 # What is written ------------------------------------------------------------------------------------------------------
 
 
@@ -217,9 +216,18 @@ def _cable(port: Port) -> str:
 
 
 def _down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, severity: Severity) -> Finding:
-    """Ports that are not up."""
     named = names_text([f"{own.label(port)} is {state_text(port)}" for port in ports], NAMES)
-    one = len(ports) == 1
+    one, first = len(ports) == 1, ports[0]
+    # By its states (InfiniBand architecture specification, PortInfo).
+    if first.state in ("INIT", "ARMED"):
+        fix = "Look at the subnet manager (`sminfo`, `ibdiagnet`): the link is up, and no subnet manager activates it."
+    elif first.physical_state == "Disabled":
+        interface = next(iter(own.data.interfaces.get(first.name, ())), "INTERFACE")
+        is_ethernet = first.link_layer == "Ethernet"
+        enable = f"`ip link set {interface} up`" if is_ethernet else f"`mlxlink -d {first.adapter} -a UP`"
+        fix = f"Enable the port ({enable}), but look first why it was disabled: operators disable links that flap."
+    else:
+        fix = _cable(first)
     return seen.finding(
         "down",
         f"{f'RDMA port {ports[0].name} is' if one else f'{len(ports)} RDMA ports are'} not up on {own.name}",
@@ -231,21 +239,8 @@ def _down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, s
             "states": [state_text(port) for port in ports[:LISTED]],
             "ports_up": len(own.up),
         },
-        fix=_bring_up(ports[0], own),
+        fix=fix,
     )
-
-
-def _bring_up(port: Port, own: HostPorts) -> str:
-    """What to do about a port that is not up, by its states (InfiniBand architecture specification, PortInfo)."""
-    if port.state in ("INIT", "ARMED"):
-        return "Look at the subnet manager (`sminfo`, `ibdiagnet`): the link is up, and no subnet manager activates it."
-    if port.physical_state == "Disabled":
-        interface = next(iter(own.data.interfaces.get(port.name, ())), "INTERFACE")
-        enable = (
-            f"`ip link set {interface} up`" if port.link_layer == "Ethernet" else f"`mlxlink -d {port.adapter} -a UP`"
-        )
-        return f"Enable the port ({enable}), but look first why it was disabled: operators disable links that flap."
-    return _cable(port)
 
 
 def _slower(seen: Seen[Data], own: HostPorts, pairs: Sequence[tuple[Port, Port]], where: str) -> Iterator[Finding]:
@@ -307,7 +302,6 @@ def _without_gid(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where:
 
 
 def _other_firmware(seen: Seen[Data], own: HostPorts, odd: Sequence[Adapter], expected: str, where: str) -> Finding:
-    """Adapters with firmware of another release."""
     named = [f"{adapter.name} ({adapter.model}) has {adapter.firmware}" for adapter in odd]
     subject = odd[0].name if len(odd) == 1 else f"each of {len(odd)} RDMA adapters"
     return seen.finding(

@@ -206,8 +206,7 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         links=where.links,
         evidence=tried_lines(result),
         fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
-        "grep "
-        "-i xid` on the hosts. Then try another version of NCCL, or of the driver.",
+        "grep -i xid` on the hosts. Then try another version of NCCL, or of the driver.",
     )
 
 
