@@ -22,8 +22,9 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
+from ddpdiag.lint import Rule
 from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
-from ddpdiag.lint.reading import Reading, Rule
+from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 from ddpdiag.render import files

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 
 from ddpdiag import __version__
 from ddpdiag.codec import encode
-from ddpdiag.lint.reading import Rule
+from ddpdiag.lint import Rule
 from ddpdiag.model import Severity
 from ddpdiag.render.github import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line

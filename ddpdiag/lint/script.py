@@ -226,10 +226,6 @@ class Script:
             waiting += [t for node in ast.walk(function) if isinstance(node, ast.Call) for t in self.targets(node)]
         return frozenset(seen)
 
-    def runs_on_all_ranks(self, node: ast.AST) -> bool:
-        """Does every rank run this line, as far as processes go? What a parent does before it spawns runs once."""
-        return not self.starts or self.function_of(node) in self.reached
-
     # Bits of evidence
 
     @cached_property

@@ -3,7 +3,7 @@
 from functools import cache
 
 from ddpdiag.errors import UsageError
-from ddpdiag.lint.reading import Rule
+from ddpdiag.lint import Rule
 from ddpdiag.lint.rules import data, devices, model, processes, training
 
 _SUBJECTS = (devices, processes, data, model, training)

@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, moved, rule, same
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import RANKS, Kind, Reading, moved, path_or_text, same
 from ddpdiag.lint.script import (
     has_unpacking,
     is_constant,
@@ -15,7 +16,6 @@ from ddpdiag.lint.script import (
     trains,
     words_in,
 )
-from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
 _DEVICE = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)

@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, is_bare_cuda, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import Reading, is_bare_cuda
 from ddpdiag.lint.script import (
     attribute_path,
     calls_method,
@@ -248,7 +249,10 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
     https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
     """
-    if not read.wrappings or not read.uses_gpus:
+    uses_gpus = bool({"nccl", "cuda"} & read.texts) or any(
+        read.callee(call).startswith("torch.cuda.") or is_bare_cuda(call) for call in read.calls
+    )
+    if not read.wrappings or not uses_gpus:
         return
     for call in read.calls_of("torch.load"):
         if keyword(call, "map_location", 1) is not None or has_unpacking(call) or _is_pretrained(read, call):

@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import Kind, Reading, path_or_text
 from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
-from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
 _SEEDS = (
@@ -91,7 +91,7 @@ def _has_partner(read: Reading, call: ast.Call) -> bool:
         other is not call
         and read.callee(other) == name
         and read.scope_of(other) is here
-        and any(read.is_rank_test(condition.test) for condition in read.conditions(other))
+        and any(map(read.is_rank_test, read.conditions(other)))
         for other in read.calls
     )
 
