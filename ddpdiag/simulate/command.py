@@ -14,7 +14,7 @@ from ddpdiag.cli.outputs import Outputs, counter, publish, show
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.judgement import judge
-from ddpdiag.model import Options, Report
+from ddpdiag.model import Options
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 from ddpdiag.text import count
@@ -85,7 +85,16 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
         fleet = _fleet(wanted, faults, seed)
         recording = simulate(fleet, options=_options(wanted), run_id=f"seed-{seed}")
         report = judge(recording, all_checks())
-        sums += _counted(fleet, report)
+        words = Counter(finding.code for finding in report.findings)
+        named = {node for finding in report.findings if finding.code in _BLAMING for node in finding.nodes}
+        failing = {host_name(host) for host in fleet.failing}
+        sums += Counter(
+            false=len(named - failing),
+            missed=len(failing - named),
+            failing=len(failing),
+            paths=words["FAB001.path"],
+            systemic=words["FAB001.systemic"],
+        )
         rounds[sum(trial.code == fab001.CHECK.code for trial in recording.trials)] += 1
     spread = ", ".join(f"{number} in {count}" for number, count in sorted(rounds.items()))
     return (
@@ -95,18 +104,4 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
         f"links blamed per run           {sums['paths'] / trials:.4f}\n"
         f"runs in which no host could be blamed because most fail   {sums['systemic']}\n"
         f"trials of a run                {spread}\n"
-    )
-
-
-def _counted(fleet: Fleet, report: Report) -> Counter[str]:
-    blaming = [finding for finding in report.findings if finding.code in _BLAMING]
-    named = {node for finding in blaming for node in finding.nodes}
-    failing = {host_name(host) for host in fleet.failing}
-    words = Counter(finding.code for finding in report.findings)
-    return Counter(
-        false=len(named - failing),
-        missed=len(failing - named),
-        failing=len(failing),
-        paths=words["FAB001.path"],
-        systemic=words["FAB001.systemic"],
     )

@@ -130,18 +130,16 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
     for failure in _ended(seen, _unsupported(seen)) if findings else ():
         number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
-            yield Concern(failure.trial.code, of_trials[number], affected=_affected(failure))
+            # How many ranks waited for the blamed ones until the deadline, or reported that another rank failed.
+            failed = [o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+            others = [
+                o for o in failed if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+            ]
+            is_blamed = bool(failure.blame.ranks) and not failure.bypassed
+            affected = Counter(o.status.value for o in others) if is_blamed else {}
+            yield Concern(failure.trial.code, of_trials[number], affected=affected)
             # The finding is a note then, and what explains it is the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
-
-
-def _affected(failure: Failure) -> Mapping[str, int]:
-    """How many ranks waited for the blamed ones until the deadline, or reported that another rank failed, by status."""
-    if failure.bypassed or not failure.blame.ranks:
-        return {}
-    failed = (o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    others = (o for o in failed if o.rank not in failure.blame.ranks)
-    return Counter(o.status.value for o in others if o.status is Status.HUNG or is_echo(o))
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
