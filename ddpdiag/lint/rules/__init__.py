@@ -11,7 +11,6 @@ _SUBJECTS = (devices, processes, data, model, training)
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule."""
     return tuple(sorted((rule for subject in _SUBJECTS for rule in subject.RULES), key=lambda rule: rule.code))
 
 

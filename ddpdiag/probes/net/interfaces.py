@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import nccl_files
 from ddpdiag.probes.host.kernel import PROC, read_text
-from ddpdiag.probes.net.tcp_connect import is_loopback
+from ddpdiag.probes.net.tcp_connect import answer_within, is_loopback
 
 # What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
 _NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
@@ -181,17 +180,14 @@ def family_of(address: str) -> str:
 
 def reverse_seconds(address: str, seconds: float) -> float | None:
     """How long the resolver takes for the name of an address, whether there is one or not; `None` if it is longer."""
-    over = threading.Event()
     begin = time.monotonic()
 
-    def look_back() -> None:
+    def look_back() -> float:
         with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
             socket.getnameinfo((address, 0), 0)
-        over.set()
+        return time.monotonic() - begin
 
-    # getnameinfo has no time-out; a thread that is stuck in it dies with the process.
-    threading.Thread(target=look_back, name="look back", daemon=True).start()
-    return time.monotonic() - begin if over.wait(seconds) else None
+    return answer_within(seconds, look_back)
 
 
 def own_addresses() -> tuple[str, ...] | None:

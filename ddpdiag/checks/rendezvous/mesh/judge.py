@@ -78,7 +78,17 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         rates = Rates(seen, mesh)
         yield from _slow(seen, mesh, rates)
         yield from _lossy(seen, mesh, rates)
-    yield from _transients(seen, mesh)
+    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
+    passed = [link for link in sorted(failed) if link in mesh.cells and failure(mesh.cells[link]) is None]
+    if passed:
+        links = [f"{mesh.names[a]} -> {mesh.names[b]}" for a, b in passed]
+        yield seen.finding(
+            "transient",
+            f"{count(len(links), 'TCP connection')} between hosts failed once",
+            f"{names_text(links)} failed at the first attempt and worked at the second.",
+            links=links,
+            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
+        )
 
 
 def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
@@ -142,24 +152,6 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             fix="Find the switch or tunnel between these hosts that carries less than their MTU (`ping -M do -s 1472 "
             "HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller MTU; "
             "net.ipv4.tcp_mtu_probing=1 helps until then.",
-        )
-
-
-def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Links that failed, and worked when they were tried again."""
-    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
-    links = [
-        f"{mesh.names[a]} -> {mesh.names[b]}"
-        for a, b in sorted(failed)
-        if (a, b) in mesh.cells and failure(mesh.cells[a, b]) is None
-    ]
-    if links:
-        yield seen.finding(
-            "transient",
-            f"{count(len(links), 'TCP connection')} between hosts failed once",
-            f"{names_text(links)} failed at the first attempt and worked at the second.",
-            links=links,
-            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
         )
 
 
