@@ -104,19 +104,6 @@ def gloo_names(variable: str | None) -> tuple[str, ...]:
     return tuple(name for name in variable.split(",") if name) if variable and len(variable) > 1 else ()
 
 
-def gloo_address(variable: str | None, own: Sequence[str], known: Iterable[Interface]) -> str | None:
-    """The address that gloo will offer to its peers, or None if it will fail.
-
-    The first address of the first interface that GLOO_SOCKET_IFNAME names; without that variable the first address of
-    the host's own name (`own`) that can be bound, else loopback (torch 2.6-2.15, ProcessGroupGloo.cpp; gloo's
-    transport/tcp/device.cc).
-    """
-    names = gloo_names(variable)
-    if not names:
-        return own[0] if own else "127.0.0.1"
-    return next((i.addresses[0] for i in known if i.name == names[0] and i.addresses), None)
-
-
 def nccl_choice(variable: str | None, known: Sequence[Interface]) -> tuple[Interface, ...]:
     """The interfaces that NCCL will use; the first one is for its bootstrap. Empty if it will find none.
 
@@ -158,10 +145,18 @@ def library_of(backend: str) -> str:
 
 
 def chosen_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
-    """The address that gloo or nccl will offer to its peers, None if it finds none: nccl's first interface's."""
+    """The address that gloo or nccl will offer to its peers, or None if it will find none.
+
+    nccl: that of its first interface. gloo: the first address of the first interface that GLOO_SOCKET_IFNAME names;
+    without that variable the first address of the host's own name (`own`) that can be bound, else loopback (torch
+    2.6-2.15, ProcessGroupGloo.cpp; gloo's transport/tcp/device.cc).
+    """
     if library == "nccl":
         return next((interface.addresses[0] for interface in nccl_choice(names.nccl, known)), None)
-    return gloo_address(names.gloo, own, known)
+    named = gloo_names(names.gloo)
+    if not named:
+        return own[0] if own else "127.0.0.1"
+    return next((i.addresses[0] for i in known if i.name == named[0] and i.addresses), None)
 
 
 def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
@@ -170,12 +165,9 @@ def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequ
     return None if address is None or is_loopback(address) or "%" in address else address
 
 
-IPV4, IPV6 = "IPv4", "IPv6"
-
-
 def family_of(address: str) -> str:
     """The family of a numeric address."""
-    return IPV6 if ":" in address else IPV4
+    return "IPv6" if ":" in address else "IPv4"
 
 
 def reverse_seconds(address: str, seconds: float) -> float | None:
