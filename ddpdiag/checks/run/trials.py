@@ -45,7 +45,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.posted import DTYPES
-from ddpdiag.checks.run.failed_trials import blaming, explained, undecided, word_of
+from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
@@ -109,10 +109,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 found = explained(seen, trial, blame, outcomes, own)
                 if any(_is_echo_of(failure, cause) for cause in own):
                     found = structs.replace(found, severity=Severity.NOTE)
-            elif blame.ranks:
-                found = blaming(seen, trial, blame, outcomes)
             else:
-                found = undecided(seen, trial, blame, outcomes)
+                of_steps = blaming if blame.ranks else undecided
+                found = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
             if found.severity is Severity.ERROR and seen.is_excused(trial):
                 why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
                 found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
