@@ -30,10 +30,10 @@ from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.hosts.judge import (
     compared,
     how,
+    measured,
     path_title,
     rates,
     severity,
-    slower,
     tests_text,
     truncation_of,
 )
@@ -203,11 +203,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             severity=severity(bad.tests, usual, seen.number("error_share")),
             ranks=(bad.unit,),
             gpus=gpus,
-            evidence={
-                "rates_bytes_per_s": rates(bad.tests),
-                "usual_bytes_per_s": usual,
-                **slower(bad.tests, usual),
-            },
+            evidence=measured(bad.tests, usual),
             fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or "
             f"exclude {node} as a whole."
             if gpus
