@@ -204,7 +204,9 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
     known_causes = causes(seen) if trials else ()
-    known_slow = slow_links(seen) if trials else ()
+    # Links on which far less passes than on others.
+    links = seen.findings_of("RDZ004") if trials else ()
+    known_slow = [own for own in links if own.severity is Severity.ERROR and own.code == _SLOW]
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
@@ -240,12 +242,6 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
         return not finding.nodes or not nodes.isdisjoint(finding.nodes)
 
     return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
-
-
-def slow_links(seen: Seen[D]) -> tuple[Finding, ...]:
-    """Errors about links on which far less passes than on others."""
-    found = seen.findings_of("RDZ004")
-    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code == _SLOW)
 
 
 def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, str] | None:
