@@ -19,7 +19,7 @@ def _check_row(check: Check[Any]) -> CheckRow:
 def manual_page(code: str, *, width: int, color: bool) -> str:
     """The page of a check, of a finding (`TRN001.diverged`) or of a rule; UsageError for a code that is neither."""
     if code.upper().startswith("LNT"):
-        from ddpdiag.lint import rule_of
+        from ddpdiag.lint.rules import rule_of
 
         rule = rule_of(code)
         page = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]\n"
@@ -53,7 +53,7 @@ def page_of(check: Check[Any]) -> str:
 def rows() -> list[CheckRow]:
     """Checks in the order in which they run, then rules in the order of their codes."""
     from ddpdiag.checks.registry import all_checks
-    from ddpdiag.lint import all_rules
+    from ddpdiag.lint.rules import all_rules
 
     return [
         *map(_check_row, all_checks()),
@@ -78,7 +78,7 @@ def write_manual(path: str) -> int:
 
 def _pages() -> Iterator[ManualPage]:
     from ddpdiag.checks.registry import all_checks
-    from ddpdiag.lint import all_rules
+    from ddpdiag.lint.rules import all_rules
 
     for check in all_checks():
         yield ManualPage(_check_row(check), page_of(check), check.thresholds)

@@ -203,7 +203,7 @@ class JudgeOutputs(Outputs):
 
 def rules() -> list[str]:
     """The codes of the rules of `ddpdiag lint`."""
-    from ddpdiag.lint import all_rules
+    from ddpdiag.lint.rules import all_rules
 
     return [rule.code for rule in all_rules()]
 

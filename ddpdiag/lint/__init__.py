@@ -5,7 +5,44 @@ its own functions. A rule speaks where every value that a name can have is known
 them is unknown: a script that is right must stay silent, and a pitfall that is spread over several files may be missed.
 """
 
-from ddpdiag.lint.reading import Rule
-from ddpdiag.lint.rules import all_rules, rule_of
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import NamedTuple
 
-__all__ = ["Rule", "all_rules", "rule_of"]
+from ddpdiag.lint.reading import Reading
+from ddpdiag.model import Severity
+
+
+class Hit(NamedTuple):
+    """A place, what goes wrong there, and how to mend it. `severity` is the rule's own if it is None."""
+
+    node: ast.AST
+    message: str
+    fix: str
+    severity: Severity | None = None
+
+
+Look = Callable[[Reading], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One pitfall. `manual` is its manual page, whose first line is its title."""
+
+    code: str
+    name: str
+    severity: Severity
+    manual: str
+    look: Look
+
+    @property
+    def title(self) -> str:
+        """The first line of the manual page, without its full stop."""
+        return self.manual.partition("\n")[0].rstrip(".")
+
+
+def rule(code: str, severity: Severity) -> Callable[[Look], Rule]:
+    """The rule for which a function looks: its name and its docstring are the rule's name and manual page."""
+    return lambda look: Rule(code, look.__name__.replace("_", "-"), severity, cleandoc(look.__doc__ or ""), look)

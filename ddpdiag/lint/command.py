@@ -22,8 +22,9 @@ from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
+from ddpdiag.lint import Rule
 from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
-from ddpdiag.lint.reading import Reading, Rule
+from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 from ddpdiag.render import files
@@ -124,7 +125,13 @@ def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None) -> LintRep
     errors: list[str] = []
     for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
-            read = read_findings(_bytes_of(path), readable(path), rules)
+            source = read_bytes(path, _LARGEST_BYTES)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            errors.append(f"{readable(path)}: cannot be read: {reason}")
+            continue
+        try:
+            read = read_findings(source, readable(path), rules)
         except UsageError as error:
             errors.append(str(error))
         else:
@@ -149,14 +156,6 @@ def _walked(path: str, errors: list[str]) -> Iterator[str]:
                 yield os.path.join(folder, name)
     if not found:
         errors.append(f"{readable(path)}: no Python file (*.py) in this directory")
-
-
-def _bytes_of(path: str) -> bytes:
-    try:
-        return read_bytes(path, _LARGEST_BYTES)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{readable(path)}: cannot be read: {reason}") from error
 
 
 # From the bytes of a file to its findings ----------------------------------------------------------------------------
@@ -219,17 +218,17 @@ def _limited_time(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGVTALRM, _time_is_over)
+
+    def time_is_over(_signum: int, _frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, time_is_over)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-
-
-def _time_is_over(_signum: int, _frame: FrameType | None) -> None:
-    raise TimeoutError
 
 
 def _decoded(source: bytes, path: str) -> str:

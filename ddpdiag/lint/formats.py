@@ -1,14 +1,14 @@
 """What lint reports, and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
 from ddpdiag import __version__
 from ddpdiag.codec import encode
-from ddpdiag.lint.reading import Rule
+from ddpdiag.lint import Rule
 from ddpdiag.model import Severity
 from ddpdiag.render.github import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
@@ -60,7 +60,10 @@ def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     # Without `details`, only if there is nothing else to report.
     is_told = details or len(left_out) == len(report.scripts) == 1
     notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
-    return "\n".join([*paragraphs, *notes, *_summary(report, details=details)]) + "\n"
+    lines = [*paragraphs, *notes, _counts(report, details=details)]
+    if shown:
+        lines.append(f"`ddpdiag explain {shown[0].code}` gives the reason and sources.")
+    return "\n".join(lines) + "\n"
 
 
 def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
@@ -76,7 +79,7 @@ def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
     return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
 
 
-def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
+def _counts(report: LintReport, *, details: bool) -> str:
     judged = sum(script.not_judged is None for script in report.scripts)
     counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
     faults = (Severity.ERROR, Severity.WARNING)
@@ -88,10 +91,7 @@ def _summary(report: LintReport, *, details: bool) -> Iterator[str]:
         parts.append(_count(notes, "note") + ("" if details else " (--details)"))
     if ignored := sum(script.ignored for script in report.scripts):
         parts.append(f"{ignored} ignored by comments")
-    yield "; ".join(parts)
-    first = next((each for each in report.findings if each.severity is not Severity.NOTE or details), None)
-    if first is not None:
-        yield f"`ddpdiag explain {first.code}` gives the reason and sources."
+    return "; ".join(parts)
 
 
 def _count(number: int, word: str) -> str:

@@ -45,7 +45,6 @@ class Script:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """The node around each node."""
         return {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
 
     @cached_property
@@ -92,7 +91,6 @@ class Script:
         return self.imports.get(first, first) + dot + rest
 
     def callee(self, call: ast.Call) -> str:
-        """The full name of what is called."""
         return self.name(call.func)
 
     def last_name(self, call: ast.Call) -> str:
@@ -129,11 +127,9 @@ class Script:
             node = outer
 
     def function_of(self, node: ast.AST) -> Function | None:
-        """The function that a node stands in."""
         return next((outer for outer in self.around(node) if is_function(outer)), None)
 
     def class_of(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class that a node stands in."""
         return next((outer for outer in self.around(node) if isinstance(outer, ast.ClassDef)), None)
 
     def scope_of(self, node: ast.AST) -> ast.AST:
@@ -226,10 +222,6 @@ class Script:
             waiting += [t for node in ast.walk(function) if isinstance(node, ast.Call) for t in self.targets(node)]
         return frozenset(seen)
 
-    def runs_on_all_ranks(self, node: ast.AST) -> bool:
-        """Does every rank run this line, as far as processes go? What a parent does before it spawns runs once."""
-        return not self.starts or self.function_of(node) in self.reached
-
     # Bits of evidence
 
     @cached_property
@@ -265,7 +257,6 @@ class Script:
 
 
 def is_function(node: ast.AST) -> TypeGuard[Function]:
-    """Is it a `def`?"""
     return isinstance(node, _FUNCTIONS)
 
 

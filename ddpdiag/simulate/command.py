@@ -14,7 +14,7 @@ from ddpdiag.cli.outputs import Outputs, counter, publish, show
 from ddpdiag.codec import disassemble
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.judgement import judge
-from ddpdiag.model import Options, Report
+from ddpdiag.model import Options, Recording
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 from ddpdiag.text import count
@@ -43,26 +43,20 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
     gc.disable()  # nothing here is dropped in circles, and to look for such takes a tenth of the time of a large fleet
     with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
         progress.tell(f"simulating {count(wanted.hosts, 'host')} ...")
-        recording = simulate(
-            _fleet(wanted, faults, wanted.seed),
-            ranks_per_host=wanted.ranks_per_host,
-            options=_options(wanted),
-            run_id=f"seed-{wanted.seed}",
-        )
+        _, recording = _recorded(wanted, faults, wanted.seed, wanted.ranks_per_host)
         progress.tell(f"judging {count(wanted.hosts, 'host')} ...")
         report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
     return report.exit_code
 
 
-def _fleet(wanted: SimulateOptions, faults: Faults, seed: int) -> Fleet:
+def _recorded(wanted: SimulateOptions, faults: Faults, seed: int, ranks_per_host: int = 1) -> tuple[Fleet, Recording]:
+    """The fleet of this seed, and the recording of its run."""
     noise = Noise(sigma=wanted.noise, transients=wanted.transients, congested=wanted.congestion)
-    return Fleet(wanted.hosts, faults, noise, seed=seed, hosts_per_leaf=wanted.hosts_per_leaf)
-
-
-def _options(wanted: SimulateOptions) -> Options:
-    leaves = {host_name(host): f"leaf{host // wanted.hosts_per_leaf}" for host in range(wanted.hosts)}
-    return Options(stages=("fabric",), backend="nccl", topology=leaves)
+    fleet = Fleet(wanted.hosts, faults, noise, seed=seed, hosts_per_leaf=wanted.hosts_per_leaf)
+    leaves = {host_name(host): f"leaf{fleet.leaf_of(host)}" for host in range(wanted.hosts)}
+    options = Options(stages=("fabric",), backend="nccl", topology=leaves)
+    return fleet, simulate(fleet, ranks_per_host=ranks_per_host, options=options, run_id=f"seed-{seed}")
 
 
 def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
@@ -82,10 +76,18 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
     rounds: Counter[int] = Counter()
     for done, seed in enumerate(range(wanted.seed, wanted.seed + trials)):
         tell(f"{done:,} of {count(trials, 'run')} done")
-        fleet = _fleet(wanted, faults, seed)
-        recording = simulate(fleet, options=_options(wanted), run_id=f"seed-{seed}")
+        fleet, recording = _recorded(wanted, faults, seed)
         report = judge(recording, all_checks())
-        sums += _counted(fleet, report)
+        words = Counter(finding.code for finding in report.findings)
+        named = {node for finding in report.findings if finding.code in _BLAMING for node in finding.nodes}
+        failing = {host_name(host) for host in fleet.failing}
+        sums += Counter(
+            false=len(named - failing),
+            missed=len(failing - named),
+            failing=len(failing),
+            paths=words["FAB001.path"],
+            systemic=words["FAB001.systemic"],
+        )
         rounds[sum(trial.code == fab001.CHECK.code for trial in recording.trials)] += 1
     spread = ", ".join(f"{number} in {count}" for number, count in sorted(rounds.items()))
     return (
@@ -95,18 +97,4 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
         f"links blamed per run           {sums['paths'] / trials:.4f}\n"
         f"runs in which no host could be blamed because most fail   {sums['systemic']}\n"
         f"trials of a run                {spread}\n"
-    )
-
-
-def _counted(fleet: Fleet, report: Report) -> Counter[str]:
-    blaming = [finding for finding in report.findings if finding.code in _BLAMING]
-    named = {node for finding in blaming for node in finding.nodes}
-    failing = {host_name(host) for host in fleet.failing}
-    words = Counter(finding.code for finding in report.findings)
-    return Counter(
-        false=len(named - failing),
-        missed=len(failing - named),
-        failing=len(failing),
-        paths=words["FAB001.path"],
-        systemic=words["FAB001.systemic"],
     )

@@ -136,16 +136,16 @@ class Fleet:
             case Fault.SYSTEMIC:
                 self.level = 0.2
 
-    def _choose_leaves(self, count: int) -> list[int]:
-        if count > self._leaves:
-            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}")
-        return self._random.sample(range(self._leaves), count)
-
     def _choose(self, count: int) -> list[int]:
         free = [host for host in range(self.hosts) if host not in self.failing]
         if count > len(free):
             raise UsageError(f"{count} failing hosts were asked for, and {len(free)} of {self.hosts} hosts are left")
         return self._random.sample(free, count)
+
+    def _choose_leaves(self, count: int) -> list[int]:
+        if count > self._leaves:
+            raise UsageError(f"{count} failing leaves were asked for, and {self.hosts} hosts have {self._leaves}")
+        return self._random.sample(range(self._leaves), count)
 
     @property
     def _leaves(self) -> int:
@@ -176,18 +176,18 @@ class Fleet:
         """Does a test of these hosts end?"""
         return self.hanging.isdisjoint(group) and self.dead.isdisjoint(group)
 
-    def _is_slow(self, group: Sequence[int], inside: Sequence[int]) -> bool:
-        if not self.slow_inside.isdisjoint(group):
-            return not inside or SLOW_LOCAL_RANK in inside
-        return len(group) > 1 and (not self.slow.isdisjoint(group) or any(link <= {*group} for link in self.links))
-
     def rate(self, group: Sequence[int], inside: Sequence[int] = ()) -> float:
         """What these hosts reach together this time, in bytes per second of bus bandwidth.
 
         Of one host it may be some of its ranks, by their local ranks.
         """
         rate = self.usual * self.level
-        if self._is_slow(group, inside):
+        if not self.slow_inside.isdisjoint(group):
+            is_slow = not inside or SLOW_LOCAL_RANK in inside
+        else:
+            over_link = any(link <= {*group} for link in self.links)
+            is_slow = len(group) > 1 and (over_link or not self.slow.isdisjoint(group))
+        if is_slow:
             rate *= 1 - self.slower
         if self._congested and len(group) > 1 and any(self.leaf_of(host) in self._congested for host in group):
             rate *= _CONGESTED_SHARE
@@ -276,7 +276,17 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
     for group in trial.groups:
         hosts = sorted({rank // ranks_per_host for rank in group})
         if not fleet.ends(hosts):
-            yield from _hung(fleet, trial, group, ranks_per_host)
+            for rank in group:
+                is_dead = rank // ranks_per_host in fleet.dead
+                yield Outcome(
+                    trial=trial.number,
+                    code=trial.code,
+                    rank=rank,
+                    status=Status.DIED if is_dead else Status.HUNG,
+                    at="all_reduce",
+                    error="exit code -11" if is_dead else "",
+                    seconds=_HANG_SECONDS,
+                )
             continue
         inside = tuple(rank % ranks_per_host for rank in group) if len(hosts) == 1 else ()
         seconds = _BYTES * factor("all_reduce", len(group)) / fleet.rate(hosts, inside)
@@ -287,18 +297,3 @@ def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Out
             yield Outcome(
                 trial=trial.number, code=trial.code, rank=rank, status=Status.DONE, data=data, seconds=_ROUND_SECONDS
             )
-
-
-def _hung(fleet: Fleet, trial: Trial, group: tuple[int, ...], ranks_per_host: int) -> Iterator[Outcome]:
-    for rank in group:
-        host = rank // ranks_per_host
-        status = Status.DIED if host in fleet.dead else Status.HUNG
-        yield Outcome(
-            trial=trial.number,
-            code=trial.code,
-            rank=rank,
-            status=status,
-            at="all_reduce",
-            error="exit code -11" if status is Status.DIED else "",
-            seconds=_HANG_SECONDS,
-        )

@@ -11,9 +11,9 @@ from ddpdiag.cli.app import app
 from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.cli.outputs import LintOptions
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.lint import all_rules, rule_of
 from ddpdiag.lint.command import chosen, judged, read_findings, run
 from ddpdiag.lint.formats import LintReport, page
+from ddpdiag.lint.rules import all_rules, rule_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CLEAN = SCRIPTS / "torchrun_script.py"

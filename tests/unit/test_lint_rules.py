@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import ddpdiag
-from ddpdiag.lint import all_rules
 from ddpdiag.lint.command import read_findings
+from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -17,7 +17,7 @@ from ddpdiag.checks.registry import all_checks, by_code, module_of
 from ddpdiag.cli.manual import manual_page, page_of
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.card import all_cards
-from ddpdiag.lint import all_rules
+from ddpdiag.lint.rules import all_rules
 
 CHECKS = {module_of(check.code): check for check in all_checks()}
 HOMES = ("ddpdiag.checks.", "ddpdiag.bench.", "ddpdiag.strategies.")

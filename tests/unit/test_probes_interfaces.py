@@ -9,7 +9,6 @@ from ddpdiag.probes.net.interfaces import (
     Wanted,
     bindable,
     chosen_address,
-    gloo_address,
     interface_of,
     interfaces,
     nccl_choice,
@@ -71,14 +70,14 @@ def test_nccl_skips_what_is_down_or_has_no_address():
 
 def test_gloo_takes_the_first_address_of_the_first_exact_name():
     known = (LO, ETH0, ETH1, BARE)
-    assert gloo_address("eth1,eth0", (), known) == "192.168.0.1"
-    assert gloo_address("eth", (), known) is None
-    assert gloo_address("eth2", (), known) is None
+    assert chosen_address("gloo", Wanted("eth1,eth0", None), (), known) == "192.168.0.1"
+    assert chosen_address("gloo", Wanted("eth", None), (), known) is None
+    assert chosen_address("gloo", Wanted("eth2", None), (), known) is None
 
 
 def test_gloo_without_a_variable_takes_the_own_name_or_loopback():
-    assert gloo_address(None, ("10.0.0.1",), (LO, ETH0)) == "10.0.0.1"
-    assert gloo_address("", (), (LO, ETH0)) == "127.0.0.1"
+    assert chosen_address("gloo", Wanted(None, None), ("10.0.0.1",), (LO, ETH0)) == "10.0.0.1"
+    assert chosen_address("gloo", Wanted("", None), (), (LO, ETH0)) == "127.0.0.1"
 
 
 def test_what_other_hosts_cannot_use_is_not_offered_to_them():

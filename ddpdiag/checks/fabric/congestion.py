@@ -160,7 +160,12 @@ def congested_parts(notes: Notes) -> tuple[Congested, ...]:
     cut = tuple(_across_cut(notes))
     if not cut:
         parts += _eased(notes)
-    return (*(_part(notes, units, domain) for domain, units in parts), *cut)
+    found = []
+    for shared, units in parts:
+        loaded = tuple(tested for unit in units for tested in notes.loaded_tests(unit))
+        quiet = tuple(notes.quiet[unit][-1] for unit in units if unit in notes.quiet)
+        found.append(Congested(tuple(units), loaded, quiet, shared))
+    return (*found, *cut)
 
 
 def _eased(notes: Notes) -> list[tuple[Domain | None, list[int]]]:
@@ -182,12 +187,6 @@ def _eased(notes: Notes) -> list[tuple[Domain | None, list[int]]]:
     grouped = {unit for _, units in groups for unit in units}
     rest = [unit for unit in eased if unit not in grouped]
     return [*groups, (None, rest)] if len(rest) >= _LEAST else groups
-
-
-def _part(notes: Notes, units: Sequence[int], domain: Domain | None) -> Congested:
-    loaded = tuple(tested for unit in units for tested in notes.loaded_tests(unit))
-    quiet = tuple(notes.quiet[unit][-1] for unit in units if unit in notes.quiet)
-    return Congested(tuple(units), loaded, quiet, domain)
 
 
 def rows(members: Sequence[int], units: Sequence[int], alpha: float) -> list[list[int]]:

@@ -30,14 +30,14 @@ from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.hosts.judge import (
     compared,
     how,
+    measured,
     path_title,
     rates,
     severity,
-    slower,
     tests_text,
     truncation_of,
 )
-from ddpdiag.checks.fabric.notes import Bad, Diagnosis, Reached, Results, Round
+from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import Explained
@@ -192,7 +192,23 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         )
         return
     for bad in found.bad:
-        yield _rank(seen, node, bad, usual)
+        gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
+        gpu = f" ({gpus[0]})" if gpus else ""
+        yield seen.finding(
+            "rank",
+            f"rank {bad.unit} on {node} {compared(bad.tests, usual, 'ranks there')}",
+            f"rank {bad.unit} on {node}{gpu} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} "
+            f"there ({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
+            f"{rate_text(usual)} busbw, and these partners reach it with others.",
+            severity=severity(bad.tests, usual, seen.number("error_share")),
+            ranks=(bad.unit,),
+            gpus=gpus,
+            evidence=measured(bad.tests, usual),
+            fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or "
+            f"exclude {node} as a whole."
+            if gpus
+            else f"Find what else runs on the cores of rank {bad.unit} (top), or exclude {node}.",
+        )
     for (one, other), tests in found.paths:
         yield seen.finding(
             "path",
@@ -205,30 +221,6 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
             fix="Check the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
         )
-
-
-def _rank(seen: Seen[Data], node: str, bad: Bad, usual: float) -> Finding:
-    gpus, partners = devices.uuids_of(seen, (bad.unit,)), tuple(dict.fromkeys(bad.partners))
-    who = f"rank {bad.unit} on {node}" + (f" ({gpus[0]})" if gpus else "")
-    return seen.finding(
-        "rank",
-        f"rank {bad.unit} on {node} {compared(bad.tests, usual, 'ranks there')}",
-        f"{who} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} there "
-        f"({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
-        f"{rate_text(usual)} busbw, and these partners reach it with others.",
-        severity=severity(bad.tests, usual, seen.number("error_share")),
-        ranks=(bad.unit,),
-        gpus=gpus,
-        evidence={
-            "rates_bytes_per_s": rates(bad.tests),
-            "usual_bytes_per_s": usual,
-            **slower(bad.tests, usual),
-        },
-        fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or exclude "
-        f"{node} as a whole."
-        if gpus
-        else f"Find what else runs on the cores of rank {bad.unit} (top), or exclude {node}.",
-    )
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

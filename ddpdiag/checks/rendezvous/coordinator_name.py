@@ -112,7 +112,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
         if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
-            yield _offers_loopback(seen, host.name, data)
+            works = seen.world.backend == "gloo" and seen.own_backend_works
+            resolved = data.own_addresses[0] if data.own_addresses else "nothing"
+            yield seen.finding(
+                "own",
+                f"gloo on {host.name} offers a loopback address",
+                f"{host.name} resolves its own name {data.own_name} to {resolved}; gloo offers that to its peers, "
+                "which cannot reach it"
+                + (" (here gloo still works, because this host is the one that connects)." if works else "."),
+                severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
+                nodes=[host.name],
+                evidence={"own_addresses": list(data.own_addresses or ())},
+                fix=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
+            )
     yield from _differs(seen, answers)
     if several:
         yield from _families(seen, answers)
@@ -168,21 +180,6 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
         nodes=[node],
         evidence={"addresses": list(addresses)},
         fix=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
-    )
-
-
-def _offers_loopback(seen: Seen[Data], node: str, data: Data) -> Finding:
-    resolved = data.own_addresses[0] if data.own_addresses else "nothing"
-    works = seen.world.backend == "gloo" and seen.own_backend_works
-    return seen.finding(
-        "own",
-        f"gloo on {node} offers a loopback address",
-        f"{node} resolves its own name {data.own_name} to {resolved}; gloo offers that to its peers, which cannot "
-        + ("reach it (here gloo still works, because this host is the one that connects)." if works else "reach it."),
-        severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
-        nodes=[node],
-        evidence={"own_addresses": list(data.own_addresses or ())},
-        fix=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
     )
 
 

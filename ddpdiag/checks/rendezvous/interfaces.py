@@ -107,12 +107,10 @@ class Choice(Struct, frozen=True):
 
     @property
     def setting(self) -> str:
-        """The variable as it is set."""
         return f"{_VARIABLES[self.library]}={self.variable}"
 
     @property
     def fix(self) -> str:
-        """What to set in its place."""
         if self.route is None:
             return f"Set {_VARIABLES[self.library]} to an interface of {self.host.name} that leads to the other hosts."
         return f"Set {_VARIABLES[self.library]}={self.route.name} on {self.host.name}: it leads to the coordinator."

@@ -181,7 +181,20 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _not_shared(seen, writers)
     yield from _locks(seen, writers)
     yield from _slow_or_full(seen, writers)
-    yield from _stale(seen, answers)
+    if left := [store for data in answers.values() for store in data.stores]:
+        shown = "; ".join(
+            f"{store.path} ({store.bytes} bytes, owner {store.owner}, last written {span_text(store.age_seconds)} ago)"
+            for store in left[:4]
+        )
+        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        yield seen.finding(
+            "stale",
+            "the shared directory has stores of other jobs",
+            f"torch's FileStore wrote {shown}{more}. Unless a running job uses it, it is left over from a job that "
+            "failed; a new job with this file connects to processes that no longer exist, and hangs.",
+            evidence={"paths": [store.path for store in left]},
+            fix="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
+        )
     if answers:
         yield from left_out(seen, MAX_HOSTS, "the shared directory")
 
@@ -299,23 +312,6 @@ def _slow_or_full(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Fin
             nodes=nodes,
             evidence=data.evidence,
             fix=_MAKE_ROOM,
-        )
-
-
-def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
-    if left := [store for data in answers.values() for store in data.stores]:
-        shown = "; ".join(
-            f"{store.path} ({store.bytes} bytes, owner {store.owner}, last written {span_text(store.age_seconds)} ago)"
-            for store in left[:4]
-        )
-        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-        yield seen.finding(
-            "stale",
-            "the shared directory has stores of other jobs",
-            f"torch's FileStore wrote {shown}{more}. Unless a running job uses it, it is left over from a job that "
-            "failed; a new job with this file connects to processes that no longer exist, and hangs.",
-            evidence={"paths": [store.path for store in left]},
-            fix="Remove it if no job uses it, and give every job a file of its own (store-$SLURM_JOB_ID).",
         )
 
 

@@ -26,16 +26,13 @@ _ANOTHER_TORCH = "Install a torch that was built with this backend, or name anot
 
 def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
     """Of a trial in which some ranks stopped the others."""
-    what = _what(trial)
     first = next(o for o in outcomes if o.rank in blame.ranks)
-    if found := _by_card(seen, trial, blame, outcomes):
-        return found
     verb = "posted a different collective than most ranks" if blame.sides else _VERBS[blame.status]
-    who = f"{who_text(seen, blame.ranks)} {verb}"
+    title = f"{who_text(seen, blame.ranks)} {verb} in {_what(trial)}"
     return seen.finding(
         word_of(blame),
-        f"{who} in {what}",
-        f"{who} in {what}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
+        title,
+        f"{title}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_fix(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
@@ -54,8 +51,6 @@ def _what(trial: Trial) -> str:
 def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
     """Of a trial in which no rank differs from the others."""
     what = _what(trial)
-    if found := _by_card(seen, trial, blame, outcomes):
-        return found
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
     shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
@@ -69,7 +64,7 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     )
 
 
-def _by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
+def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding | None:
     """Of a trial that failed with a known text, by whose meaning readers need no steps or stacks; None of any other.
 
     All blamed ranks must have it; where none is blamed, it is the one that most ranks have.

@@ -54,7 +54,6 @@ class Loss(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks."""
         return tuple(sorted(self.events))
 
     @property

@@ -45,7 +45,7 @@ from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.posted import DTYPES
-from ddpdiag.checks.run.failed_trials import blaming, explained, undecided, word_of
+from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
@@ -109,10 +109,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 found = explained(seen, trial, blame, outcomes, own)
                 if any(_is_echo_of(failure, cause) for cause in own):
                     found = structs.replace(found, severity=Severity.NOTE)
-            elif blame.ranks:
-                found = blaming(seen, trial, blame, outcomes)
             else:
-                found = undecided(seen, trial, blame, outcomes)
+                of_steps = blaming if blame.ranks else undecided
+                found = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
             if found.severity is Severity.ERROR and seen.is_excused(trial):
                 why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
                 found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
@@ -130,18 +129,16 @@ def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Conce
     for failure in _ended(seen, _unsupported(seen)) if findings else ():
         number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
-            yield Concern(failure.trial.code, of_trials[number], affected=_affected(failure))
+            # How many ranks waited for the blamed ones until the deadline, or reported that another rank failed.
+            failed = [o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED)]
+            others = [
+                o for o in failed if o.rank not in failure.blame.ranks and (o.status is Status.HUNG or is_echo(o))
+            ]
+            is_blamed = bool(failure.blame.ranks) and not failure.bypassed
+            affected = Counter(o.status.value for o in others) if is_blamed else {}
+            yield Concern(failure.trial.code, of_trials[number], affected=affected)
             # The finding is a note then, and what explains it is the error.
             yield from (Concern(failure.trial.code, cause) for cause in failure.causes if _is_echo_of(failure, cause))
-
-
-def _affected(failure: Failure) -> Mapping[str, int]:
-    """How many ranks waited for the blamed ones until the deadline, or reported that another rank failed, by status."""
-    if failure.bypassed or not failure.blame.ranks:
-        return {}
-    failed = (o for o in failure.outcomes if o.status not in (Status.DONE, Status.SKIPPED))
-    others = (o for o in failed if o.rank not in failure.blame.ranks)
-    return Counter(o.status.value for o in others if o.status is Status.HUNG or is_echo(o))
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
@@ -207,7 +204,9 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
     known_causes = causes(seen) if trials else ()
-    known_slow = slow_links(seen) if trials else ()
+    # Links on which far less passes than on others.
+    links = seen.findings_of("RDZ004") if trials else ()
+    known_slow = [own for own in links if own.severity is Severity.ERROR and own.code == _SLOW]
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
@@ -243,12 +242,6 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
         return not finding.nodes or not nodes.isdisjoint(finding.nodes)
 
     return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
-
-
-def slow_links(seen: Seen[D]) -> tuple[Finding, ...]:
-    """Errors about links on which far less passes than on others."""
-    found = seen.findings_of("RDZ004")
-    return tuple(finding for finding in found if finding.severity is Severity.ERROR and finding.code == _SLOW)
 
 
 def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[Finding, str] | None:

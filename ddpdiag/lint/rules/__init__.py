@@ -3,7 +3,7 @@
 from functools import cache
 
 from ddpdiag.errors import UsageError
-from ddpdiag.lint.reading import Rule
+from ddpdiag.lint import Rule
 from ddpdiag.lint.rules import data, devices, model, processes, training
 
 _SUBJECTS = (devices, processes, data, model, training)
@@ -11,7 +11,6 @@ _SUBJECTS = (devices, processes, data, model, training)
 
 @cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule."""
     return tuple(sorted((rule for subject in _SUBJECTS for rule in subject.RULES), key=lambda rule: rule.code))
 
 

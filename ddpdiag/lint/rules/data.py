@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import RANKS, Kind, Reading, path_or_text
 from ddpdiag.lint.script import has_unpacking, is_constant, is_function, keyword, trains, variables_in
-from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
 

@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, is_bare_cuda, moved, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import NUMBERS, Kind, Reading, is_bare_cuda, moved, path_or_text
 from ddpdiag.lint.script import is_constant, keyword, text_of, words_in
-from ddpdiag.lint.values import NUMBERS, Kind, path_or_text
 from ddpdiag.model import Severity
 
 _TAKES_NUMBER = {

@@ -4,7 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, moved, rule, same
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import RANKS, Kind, Reading, moved, path_or_text, same
 from ddpdiag.lint.script import (
     has_unpacking,
     is_constant,
@@ -15,7 +16,6 @@ from ddpdiag.lint.script import (
     trains,
     words_in,
 )
-from ddpdiag.lint.values import RANKS, Kind, path_or_text
 from ddpdiag.model import Severity
 
 _DEVICE = re.compile(r"dev|gpu|cuda|rank", re.IGNORECASE)
@@ -169,11 +169,14 @@ def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
     func = _of_forward(call)
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
+    scope = read.scope_of(call)
     if read.maybe(func, Kind.INSIDE):
         outer = read.parents.get(call)
         is_target = isinstance(outer, ast.Attribute) and outer.attr == "detach"  # not what is trained
-        return not is_target and not _computes_elsewhere(read, call)
-    scope = read.scope_of(call)
+        # The same function may take a result from a function of another file that gets the wrapped model.
+        beside = (other for other in read.calls if read.scope_of(other) is scope)
+        results = (other for other in beside if not isinstance(read.parents.get(other), ast.Expr))
+        return not is_target and not any(_hands_on(read, other) for other in results)
     return named and any(
         read.scope_of(wrapping) is scope and any(same(func, name) for name in _names_of_wrapped(read, wrapping))
         for wrapping in read.wrappings
@@ -202,15 +205,6 @@ def _same_model(node: ast.expr) -> ast.expr | None:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[model, *_]) if name in _RETURNS_MODEL:
             return model
     return None
-
-
-def _computes_elsewhere(read: Reading, call: ast.Call) -> bool:
-    """Does the same function take a result from a function of another file that gets the wrapped model?"""
-    scope = read.scope_of(call)
-    return any(
-        read.scope_of(other) is scope and _hands_on(read, other) and not isinstance(read.parents.get(other), ast.Expr)
-        for other in read.calls
-    )
 
 
 def _is_in_training(read: Reading, call: ast.Call) -> bool:

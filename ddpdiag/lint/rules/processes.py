@@ -3,7 +3,8 @@
 import ast
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, is_bare_cuda, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import Reading, is_bare_cuda
 from ddpdiag.lint.script import (
     attribute_path,
     calls_method,
@@ -78,27 +79,20 @@ def spawn_at_import(read: Reading) -> Iterator[Hit]:
     """
     for call in read.calls_of(*_SPAWN):
         target = keyword(call, "fn", 0)
+        named = read.functions.get(target.id, ()) if isinstance(target, ast.Name) else ()
+        is_inner = bool(named) and all(read.function_of(each) is not None for each in named)
         if read.function_of(call) is None and not any(read.conditions(call)):
             yield Hit(
                 call,
                 "every spawned process imports this script, and would spawn again",
                 'Move the call into `if __name__ == "__main__":`.',
             )
-        elif target is not None and _cannot_be_found(read, target):
+        elif target is not None and (is_inner or isinstance(target, ast.Lambda)):
             yield Hit(
                 target,
                 'a spawned process cannot find this function by its name, and fails with "Can\'t pickle"',
                 "Define the function at the top of the file.",
             )
-
-
-def _cannot_be_found(read: Reading, target: ast.expr) -> bool:
-    if isinstance(target, ast.Lambda):
-        return True
-    if not isinstance(target, ast.Name):
-        return False
-    found = read.functions.get(target.id, ())
-    return bool(found) and all(read.function_of(each) is not None for each in found)
 
 
 @rule("LNT007", Severity.ERROR)
@@ -248,10 +242,17 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
     Source: https://docs.pytorch.org/docs/stable/generated/torch.load.html (the note on GPU RAM surge);
     https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints.
     """
-    if not read.wrappings or not read.uses_gpus:
+    uses_gpus = bool({"nccl", "cuda"} & read.texts) or any(
+        read.callee(call).startswith("torch.cuda.") or is_bare_cuda(call) for call in read.calls
+    )
+    if not read.wrappings or not uses_gpus:
         return
     for call in read.calls_of("torch.load"):
-        if keyword(call, "map_location", 1) is not None or has_unpacking(call) or _is_pretrained(read, call):
+        if keyword(call, "map_location", 1) is not None or has_unpacking(call):
+            continue
+        # Weights that others publish are saved from the CPU, as a rule.
+        parts = [origin for arg in call.args for origin in (arg, *read.origins(arg)) if origin is not None]
+        if any("pretrain" in word.lower() for part in parts for word in words_in(part)):
             continue
         if _becomes_state(read, call) and read.surely_on_all_ranks(call):
             yield Hit(
@@ -259,12 +260,6 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
                 "every rank loads the tensors to the GPU that they were saved from: GPU 0 runs out of memory",
                 'Pass map_location="cpu".',
             )
-
-
-def _is_pretrained(read: Reading, call: ast.Call) -> bool:
-    """Weights that others publish are saved from the CPU, as a rule."""
-    parts = [origin for arg in call.args for origin in (arg, *read.origins(arg)) if origin is not None]
-    return any("pretrain" in word.lower() for part in parts for word in words_in(part))
 
 
 def _becomes_state(read: Reading, call: ast.Call) -> bool:

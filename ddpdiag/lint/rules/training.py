@@ -4,9 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddpdiag.lint.reading import Hit, Reading, rule
+from ddpdiag.lint import Hit, rule
+from ddpdiag.lint.reading import Kind, Reading, path_or_text
 from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
-from ddpdiag.lint.values import Kind, path_or_text
 from ddpdiag.model import Severity
 
 _SEEDS = (
@@ -91,7 +91,7 @@ def _has_partner(read: Reading, call: ast.Call) -> bool:
         other is not call
         and read.callee(other) == name
         and read.scope_of(other) is here
-        and any(read.is_rank_test(condition.test) for condition in read.conditions(other))
+        and any(map(read.is_rank_test, read.conditions(other)))
         for other in read.calls
     )
 
@@ -213,20 +213,18 @@ def learning_rate(read: Reading) -> Iterator[Hit]:
     """
     optimizers = [call for call in read.calls if _OPTIMIZER.fullmatch(read.callee(call))]
     # The simple statements, one at a time: a whole function names everything.
-    simple = (node for node in read.nodes if isinstance(node, _SIMPLE))
-    if read.wrappings and optimizers and not any(map(_relates, simple)):
+    for statement in (node for node in read.nodes if isinstance(node, _SIMPLE)):
+        options = (node.arg for node in ast.walk(statement) if isinstance(node, ast.keyword) and node.arg)
+        words = [*words_in(statement), *options]
+        if any(map(_RANKS.search, words)) and any(map(_SIZED.search, words)):
+            return
+    if read.wrappings and optimizers:
         yield Hit(
             optimizers[0],
             "the learning rate is the same for any number of ranks, although the batches of all ranks add up",
             "Scale the learning rate with the world size (SGD: linearly, Adam: by its square root), with a warm-up, "
             "or split one global batch among the ranks.",
         )
-
-
-def _relates(statement: ast.AST) -> bool:
-    options = (node.arg for node in ast.walk(statement) if isinstance(node, ast.keyword) and node.arg)
-    words = [*words_in(statement), *options]
-    return any(map(_RANKS.search, words)) and any(map(_SIZED.search, words))
 
 
 RULES = (same_augmentation, collective_on_some_ranks, model_on_some_ranks, batchnorm_local, learning_rate)

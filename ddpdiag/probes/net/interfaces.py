@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from msgspec import Struct
 
 from ddpdiag.probes.host.environment import nccl_files
 from ddpdiag.probes.host.kernel import PROC, read_text
-from ddpdiag.probes.net.tcp_connect import is_loopback
+from ddpdiag.probes.net.tcp_connect import answer_within, is_loopback
 
 # What NCCL tries in turn without NCCL_SOCKET_IFNAME (src/misc/socket.cc of NCCL 2.30; 2.27 did not exclude virbr).
 _NCCL_RULES = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
@@ -105,19 +104,6 @@ def gloo_names(variable: str | None) -> tuple[str, ...]:
     return tuple(name for name in variable.split(",") if name) if variable and len(variable) > 1 else ()
 
 
-def gloo_address(variable: str | None, own: Sequence[str], known: Iterable[Interface]) -> str | None:
-    """The address that gloo will offer to its peers, or None if it will fail.
-
-    The first address of the first interface that GLOO_SOCKET_IFNAME names; without that variable the first address of
-    the host's own name (`own`) that can be bound, else loopback (torch 2.6-2.15, ProcessGroupGloo.cpp; gloo's
-    transport/tcp/device.cc).
-    """
-    names = gloo_names(variable)
-    if not names:
-        return own[0] if own else "127.0.0.1"
-    return next((i.addresses[0] for i in known if i.name == names[0] and i.addresses), None)
-
-
 def nccl_choice(variable: str | None, known: Sequence[Interface]) -> tuple[Interface, ...]:
     """The interfaces that NCCL will use; the first one is for its bootstrap. Empty if it will find none.
 
@@ -159,10 +145,18 @@ def library_of(backend: str) -> str:
 
 
 def chosen_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
-    """The address that gloo or nccl will offer to its peers, None if it finds none: nccl's first interface's."""
+    """The address that gloo or nccl will offer to its peers, or None if it will find none.
+
+    nccl: that of its first interface. gloo: the first address of the first interface that GLOO_SOCKET_IFNAME names;
+    without that variable the first address of the host's own name (`own`) that can be bound, else loopback (torch
+    2.6-2.15, ProcessGroupGloo.cpp; gloo's transport/tcp/device.cc).
+    """
     if library == "nccl":
         return next((interface.addresses[0] for interface in nccl_choice(names.nccl, known)), None)
-    return gloo_address(names.gloo, own, known)
+    named = gloo_names(names.gloo)
+    if not named:
+        return own[0] if own else "127.0.0.1"
+    return next((i.addresses[0] for i in known if i.name == named[0] and i.addresses), None)
 
 
 def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequence[Interface]) -> str | None:
@@ -171,27 +165,21 @@ def offered_address(library: str, names: Wanted, own: Sequence[str], known: Sequ
     return None if address is None or is_loopback(address) or "%" in address else address
 
 
-IPV4, IPV6 = "IPv4", "IPv6"
-
-
 def family_of(address: str) -> str:
     """The family of a numeric address."""
-    return IPV6 if ":" in address else IPV4
+    return "IPv6" if ":" in address else "IPv4"
 
 
 def reverse_seconds(address: str, seconds: float) -> float | None:
     """How long the resolver takes for the name of an address, whether there is one or not; `None` if it is longer."""
-    over = threading.Event()
     begin = time.monotonic()
 
-    def look_back() -> None:
+    def look_back() -> float:
         with contextlib.suppress(OSError, ValueError):  # no name: that is an answer as well
             socket.getnameinfo((address, 0), 0)
-        over.set()
+        return time.monotonic() - begin
 
-    # getnameinfo has no time-out; a thread that is stuck in it dies with the process.
-    threading.Thread(target=look_back, name="look back", daemon=True).start()
-    return time.monotonic() - begin if over.wait(seconds) else None
+    return answer_within(seconds, look_back)
 
 
 def own_addresses() -> tuple[str, ...] | None:

@@ -113,8 +113,11 @@ class Listener:
         caller = None
         with sock, contextlib.suppress(OSError, ValueError):  # ValueError: a letter that is no request
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            caller = self._greet(sock)
-            if caller is not None:
+            kind, number = REQUEST.unpack(receive(sock, REQUEST.size, STALL_SECONDS))
+            # A stranger has another token.
+            if kind == Request.HELLO.value and receive(sock, TOKEN_BYTES, STALL_SECONDS) == self.token.encode():
+                sock.sendall(DONE)
+                caller = int(number)
                 self._note(self._came, caller)
                 self._answer(sock)
         if caller is not None:
@@ -124,14 +127,6 @@ class Listener:
         with self._change:
             who.add(caller)
             self._change.notify()
-
-    def _greet(self, sock: socket.socket) -> int | None:
-        """The caller's number, or None for a stranger."""
-        kind, number = REQUEST.unpack(receive(sock, REQUEST.size, STALL_SECONDS))
-        if kind != Request.HELLO.value or receive(sock, TOKEN_BYTES, STALL_SECONDS) != self.token.encode():
-            return None
-        sock.sendall(DONE)
-        return int(number)
 
     def _answer(self, sock: socket.socket) -> None:
         """Obey until the caller says bye or hangs up."""

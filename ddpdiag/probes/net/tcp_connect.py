@@ -12,13 +12,16 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from enum import Enum
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
 from ddpdiag.model import Options
+
+T = TypeVar("T")
 
 
 class Reach(Enum):
@@ -50,22 +53,29 @@ class Reached(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
-    """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
-    found: list[tuple[str, ...]] = []
+def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
+    """What a call of the resolver, which has no time-out, returns; `None` if nothing came in time.
 
-    def look_up() -> None:
-        try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
-            infos = []
-        found.append(tuple(dict.fromkeys(str(info[4][0]) for info in infos)))
-
-    # getaddrinfo has no time-out; a thread that is stuck in it dies with the process.
-    thread = threading.Thread(target=look_up, name="resolve", daemon=True)
+    A thread that is stuck in it dies with the process.
+    """
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(ask()), name="resolver", daemon=True)
     thread.start()
     thread.join(max(seconds, 0.0))
     return found[0] if found else None
+
+
+def resolve(host: str, port: int, seconds: float) -> tuple[str, ...] | None:
+    """Numeric addresses of a name, in the resolver's order; none if it is unknown, `None` if nothing came in time."""
+
+    def look_up() -> tuple[str, ...]:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):  # ValueError: what cannot be a name, such as a label of 64 letters
+            return ()
+        return tuple(dict.fromkeys(str(info[4][0]) for info in infos))
+
+    return answer_within(seconds, look_up)
 
 
 def reach(host: str, port: int, seconds: float) -> Reached:

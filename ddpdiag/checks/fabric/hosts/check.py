@@ -155,7 +155,6 @@ def floor_of(world: World) -> float:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """The next round."""
     if _why_not(seen) is not None:
         return ()
     fabric = _fabric(seen)

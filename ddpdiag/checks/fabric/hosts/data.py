@@ -199,12 +199,13 @@ def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
             return
         results: dict[tuple[int, ...], Reached] = {}
         for group in trial.groups:
-            bad = [failed[rank] for rank in group if rank in failed]
+            if failed.keys().isdisjoint(group):
+                results[group] = _measured(bytes(own[group[0]].data))
+                continue
             # How the worst of them ended; those that were told to stop count only if there are no others.
-            worst = min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status), default=None)
-            results[group] = (
-                _measured(bytes(own[group[0]].data)) if worst is None else Reached(None, worst.status.value)
-            )
+            bad = [failed[rank] for rank in group if rank in failed]
+            worst = min([o for o in bad if not o.told] or bad, key=lambda o: _WORST_FIRST.index(o.status))
+            results[group] = Reached(None, worst.status.value)
         yield results
 
 

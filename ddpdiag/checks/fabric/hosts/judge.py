@@ -11,7 +11,7 @@ from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached
 from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.model import EventKind, Finding, Severity
+from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import begun, count, rate_text, share_text
 
@@ -128,18 +128,14 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         + (f"; hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else "."),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
-        evidence={
-            "rates_bytes_per_s": rates(alone.tests),
-            "usual_bytes_per_s": alone.usual,
-            **slower(alone.tests, alone.usual),
-        },
+        evidence=measured(alone.tests, alone.usual),
         fix=f"Exclude {name} from the job, and check the host itself: clocks, memory, GPUs, other users.",
     )
 
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
-    others = tuple(dict.fromkeys(partners))
+    others, share = tuple(dict.fromkeys(partners)), slower_share(bad.tests, bar.usual)
     too = ", in quiet rounds too" if bad.quiet else ""
     by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
     return seen.finding(
@@ -156,16 +152,17 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
             "usual_bytes_per_s": bar.usual,
             "least_bytes_per_s": bar.least,
             "quiet_bytes_per_s": rates(bad.quiet),
-            **slower(bad.tests, bar.usual),
+            **({"slower_share": share} if share is not None else {}),
         },
         fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
     )
 
 
-def slower(tests: Sequence[Reached], usual: float) -> dict[str, float]:
-    """For the evidence, where it is slow and no more."""
+def measured(tests: Sequence[Reached], usual: float) -> dict[str, Scalar | list[Scalar]]:
+    """For the evidence; with the share by which it is slower, where it is slow and no more."""
     share = slower_share(tests, usual)
-    return {} if share is None else {"slower_share": share}
+    known: dict[str, Scalar | list[Scalar]] = {"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual}
+    return known if share is None else {**known, "slower_share": share}
 
 
 def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
@@ -318,7 +315,7 @@ def tests_text(tests: Sequence[Reached]) -> str:
     return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
 
 
-def rates(tests: Sequence[Reached]) -> list[str | int | float | bool | None]:
+def rates(tests: Sequence[Reached]) -> list[Scalar]:
     """The same for the evidence, in bytes per second; None where it did not end."""
     return [tested.rate for tested in tests[:_SHOWN]]
 

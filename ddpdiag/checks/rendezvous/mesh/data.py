@@ -75,7 +75,6 @@ class Mesh(Struct, frozen=True):
     inside: frozenset[Link] = frozenset()
 
     def links(self, fits: Callable[[Cell], bool]) -> frozenset[Link]:
-        """The links whose cell fits."""
         return frozenset(link for link, cell in self.cells.items() if fits(cell))
 
     def subjects(self, bad: Set[Link], good: Set[Link]) -> Iterator[Subject]:

@@ -21,7 +21,6 @@ from ddpdiag.checks.rendezvous.mesh.data import (
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.probes.net.interfaces import Interface
-from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.mesh_listener import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
 from ddpdiag.text import count, rate_text, size_text
@@ -79,7 +78,17 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         rates = Rates(seen, mesh)
         yield from _slow(seen, mesh, rates)
         yield from _lossy(seen, mesh, rates)
-    yield from _transients(seen, mesh)
+    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
+    passed = [link for link in sorted(failed) if link in mesh.cells and failure(mesh.cells[link]) is None]
+    if passed:
+        links = [f"{mesh.names[a]} -> {mesh.names[b]}" for a, b in passed]
+        yield seen.finding(
+            "transient",
+            f"{count(len(links), 'TCP connection')} between hosts failed once",
+            f"{names_text(links)} failed at the first attempt and worked at the second.",
+            links=links,
+            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
+        )
 
 
 def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
@@ -90,7 +99,10 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     """
     works = seen.world.backend == "gloo" and seen.own_backend_works
     bad, good = mesh.links(lambda cell: failure(cell) in _VERBS), mesh.links(lambda cell: failure(cell) is None)
-    ports = _ports(seen)
+    # The ports that a job would use.
+    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
+    own = f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
+    ports = seen.options.port_range or own
     for subject in mesh.subjects(bad, good):
         counts = Counter(failure(cell) or "" for cell in subject.cells.values())
         word = counts.most_common(1)[0][0]
@@ -143,24 +155,6 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         )
 
 
-def _transients(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
-    """Links that failed, and worked when they were tried again."""
-    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
-    links = [
-        f"{mesh.names[a]} -> {mesh.names[b]}"
-        for a, b in sorted(failed)
-        if (a, b) in mesh.cells and failure(mesh.cells[a, b]) is None
-    ]
-    if links:
-        yield seen.finding(
-            "transient",
-            f"{count(len(links), 'TCP connection')} between hosts failed once",
-            f"{names_text(links)} failed at the first attempt and worked at the second.",
-            links=links,
-            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
-        )
-
-
 def dropped_everywhere(mesh: Mesh) -> bool:
     """Is no connection accepted at all? Then trying again shows nothing new."""
     return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
@@ -184,7 +178,11 @@ class Rates:
         between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
         self._usual = usual_rate(between)
         self.short = {link: short for link in between if (short := self._short(link)) is not None}
-        self.lossy = mesh.links(self._loses)
+        # Those that lost segments in every repetition.
+        share, least = seen.number("lost_share"), seen.number("lost_segments")
+        self.lossy = mesh.links(
+            lambda cell: (lost_share(cell) or 0.0) > share and (cell.retransmitted or 0) >= least,
+        )
 
     def _short(self, link: Link) -> Expected | None:
         """The first expectation that the link falls short of; one of 0 is none."""
@@ -194,32 +192,21 @@ class Rates:
             return None
         if rate * ratio < wanted:
             return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
-        if self._usual and rate * ratio < self._usual and self._beyond_noise(rate, self._usual):
+        # On a busy host a process may have to wait for a core; that is no matter of the network.
+        noise = self._seen.number("noise_seconds")
+        if self._usual and rate * ratio < self._usual and LARGE / rate - LARGE / self._usual > noise:
             two = len(self._mesh.names) == 2
             source = "what the other direction reaches" if two else "what most of the other hosts reach"
             return Expected(self._usual, source, True)
-        for possible, name in self._nominal(link):
-            if rate * self._seen.number("very_slow_ratio") < possible:
-                return Expected(possible, f"what {name} can carry", False)
-        return Expected(least, "the least that a job should have", False) if rate < least else None
-
-    def _nominal(self, link: Link) -> Iterator[tuple[float, str]]:
-        """What the interfaces at both ends can carry, as far as they report it."""
+        # What the interfaces at both ends can carry, as far as they report it.
         ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
         known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
         if known:
             slowest, whose = min(known)
-            yield min(slowest, _ONE_CONNECTION_BYTES_PER_S), whose
-
-    def _beyond_noise(self, rate: float, usual: float) -> bool:
-        """On a busy host a process may have to wait for a core; that is no matter of the network."""
-        return LARGE / rate - LARGE / usual > self._seen.number("noise_seconds")
-
-    def _loses(self, cell: Cell) -> bool:
-        """Were segments lost in every repetition?"""
-        share = lost_share(cell)
-        some = (cell.retransmitted or 0) >= self._seen.number("lost_segments")
-        return share is not None and share > self._seen.number("lost_share") and some
+            possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
+            if rate * self._seen.number("very_slow_ratio") < possible:
+                return Expected(possible, f"what {whose} can carry", False)
+        return Expected(least, "the least that a job should have", False) if rate < least else None
 
 
 def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
@@ -296,14 +283,6 @@ def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
     return tuple(
         f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.nodes or senders)
     )
-
-
-def _ports(seen: Seen[Data]) -> str:
-    """The ports that a job would use."""
-    if seen.options.port_range:
-        return seen.options.port_range
-    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
-    return f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
 
 
 def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
