@@ -58,23 +58,13 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
 
 def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
     """Each rank's own work. On CPUs its processor time, which others who use the machine hardly change."""
+    name, title = "step.own_seconds", "own work of a training step"
+    if not on_gpus:
+        name, title = "step.core_seconds", "processor time of a training step"
+    sampling, within = Sampling.REPEATS, len(steps) > 1
     for rank, own in steps.items():
-        if on_gpus:
-            name, title, values = "step.own_seconds", "own work of a training step", [w.own for w in own.windows]
-        else:
-            name, title = "step.core_seconds", "processor time of a training step"
-            values = [w.own * w.core_share for w in own.windows]
-        yield (
-            rank,
-            Figure(
-                name=name,
-                title=title,
-                rank=rank,
-                values=tuple(map(_rounded, values)),
-                sampling=Sampling.REPEATS,
-                within=len(steps) > 1,
-            ),
-        )
+        values = tuple(_rounded(w.own if on_gpus else w.own * w.core_share) for w in own.windows)
+        yield rank, Figure(name=name, title=title, rank=rank, values=values, sampling=sampling, within=within)
 
 
 def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:

@@ -109,8 +109,8 @@ def others(rank: int, world_size: int) -> list[int]:
 def gradient(model: nn.Module, digits: Digits, images: range, device: torch.device) -> Tensor:
     """The gradient of the mean loss over these images, flat [parameters], computed here alone."""
     model.zero_grad()
-    for chunk in _chunks(images):
-        inputs, labels = batch(digits, chunk, device)
+    for start in range(0, len(images), _CHUNK):
+        inputs, labels = batch(digits, images[start : start + _CHUNK], device)
         (cross_entropy(model(inputs), labels, reduction="sum") / len(images)).backward()
     return flat([parameter.grad for parameter in model.parameters()])
 
@@ -180,17 +180,12 @@ def predictions(ctx: Context, model: nn.Module, digits: Digits, device: torch.de
     own = list(islice(range(rank * share, count), share))
     padded = torch.full((share,), -1, dtype=torch.int64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    for chunk in _chunks(own):
-        inputs, labels = prepared(digits.test_images[chunk], digits.test_labels[chunk], device)
-        found = model(inputs).argmax(dim=1)
-        padded[chunk[0] - rank * share : chunk[-1] + 1 - rank * share] = found
+    if own:
+        inputs, labels = prepared(digits.test_images[own], digits.test_labels[own], device)
+        padded[: len(own)] = found = model(inputs).argmax(dim=1)
         correct += (found == labels).sum()
     dist.all_reduce(correct)
     gathered = [torch.empty_like(padded) for _ in range(world_size)]
     dist.all_gather(gathered, padded)
     labels = digits.test_labels[:count].long().to(device)
     return int(correct), int((torch.cat(gathered)[:count] == labels).sum())
-
-
-def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (numbers[start : start + _CHUNK] for start in range(0, len(numbers), _CHUNK))

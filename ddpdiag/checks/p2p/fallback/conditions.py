@@ -120,9 +120,8 @@ def before(seen: Seen[Any], backend: str) -> Before | None:
 def moot(seen: Seen[Any]) -> str | None:
     """Why there is nothing to search for, or None."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    if said := without_backend(
-        o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code)
-    ):
+    tried = (o for o in seen.recording.outcomes if o.code in (all_reduce.CHECK.code, seen.check.code))
+    if said := without_backend(tried):
         return f"torch has no {seen.world.backend} on {ranks_text(tuple(said))}"
     if own is None:
         return None
