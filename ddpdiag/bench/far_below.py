@@ -17,8 +17,7 @@ from ddpdiag.text import rate_text, share_text, size_text
 _TELLING = (Bottleneck.MISSING_PART, Bottleneck.SLOW_RANK)
 _COMPARE = (
     "Run `ddpdiag check` with the same ranks while nothing else runs there: it measures each link, and names what "
-    "slows "
-    "GPUs down."
+    "slows GPUs down."
 )
 
 

@@ -239,8 +239,7 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             "wrong value.",
             evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
             fix="Do not train here. Run `ddpdiag check --select COL001,P2P` with the same ranks: it finds the rank or "
-            "the "
-            "path that changes values.",
+            "the path that changes values.",
         )
 
 
@@ -260,10 +259,8 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
             fix=f"On {line.node} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
-            "(`lscpu`, "
-            "`nvidia-smi -q -d CLOCK,PERFORMANCE`). If only its transfers to other hosts are slow, compare its network "
-            "card "
-            "(`ethtool INTERFACE`).",
+            "(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If only its transfers to other hosts are slow, compare "
+            "its network card (`ethtool INTERFACE`).",
         )
 
 
@@ -290,16 +287,14 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
             f"The best bandwidth of {one.collective} over {one.backend} is {rate_text(one.peak_busbw_bytes_per_s)} "
-            "busbw, at "
-            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
+            f"busbw, at {size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
             evidence={
                 "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
                 "min_busbw_bytes_per_s": least,
                 "size_bytes": one.best_bytes,
             },
             fix="Run `ddpdiag check` on these hosts: it measures each link, and names a slow rank or host. If this is "
-            "all that the "
-            "hardware can do, lower --min-busbw.",
+            "all that the hardware can do, lower --min-busbw.",
         )
 
 
@@ -341,8 +336,7 @@ def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterat
             f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
             f"{new.collective} over {new.backend} reaches {rate_text(most.new_bytes_per_s)} busbw at "
             f"{size_text(most.size_bytes)}; the baseline of {old.created} reached {rate_text(most.old_bytes_per_s)}. "
-            "At most "
-            "5 % less is accepted, and the calls of each run differ by less than this loss.",
+            "At most 5 % less is accepted, and the calls of each run differ by less than this loss.",
             evidence={"sizes": rows[:_SHOWN]},
             fix="Run again to exclude a temporary load. Then compare with the time of the baseline: driver "
             "(`nvidia-smi`), link "

@@ -154,7 +154,10 @@ def _names(rows: Sequence[StrategyRow]) -> str:
 
 # Findings ------------------------------------------------------------------------------------------------------------
 
-_CHECK = "Run `ddpdiag check`, which tests hosts, GPUs, rendezvous and all-reduce one by one."
+_CHECK = (
+    "Run `ddpdiag check` with the same ranks: it tests hosts, GPUs, rendezvous and all-reduce one by one, and names "
+    "what is faulty."
+)
 
 
 def findings(seen: Seen[Data], tolerance: float) -> Iterator[Finding]:
@@ -196,7 +199,7 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
         "unmeasured",
         "no strategy that was asked for is possible here",
         f"{told}.",
-        fix="Ask for others with --strategy, or run this where they are possible.",
+        fix="Choose other strategies (--strategy), or run this where these are possible.",
         of_the_run=True,
     )
 
@@ -211,9 +214,9 @@ def _without_backend(tried: Sequence[Run]) -> str:
 def _absent_backend(seen: Seen[Data], why: str) -> Finding:
     return seen.finding(
         "unmeasured",
-        f"whether ranks can train over {seen.world.backend} is not known",
+        f"no training over {seen.world.backend} was tested",
         f"{why}.",
-        fix="Install a torch that was built with this backend, or name another one with --backend.",
+        fix="Install a torch that was built with this backend, or use another one (--backend).",
         of_the_run=True,
     )
 
@@ -222,12 +225,13 @@ def _unknown(seen: Seen[Data], run: Run) -> Finding:
     what = _what(seen, run)
     return seen.finding(
         "unmeasured",
-        f"whether {what} works is not known",
+        f"{what} was not compared with one process" if run.ended is Ended.NOT_COMPARED else f"{what} was not finished",
         f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
         evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        fix=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
+        fix=f"Run again with more time (--set {run.trial.code}.deadline_seconds={2 * run.trial.deadline_seconds:.0f} "
+        "and a larger --budget), or with fewer steps (--steps)."
         if run.ended is Ended.UNFINISHED
-        else "First find out why single did not work.",
+        else "Run `ddpdiag train --strategy single` first, and fix what it reports.",
         of_the_run=True,
     )
 
@@ -250,7 +254,7 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
         "wrong",
         "one process alone does not train"
         if alone
-        else f"{_what(seen, run)} does not train the same as one process alone",
+        else f"{_what(seen, run)} does not give the same result as one process",
         " ".join((_numbers(seen, run, apart, tolerance), *told)),
         ranks=odd,
         evidence={
@@ -271,9 +275,9 @@ def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     if alone is None or run.job.strategy is Strategy.SINGLE:
         return f"In step {step + 1} of {asked.steps} its loss is {own}; a finite number is expected."
     return (
-        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}, and that of single "
-        f"is {alone.losses[step]:.6g}; the largest difference of any step or rank is {apart.most:.2g}, at most "
-        f"{tolerance:.2g} expected ({asked.dtype})."
+        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}; in one process "
+        f"(single) it is {alone.losses[step]:.6g}. The largest difference of any step or rank is {apart.most:.2g}; at "
+        f"most {tolerance:.2g} is expected for {asked.dtype}."
     )
 
 
@@ -306,7 +310,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     what, verb = _what(seen, run), run.ended.value
     who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
     at = f" (last step '{first.at}')" if first.at else ""
-    until = f"; its deadline was {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    until = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
@@ -325,7 +329,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
 
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if first.error.startswith("DataError"):
-        return "Copy the files of digits again, or leave out --data-dir to train on the shipped ones."
+        return "Copy the files of digits again, or omit --data-dir to train on the images in ddpdiag."
     if run.job.strategy is Strategy.SINGLE:
-        return f"Look at {seen.world.node_of(first.rank)} first: no other rank took part."
+        return f"Run `ddpdiag check` on {seen.world.node_of(first.rank)} alone: no other host took part."
     return _CHECK

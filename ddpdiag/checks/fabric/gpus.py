@@ -42,7 +42,7 @@ from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.host_paths import Pair, host_paths
@@ -157,8 +157,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "unmeasured",
             "the search for a slow rank was not completed",
-            f"It ended in round {len(seen.trials)}, {when}: on {count(left, 'host')} it is not known which rank is "
-            "slow or fails.",
+            f"It ended in round {len(seen.trials)}, {when}. On {count(left, 'host')} a slow or failing rank may be "
+            "missing from this report.",
             fix=fix,
             of_the_run=True,
         )
@@ -174,7 +174,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "no rank slows down its host",
             f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
             f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been "
-            "found (99 of 100 times).",
+            "found with a probability of 99 %.",
             nodes=(),
         )
 
@@ -185,10 +185,11 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield seen.finding(
             "systemic",
             f"no single rank of {node} is at fault",
-            f"{begun(found.systemic.reason)}: the cause is the host, or a setting, and not one of its "
-            f"{len(ranks)} ranks.",
+            f"{begun(found.systemic.reason)}. So the cause is the host or a setting, not one of its {len(ranks)} "
+            "ranks.",
             nodes=(),
-            fix=f"Check {node} as a whole: its driver, the settings of P2P (P2P003), power and cooling.",
+            fix=f"{begun(leave_out([node]))}, and run `ddpdiag check` on {node} alone: it tests the driver, GPUs and "
+            "P2P there.",
         )
         return
     for bad in found.bad:
@@ -197,17 +198,17 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
         yield seen.finding(
             "rank",
             f"rank {bad.unit} on {node} {compared(bad.tests, usual, 'ranks there')}",
-            f"rank {bad.unit} on {node}{gpu} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} "
+            f"Rank {bad.unit} on {node}{gpu} {how(bad.tests, usual)} with each of {count(len(partners), 'partner')} "
             f"there ({ranks_text(partners)}): {tests_text(bad.tests)}. Pairs of that host usually reach "
             f"{rate_text(usual)} busbw, and these partners reach it with others.",
             severity=severity(bad.tests, usual, seen.number("error_share")),
             ranks=(bad.unit,),
             gpus=gpus,
             evidence=measured(bad.tests, usual),
-            fix="Check its clocks, links and memory (GPU003 to GPU007); exclude it with CUDA_VISIBLE_DEVICES, or "
-            f"exclude {node} as a whole."
+            fix=f"Run `ddpdiag check --select GPU` on {node}, which tests clocks, links and memory of this GPU. Leave "
+            f"it out with CUDA_VISIBLE_DEVICES, or {leave_out([node])}."
             if gpus
-            else f"Find what else runs on the cores of rank {bad.unit} (top), or exclude {node}.",
+            else f"Find what else runs on the cores of rank {bad.unit} (`top` on {node}), or {leave_out([node])}.",
         )
     for (one, other), tests in found.paths:
         yield seen.finding(
@@ -219,7 +220,11 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             nodes=(),
             links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
             evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
-            fix="Check the NVLinks or the PCIe switch between the two (P2P001, P2P002, GPU007).",
+            fix=f"On {node} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. "
+            "Findings P2P001, P2P002 and GPU007 of this report have more."
+            if seen.world.gpus
+            else f"Look with `top` and `lscpu` on {node} for other processes on their cores, or cores on different "
+            "sockets.",
         )
 
 

@@ -181,12 +181,10 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         },
         fix=(
             f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {paths.host.name} (`grep "
-            "Registry "
-            "/proc/driver/nvidia/params` shows it), then reload the driver or reboot."
+            "Registry /proc/driver/nvidia/params` shows it), then reload the driver or reboot."
             if switched_off
             else f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {paths.host.name}; compare slots, bridges "
-            "and "
-            "BIOS settings of these GPUs with those of the other pairs."
+            "and BIOS settings of these GPUs with those of the other pairs."
         ),
     )
 
@@ -205,8 +203,7 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             f"{paths.host.name}: "
             + "; ".join(
                 f"P2P from {label(source)} to {label(target)} is not allowed ({_reasons([pair])}), but it is in the "
-                "other "
-                "direction"
+                "other direction"
                 for pair, source, target in closed[:4]
             )
             + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
@@ -234,8 +231,7 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "P2P is not supported between GPUs",
             f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses the host's shared memory for these "
-            "pairs."
-            " Expect the bandwidth of shared memory there.",
+            "pairs. Expect the bandwidth of shared memory there.",
             nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
             fix="Nothing to do if these cards do not support P2P (most consumer cards do not).",
@@ -269,8 +265,7 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         "ACS redirects traffic between GPUs",
         f"{paths.host.name}: ACS (PCIe access control) is on at PCI {noun} {addresses(found)}, between GPUs without "
         f"NVLinks. {harm} On some mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS "
-        "to "
-        "be off on a host that is not a virtual machine.",
+        "to be off on a host that is not a virtual machine.",
         severity=Severity.WARNING if detours else Severity.NOTE,
         nodes=(paths.host.name,),
         evidence={
@@ -304,8 +299,7 @@ def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
                 "iommu_groups": paths.around.iommu_groups,
             },
             fix="Nothing to do if P2P002 finds no slow or wrong copies. Otherwise boot with iommu=pt on the kernel's "
-            "command "
-            "line, or turn the IOMMU off in the BIOS.",
+            "command line, or turn the IOMMU off in the BIOS.",
         )
 
 

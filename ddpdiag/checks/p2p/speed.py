@@ -227,9 +227,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         "far-below",
         f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
         f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. "
-        "At "
-        "least "
-        f"{share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
+        f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
         f"{causes_text(causes)}{doubts_text(doubts)}",
         severity=Severity.WARNING if doubts else Severity.ERROR,
         nodes=nodes,
@@ -254,8 +252,8 @@ def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
         "far-below",
         f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
         f"The all-reduce over {seen.world.backend} reached {before}, at {size_text(first.size_bytes)}. Measured again, "
-        "it "
-        f"reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough. It should reach {path.text}.",
+        f"it reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough. It should reach "
+        f"{path.text}.",
         severity=Severity.NOTE,
         fix="Nothing to do.",
         evidence={

@@ -165,8 +165,7 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
         ranks=odd.ranks,
         evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
         fix="Use one container image or Python environment on every host. If LD_LIBRARY_PATH or LD_PRELOAD of the job "
-        "names "
-        "another libnccl.so, remove it there.",
+        "names another libnccl.so, remove it there.",
     )
 
 
@@ -194,10 +193,8 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
         fix="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the "
-        "job "
-        "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), "
-        "and "
-        "NCCL_IB_HCA, if set, must name them.",
+        "job runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit "
+        "-l`), and NCCL_IB_HCA, if set, must name them.",
     )
 
 
@@ -245,8 +242,7 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
             nodes=odd,
             evidence={"without": [*without]},
             fix=f"On {names_text(without)} run `modprobe nvidia-peermem` as root, or install a driver and kernel with "
-            "DMA-BUF "
-            "as on the other hosts. NCCL_NET_GDR_LEVEL must be the same on all hosts.",
+            "DMA-BUF as on the other hosts. NCCL_NET_GDR_LEVEL must be the same on all hosts.",
         )
     elif ends and not direct and any(hop.name.startswith("IB") for hop in nccl.outside):
         ranks = sorted(ends)
@@ -254,13 +250,11 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
             "no-gdr",
             "InfiniBand is used without GPUDirect RDMA",
             "On no rank does the network adapter access the GPU's memory directly; data goes through the host's "
-            "memory. "
-            f"{_gdr_reason(nccl, ranks)}",
+            f"memory. {_gdr_reason(nccl, ranks)}",
             severity=Severity.NOTE,
             evidence={"reasons": list(nccl.reasons(ranks, ("NCCL_NET_GDR_LEVEL",)))},
-            fix="If the GPUs support it (no GeForce does), run `modprobe nvidia-peermem` as root on every host, or use "
-            "a "
-            "driver and kernel with DMA-BUF.",
+            fix="If the GPUs support it (no GeForce does), run `modprobe nvidia-peermem` as root on every host, or "
+            "use a driver and kernel with DMA-BUF.",
         )
 
 
@@ -306,9 +300,8 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
             gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
             evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": [*why]},
             fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 of this "
-            "report "
-            "needs them. All containers of a host must share its GPUs, IPC namespace and host name (docker --gpus all "
-            "--ipc=host --uts=host).",
+            "report needs them. All containers of a host must share its GPUs, IPC namespace and host name (docker "
+            "--gpus all --ipc=host --uts=host).",
         )
 
 
@@ -331,8 +324,7 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
         gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],
         evidence={"without": [*without]},
         fix="On these hosts run `systemctl status nvidia-fabricmanager` and `nvidia-smi -q | grep -A3 Fabric`; the "
-        "fabric "
-        "manager must run in the driver's version. NCCL_NVLS_ENABLE=0 must not be set.",
+        "fabric manager must run in the driver's version. NCCL_NVLS_ENABLE=0 must not be set.",
     )
 
 
@@ -353,7 +345,6 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
             nodes=nccl.seen.world.nodes_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
-            "means a "
-            "link that goes down and up: have its cable checked.",
+            "means a link that goes down and up: have its cable checked.",
             known=known_error(*(f"NCCL WARN {text}" for text in tellers)),
         )

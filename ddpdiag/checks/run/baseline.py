@@ -49,7 +49,11 @@ FINDINGS = {
 }
 
 _SHOWN = 20
-_FIX = "Look at what has changed since: driver, firmware, clocks, cables, other jobs on the same hosts and switches."
+_FIX = (
+    "Run again to exclude a temporary load. Then compare with the time of the baseline: driver and clocks "
+    "(`nvidia-smi -q -d CLOCK`, `lscpu`), link speed (`ethtool INTERFACE`, `ibstat`), and other jobs on these hosts "
+    "(`top`)."
+)
 _JUDGED = (Direction.REGRESSION, Direction.IMPROVEMENT)
 
 
@@ -64,7 +68,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "incomparable",
             "this run cannot be compared with the baseline",
             f"Nothing was compared with the baseline of {old.created}: {why}.",
-            fix="Give --baseline the recording of a run of this world (as many ranks and hosts, the same backend).",
+            fix="Pass --baseline a recording of a run with the same numbers of ranks and hosts and the same backend.",
         )
         return
     _, changes = compared_figures(old, new)
@@ -73,7 +77,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             is_worse = change.direction is Direction.REGRESSION
             yield seen.finding(
                 "worse" if is_worse else "better",
-                f"{'slower' if is_worse else 'quicker'} than the baseline: {change.name}",
+                f"{'slower' if is_worse else 'faster'} than the baseline: {change.name}",
                 f"{begun(change.text)}. The baseline is of {old.created}.",
                 ranks=change.ranks,
                 evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},

@@ -21,7 +21,7 @@ from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import count
+from ddpdiag.text import begun, count
 
 FINDINGS = {
     "budget": Explained.error(
@@ -64,7 +64,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             severity=Severity.NOTE if cause else None,
             fix=f"Fix {cause.code} first."
             if cause
-            else "Allow more time with --budget, or run fewer checks with --stage or --select.",
+            else f"Run again with --budget {2 * seen.options.budget_seconds:g}, or run fewer checks (--stage, "
+            "--select).",
             of_the_run=True,
         )
     yield from _unfinished(seen)
@@ -77,7 +78,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             yield seen.finding(
                 "told",
                 "the run was interrupted",
-                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start; what was measured before was judged.",
+                f"Ctrl-C (SIGINT) ended it {first.seconds:.1f} s after the start. The report covers what was measured "
+                "before.",
                 severity=Severity.NOTE,
                 of_the_run=True,
             )
@@ -87,9 +89,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
-            f"{who} received {name} {first.seconds:.1f} s after the start; what was measured before was judged.",
+            f"{begun(who)} received {name} {first.seconds:.1f} s after the start. The report covers what was measured "
+            "before.",
             severity=Severity.ERROR,
-            fix="Find out what ended the run: Ctrl-C, a time limit, or a launcher that saw another process die.",
+            fix="If neither you nor a time limit (`scontrol show job $SLURM_JOB_ID`) ended the run, look in the "
+            "launcher's output "
+            "for a process that failed before: torchrun then ends all others.",
             of_the_run=True,
         )
 
@@ -104,16 +109,20 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         told.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
         at = f" at '{first.at}'" if first.at else ""
-        still = "was still making progress" if goes_on(first, trial) else "had not ended"
-        left = " (all that the budget had left)" if trial.hurried else ""
+        still = "was still making progress" if goes_on(first, trial) else "was still busy"
+        left = ", all that was left of the time budget (--budget)" if trial.hurried else ""
         yield seen.finding(
             "unfinished",
-            f"{trial.code} was not finished in time",
-            f"{trial.code} was not finished within {trial.deadline_seconds:.1f} s{left}: rank {first.rank} on "
+            f"{trial.code} did not finish in time",
+            f"Check {trial.code} timed out after {trial.deadline_seconds:.1f} s{left}. Rank {first.rank} on "
             f"{seen.world.node_of(first.rank)} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
-            fix=f"Give more time (--budget, --set {trial.code}.deadline_seconds=SECONDS), or find what keeps that "
-            "host busy (top).",
+            fix=(
+                f"Run again with --budget {2 * seen.options.budget_seconds:g}"
+                if trial.hurried
+                else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
+            )
+            + f", or find what keeps {seen.world.node_of(first.rank)} busy (`top`).",
         )
 
 

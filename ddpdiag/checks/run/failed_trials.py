@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.blame import Blame, front, is_echo, without_backend
 from ddpdiag.checks.failure_evidence import bundle, last_words, standings, state_text, waits_text
-from ddpdiag.checks.hosts import names_text, ranks_text, who_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
 from ddpdiag.checks.known_errors import KnownError, cause_in, with_meaning
 from ddpdiag.model import Finding, Outcome, Scalar, Status, Trial
 from ddpdiag.model.trial import is_first_use
@@ -14,25 +14,29 @@ from ddpdiag.text import begun, count
 
 _VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH = (
-    "Find what differs between the ranks: data, shapes, a branch taken on some ranks only, versions of the code. "
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+    "Find why these ranks take another branch, have data of another shape, or run another version of the code. Run the "
+    "job with TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares every collective before it runs."
 )
-_SHARED = "Look at what the ranks share: the network between their hosts, its firewall, the interface in use."
+_SHARED = (
+    "The cause is something that the ranks share. Run `ddpdiag check --stage rendezvous,fabric`, which tests the "
+    "network between their hosts, its firewall and the interface in use."
+)
 _SHARED_HERE = (
-    "Look at what the ranks share: their host's memory, /dev/shm and kernel log, and the links between its GPUs."
+    "The cause is something that the ranks share: look at the host's memory (`free -g`), /dev/shm (`df -h /dev/shm`) "
+    "and kernel log (`dmesg -T`). With GPUs run `ddpdiag check --stage gpu,p2p`."
 )
-_ANOTHER_TORCH = "Install a torch that was built with this backend, or name another one with --backend."
+_ANOTHER_TORCH = "Install a torch that was built with this backend, or use another one (--backend)."
 
 
 def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[Outcome]) -> Finding:
     """Of a trial in which some ranks stopped the others."""
     first = next(o for o in outcomes if o.rank in blame.ranks)
-    verb = "posted a different collective than most ranks" if blame.sides else _VERBS[blame.status]
+    verb = "called a different collective than most ranks" if blame.sides else _VERBS[blame.status]
     title = f"{who_text(seen, blame.ranks)} {verb} in {_what(trial)}"
     return seen.finding(
         word_of(blame),
         title,
-        f"{title}: {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
+        f"{begun(title)}. {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
         fix=_fix(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
@@ -117,23 +121,25 @@ def explained(
 def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     at = f" at '{outcome.at}'" if outcome.at else ""
     if blame.sides:
-        return f"{blame.why}{at and f' (last step{at[3:]})'}."
+        return f"{begun(blame.why)}{at and f' (last step{at[3:]})'}."
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
             waiting = next((o.at for o in others if o.step == front(others)), "") if others else ""
-            beyond = f", the other ranks' is '{waiting}'" if waiting and waiting != outcome.at else ""
-            stands = f"; its last step is '{outcome.at}'{beyond}" if at else ""
+            beyond = f", that of the other ranks is '{waiting}'" if waiting and waiting != outcome.at else ""
+            steps = f" Its last step is '{outcome.at}'{beyond}." if at else ""
             if process := outcome.process:
-                stands += f"; pid {process.pid} is {state_text(process)}"
+                steps += f" Its process (pid {process.pid}) is {state_text(process)}"
                 if process.survived:
-                    stands += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
-                stands += f", in {process.stack[0]}" if process.stack else ""
-            return f"{blame.why}{stands}."
+                    steps += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
+                steps += f", in {process.stack[0]}." if process.stack else "."
+            return f"{begun(blame.why)}.{steps}"
         case Status.UNHEARD:
-            return f"{outcome.error or 'the reason is not known'}."
+            return f"{begun(outcome.error or 'the reason is not known')}."
         case _:
-            return f"{_own_words(outcome).rstrip('.')}{at and f' (last step{at[3:]})'}."
+            words = _own_words(outcome).rstrip(".")
+            was = "It was" if words.startswith("killed by") else "Its error:"
+            return f"{was} {words}{at and f' (last step{at[3:]})'}."
 
 
 def _own_words(outcome: Outcome) -> str:
@@ -166,39 +172,45 @@ def _evidence(
 def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -> str:
     if outcome.process is not None and outcome.process.survived:
         node = nodes[0] if nodes else "?"
-        return f"Reboot {node}, or reset the device that pid {outcome.process.pid} waits for: it cannot be killed."
+        return f"Reboot {node}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."
     if blame.sides:
         return _MISMATCH
     hosts, several = names_text(nodes) or "?", len(blame.ranks) > 1
-    logs = f"the kernel {'logs' if len(nodes) > 1 else 'log'} of {hosts}"
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
             pid = outcome.process.pid if outcome.process and not several else "PID"
             return (
-                f"Run `kill -CONT {pid}` on {hosts}, and find out what stopped the process (a debugger, a suspended "
-                "job, SIGSTOP)."
+                f"Run `kill -CONT {pid}` on {hosts}. Find what stopped the process: a debugger, a suspended job, or a "
+                "SIGSTOP."
             )
         case Status.HUNG, "D":
-            return f"Look at {logs}: a driver or file system does not answer."
+            return f"Run `dmesg -T` on {hosts}: a driver or file system there does not answer."
         case Status.DIED | Status.UNHEARD, _:
             words = last_words(outcome.detail)[:160].rstrip(".")
-            output = f" and at its last output: {words}" if words else ""
-            return f"Look at {logs} (out of memory, segfault){output}, then at the launcher's output there."
+            output = f" Its last output: {words}." if words else ""
+            whose = ranks_text(blame.ranks)
+            return (
+                f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {hosts}, and read the output of "
+                f"{whose}.{output} If "
+                f"the cause is not in the job's own code or memory, {leave_out(nodes)}."
+            )
         case Status.RAISED, _:
             if several:
                 return (
-                    f"Fix the errors that {ranks_text(blame.ranks)} report on {hosts}; the other ranks only waited "
-                    "for them."
+                    f"Fix the errors that {ranks_text(blame.ranks)} report on {hosts}. The other ranks only waited for "
+                    "them."
                 )
-            return f"Fix the error that rank {outcome.rank} reports on {hosts}; the other ranks only waited for it."
+            return f"Fix the error that rank {outcome.rank} reports on {hosts}. The other ranks only waited for it."
         case _ if alone:
-            return f"Look at {logs}, and run its last step there by hand (`nvidia-smi -q`)."
+            return f"Run `dmesg -T` on {hosts}, and run its last step there by hand (`nvidia-smi -q`)."
         case _ if several:
             return (
-                f"Look at {ranks_text(blame.ranks)} on {hosts}: any of them stops the other ranks, which only waited."
+                f"Run `py-spy dump --pid PID` for {ranks_text(blame.ranks)} on {hosts}; any of them can stop the "
+                "others, which only waited. The report's evidence has their stacks at the deadline."
             )
         case _:
             return (
-                f"Find out what rank {outcome.rank} on {hosts} waits for (its stack, `py-spy dump`); the other ranks "
-                "only waited for it."
+                f"Find what rank {outcome.rank} on {hosts} waits for: the report's evidence has its stack at the "
+                "deadline, and `py-spy dump --pid PID` shows it in the job. The other ranks only waited for it. If "
+                f"the same rank hangs again, {leave_out(nodes)}."
             )

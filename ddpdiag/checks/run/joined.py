@@ -37,8 +37,14 @@ FINDINGS = {
 }
 
 _NOTES_SHOWN = 8
-_MEND = "Fix what blocks their connection to rank 0: its firewall, the route, the address that they use for it."
-_LOOK = "Look at the output of these ranks; start them with the same coordinator address, port and run id."
+_MEND = (
+    "Fix what blocks their connection to rank 0: the firewall of its host, the route to it, or the address that they "
+    "use for it (MASTER_ADDR)."
+)
+_LOOK = (
+    "Check that these ranks were started, and read their output. They need the same MASTER_ADDR, MASTER_PORT and "
+    "WORLD_SIZE as the others, and the same --run-id where one is given."
+)
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -67,7 +73,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     fix, hosts = _MEND if notes else _LOOK, _named(homes, absent)
     if seen.world.launcher == "slurm" and hosts:
         # Slurm knows more of its nodes than a process that was never started can write.
-        fix += f" See what Slurm reports of it: scontrol show node {hosts[0]}, and slurmd's log there."
+        fix += f" Run `scontrol show node {hosts[0]}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
@@ -91,8 +91,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             yield seen.finding(
                 "lost",
                 f"host {loss.name} was lost with {who}",
-                f"All ranks of host {loss.name} ({who}) were lost together after {loss.seconds:.1f} s: {first.detail}."
-                f"{_state(loss)}",
+                f"All ranks of host {loss.name} ({who}) stopped responding together, {loss.seconds:.1f} s after the "
+                f"start: {first.detail}.{_state(loss)}",
                 ranks=loss.ranks,
                 nodes=[loss.name],
                 evidence={"seconds": round(loss.seconds, 1)},
@@ -102,8 +102,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         for rank, event in sorted(loss.events.items()):
             yield seen.finding(
                 "lost",
-                f"rank {rank} was lost",
-                f"rank {rank} on {loss.name} joined, and was lost after {event.seconds:.1f} s: {event.detail}."
+                f"rank {rank} on {loss.name} was lost",
+                f"Rank {rank} on {loss.name} joined, then stopped responding {event.seconds:.1f} s after the start: "
+                f"{event.detail}."
                 f"{_state(loss)}",
                 ranks=[rank],
                 evidence={"seconds": round(event.seconds, 1)},
@@ -143,41 +144,49 @@ def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Find
         return seen.finding(
             "link",
             f"{here} and {other} lost contact with each other",
-            f"{here} received no message from {ranks_text(silent[0].ranks)} on {other} after {seconds:.1f} s, and "
-            f"{other} does not answer a plain TCP connect. With two hosts alone it cannot be decided whether one of "
-            "them failed, which one, or the link between them.",
+            f"{seconds:.1f} s after the start {here} received no more messages from {ranks_text(silent[0].ranks)} on "
+            f"{other}, and a TCP connect from {here} to {other} fails. With only two hosts it cannot be decided "
+            f"whether {here}, {other} or the link between them failed.",
             links=[f"{here} -> {other}", f"{other} -> {here}"],
             evidence={"seconds": round(seconds, 1)},
-            fix=f"Check that {other} is up, then interface, cable and switch port of both; a run with a third host "
-            "shows which of them is at fault.",
+            fix=f"Check that {other} is up (`ping {other}`), then run `ip -br link` and `dmesg -T` on both hosts. A "
+            "run with a third host shows which one is at fault.",
         )
     return seen.finding(
         "cut-off",
         f"{here} was cut off from all other hosts",
-        f"rank {seen.recording.header.writer} on {here} received no message from any of the {len(names)} other hosts "
-        f"({names_text(names)}) after {seconds:.1f} s, and none of them answers a plain TCP connect: the cause "
-        f"that they share is {here}.",
+        f"{seconds:.1f} s after the start rank {seen.recording.header.writer} on {here} received no more messages from "
+        f"any of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
+        f"All failing connections have {here} in common.",
         ranks=[r for r, place in seen.world.places.items() if place.node == here],
         nodes=[here],
         evidence={"hosts": len(names), "seconds": round(seconds, 1)},
-        fix=f"Check the network interface, cable and switch port of {here}.",
+        fix=f"On {here} run `ip -br link`, `ip route` and `dmesg -T`, and check its firewall (`nft list ruleset`, as "
+        f"root). Otherwise {leave_out([here])}, and have its cable and switch port checked.",
     )
 
 
 def _state(loss: Loss) -> str:
     """What is known of the host itself."""
     if loss.answers:
-        return f" {loss.name} itself answers a plain TCP connect, so only its processes ended."
+        return f" {loss.name} itself still answers a TCP connect, so only its processes ended."
     if any(event.answers is False for event in loss.events.values()):
-        return f" {loss.name} itself does not answer a plain TCP connect."
+        return f" {loss.name} itself does not answer a TCP connect."
     return ""
 
 
 def _fix(loss: Loss) -> str:
     """Where nothing answers, the host or the network path to it comes first."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
-        return f"Check that {loss.name} is up, and its interface, cable and switch port; then look there for a crash."
-    return f"Look on {loss.name} for a killed process (dmesg, the job's memory limit), a stopped one, or a crash."
+        return (
+            f"Check that {loss.name} is up (`ping {loss.name}`), and its network there (`ip -br link`, `dmesg -T`). "
+            f"Otherwise {leave_out([loss.name])}."
+        )
+    return (
+        f"On {loss.name} run `dmesg -T | grep -i -E 'oom|killed|segfault'` for a killed process, and `ps -eo "
+        "pid,stat,cmd` for "
+        "a stopped one (state T). Then read the output of its ranks."
+    )
 
 
 def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:

@@ -37,12 +37,12 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             where = f"; it waits in {process.wchan}" if process.wchan else ""
             yield seen.finding(
                 "survived",
-                f"pid {process.pid} on {node} cannot be killed",
-                f"pid {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
+                f"process {process.pid} on {node} cannot be killed",
+                f"Process {process.pid} of rank {outcome.rank} on {node} {what}{where}.",
                 ranks=[outcome.rank],
                 evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
-                fix=f"Look at the kernel log of {node} (dmesg -T); reset the device that the process waits for, or "
-                "reboot the host.",
+                fix=f"As root run `dmesg -T` and `cat /proc/{process.pid}/stack` on {node}, which show the device or "
+                f"file system that the process waits for. Reset that device, or reboot {node}.",
             )
 
 

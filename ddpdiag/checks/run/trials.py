@@ -175,9 +175,9 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
         backend: seen.finding(
             "unsupported",
             next(iter(said.values())),
-            f"No rank has a backend of the name {backend}, so nothing was tested with it.",
-            fix="Give one of the known backends with --backend, or omit --backend; or install the package that adds "
-            "this backend to torch.",
+            f"The torch of these ranks has no backend named {backend}, so nothing was tested with it.",
+            fix="Use one of the known backends (such as `--backend gloo`), or omit --backend. A third-party backend "
+            "must be installed first.",
             of_the_run=True,
         )
         for backend, said in asked.items()
@@ -286,8 +286,9 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"{limit:g} s is expected. Each start of a training job takes as long.",
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-                fix="Turn on persistence mode (`nvidia-smi -pm 1`, or nvidia-persistenced), install torch on a local "
-                "disk, and use a build of torch for this GPU.",
+                fix="As root turn on persistence mode (`nvidia-smi -pm 1`). If it is on already, install torch on a "
+                "local disk, and use a torch with kernels for this GPU (`python -c 'import torch; "
+                "print(torch.cuda.get_arch_list())'`).",
             )
 
 

@@ -124,9 +124,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "gradients were not compared: the images cannot be read",
-            f"At least one rank could not read the training images, so {ranks_text(lacking)} took no step; TRN001 "
-            "names the rank.",
-            fix="Run TRN001 as well (--select TRN001,TRN003), or omit --data-dir.",
+            f"At least one rank could not read the training images, so {ranks_text(lacking)} took no step. TRN001 "
+            "names the rank and the file.",
+            fix="Run `ddpdiag check --select TRN001,TRN003`, or omit --data-dir to train on the images in ddpdiag.",
         )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import ranks_text, who_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text, who_text
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Proof
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import begun
 
 D = TypeVar("D")
 Sketch = Sequence[float]
@@ -19,6 +20,12 @@ _FEWEST_IMAGES = 8
 # CPUs, torch 2.13; on GPUs it was not measured). A wrong element is as large as others. TensorFloat-32 is switched off.
 TOLERANCE = {"float32": 1e-4}
 
+_COMPARE = (
+    "Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU and GPU "
+    "between the hosts."
+)
+_SUMS = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce"
+
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     """What explains the rest is said alone: other first weights, then a wrong gradient, then a wrong sum."""
@@ -27,13 +34,13 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
         theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
         yield seen.finding(
             "weights",
-            f"{who if odd.ranks else 'ranks'} {'starts' if one else 'start'} with different weights",
-            f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from one seed, 1 expected: "
-            f"{theirs if odd.ranks else 'no set has a majority'}. DDP sends rank 0's weights to all, so training "
-            "continues with these; other random numbers of the ranks still differ.",
+            f"{who if odd.ranks else 'ranks'} {'draws' if one else 'draw'} different initial weights",
+            f"{len(proofs)} ranks drew {len(odd.groups)} different sets of initial weights from the same seed; all "
+            f"must be equal. {begun(theirs) if odd.ranks else 'No set has a majority'}. DDP copies rank 0's weights "
+            "to all ranks, so training starts equal, but other random numbers (dropout, shuffling) still differ.",
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-            fix="Compare the versions of torch on the hosts; if they are equal, test the memory of that host or GPU.",
+            fix=f"{_COMPARE} If both are equal, have the memory of that host or GPU tested.",
         )
         return
     found = _handed(seen, proofs) or _averaged(seen, proofs) or _whole(seen, proofs)
@@ -45,12 +52,12 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
         proof = proofs[wrong[0]]
         yield seen.finding(
             "metrics",
-            "metrics that are summed over ranks are wrong",
+            "sums of metrics over ranks are wrong",
             f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} correct predictions, but "
             f"{proof.gathered} of all {proof.predicted} gathered predictions are correct.",
             ranks=wrong if 2 * len(wrong) < len(proofs) else (),
             evidence={"reduced": proof.reduced, "gathered": proof.gathered},
-            fix="Check the values of an all-reduce (--select COL001).",
+            fix=f"Run {_SUMS}.",
         )
 
 
@@ -111,11 +118,12 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        f"{said}. A difference of at most {most:g} of their size is expected.",
+        f"{said}. They may differ by at most {most:g} of the gradient's size.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
-        fix="Compare versions of torch and models of CPU and GPU first: they may round differently. If they are equal, "
-        "exclude that host, and test its memory and arithmetic (GPU003; `ddpdiag check --depth deep`).",
+        fix=f"{_COMPARE} Different ones may round differently. If they are equal, "
+        + (f"{leave_out(seen.world.nodes_of(blamed))}, and " if blamed else "")
+        + "run `ddpdiag check --depth deep`, which tests memory and arithmetic.",
     )
 
 
@@ -133,12 +141,15 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         "average",
         "DistributedDataParallel does not average the gradients" + (f" on {ranks_text(blamed)}" if blamed else ""),
         f"On {who_text(seen, wrong)} DDP's gradient is not the mean of the gradients of all ranks"
-        + ("; on the others it is." if blamed else ": the all-reduce adds wrongly, and no single rank is at fault."),
+        + (
+            ". On the other ranks it is."
+            if blamed
+            else ": the all-reduce adds wrongly, and no single rank is at fault."
+        ),
         ranks=blamed,
         evidence={"ranks": [*wrong]},
-        fix="Check the values of an all-reduce (--select COL001); test the memory of the named host."
-        if blamed
-        else "Check the values of an all-reduce (--select COL001).",
+        fix=f"Run {_SUMS}."
+        + (f" If it passes, have the memory of {names_text(seen.world.nodes_of(blamed))} tested." if blamed else ""),
     )
 
 
@@ -153,13 +164,14 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "unequal",
         "DDP's gradient differs from that of one process" + (f" on {ranks_text(blamed)}" if blamed else ""),
-        f"On {who_text(seen, wrong)} DDP's gradient differs by {worst:.1e} of the largest element from the gradient of "
-        f"all images in one process; at most {tolerance(proofs[wrong[0]]):g} is expected.",
+        f"On {who_text(seen, wrong)} DDP's gradient differs from that of one process with all images, by {worst:.1e} "
+        f"of the largest element; at most {tolerance(proofs[wrong[0]]):g} is expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
-        fix="Test the arithmetic of the named host (`ddpdiag check --depth deep`)."
+        fix=f"Run `ddpdiag check --depth deep` on {names_text(seen.world.nodes_of(blamed))}: it tests the arithmetic "
+        "there."
         if blamed
-        else "Check the values of an all-reduce (--select COL001).",
+        else f"Run {_SUMS}.",
     )
 
 
@@ -181,10 +193,10 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
     what += [f"{first.images - first.covered} of {first.images} images are in no share"] if not (same or stuck) else []
     yield seen.finding(
         "shards",
-        "DistributedSampler's shares of the images are wrong",
-        f"DistributedSampler's shares are wrong: {'; '.join(what)}. Each image is expected in one share, and another "
+        "DistributedSampler does not split the images among the ranks",
+        f"With DistributedSampler {'; '.join(what)}. Each image must be in the share of exactly one rank, in another "
         "order in each epoch.",
         ranks=tuple(stuck) if not same else (),
         evidence={"covered": first.covered, "drawn": first.drawn},
-        fix="Compare the versions of torch on the hosts.",
+        fix=f"{_COMPARE} The torch version must be the same on all hosts.",
     )

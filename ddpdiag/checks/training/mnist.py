@@ -28,7 +28,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, who_text
+from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
@@ -163,19 +163,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield _not_finite(seen, trained)
         return
     if odd := odd_ones_out({rank: training.checksum for rank, training in trained.items()}):
-        found = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training, 1 expected"
+        found = f"{len(trained)} ranks have {len(odd.groups)} different sets of parameters after training; 1 expected"
         differ = "differs" if len(odd.ranks) == 1 else "differ"
         theirs = f"{who_text(seen, odd.ranks)} {differ} from the majority"
-        whose = theirs if odd.ranks else "no set has a majority, so no rank can be blamed"
+        whose = begun(theirs) if odd.ranks else "No set has a majority, so no rank is blamed"
         yield seen.finding(
             "diverged",
             "ranks have different parameters after training",
-            f"{found}: {whose}.",
+            f"{found}. {whose}.",
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
-            fix="Compare versions of torch and models of CPU and GPU on the hosts; if they are equal, run "
-            "`ddpdiag check --stage gpu,collective --depth standard`, and exclude hosts with GPUs for which "
-            "`nvidia-smi -q -d ECC` shows memory errors.",
+            fix="Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU "
+            "and GPU between the hosts. If they are equal, run `ddpdiag check --stage gpu,collective --depth "
+            "standard`, which tests memory and sums.",
         )
     # Losses and accuracy are over all ranks, so the same on each.
     yield from _unlearnt(seen, next(iter(trained.values())))
@@ -192,21 +192,21 @@ def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
     first = min(known, default=None)
     ranks = [rank for rank, step in steps.items() if step is not None and step == first]
     if first is None:
-        ranks, where = [], "no rank had it before the exchange, so no rank can be blamed"
+        ranks, where = [], "No rank had it before the all-reduce, so no rank is blamed"
     elif 1 < len(ranks) == len(trained):
-        ranks, where = [], f"all ranks had it at once, in step {first + 1}, so no rank can be blamed"
+        ranks, where = [], f"All ranks had it at once, in step {first + 1}, so no rank is blamed"
     else:
-        where = f"{who_text(seen, ranks)} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
+        where = f"{begun(who_text(seen, ranks))} had it first, in step {first + 1} of {trained[ranks[0]].steps}"
     return seen.finding(
         "nan",
-        "loss or gradients are not finite" + (f": {who_text(seen, ranks)} had it first" if ranks else ""),
-        f"The loss or gradients became NaN or infinite; finite numbers are expected: {where}.",
+        "loss or gradients are not finite" + (f", first on {who_text(seen, ranks)}" if ranks else ""),
+        f"The loss or the gradients became NaN or infinite. {where}.",
         ranks=ranks,
         evidence={"first_bad_step": None if first is None else first + 1},
-        fix=f"Exclude {names_text(seen.world.nodes_of(ranks))} from the job, and test the memory and "
-        f"arithmetic of {'its' if len(ranks) == 1 else 'their'} {'GPUs' if seen.world.gpus else 'processors'}."
+        fix=f"{begun(leave_out(seen.world.nodes_of(ranks)))}, and test memory and arithmetic there: `ddpdiag check "
+        f"--depth deep`{', `dcgmi diag -r 3`' if seen.world.gpus else ''}."
         if ranks
-        else "Run `ddpdiag check --stage gpu,collective` to see whether all-reduce gives correct sums.",
+        else "Run `ddpdiag check --stage gpu,collective`, which checks GPUs and the sums of an all-reduce.",
     )
 
 
@@ -219,20 +219,20 @@ def _unlearnt(seen: Seen[Data], result: Training) -> Iterator[Finding]:
             f"The loss of all ranks is {result.first_loss:.2f} in the first of {result.steps} steps and "
             f"{result.last_loss:.2f} in the last; at most {share * result.first_loss:.2f} is expected.",
             evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
-            fix="Check that images and labels belong together (`--data-dir`); if they do, run "
-            "`ddpdiag check --stage collective` to see whether all-reduce gives correct sums.",
+            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. With images of your "
+            "own (--data-dir), check that images and labels belong together.",
         )
     bar = seen.number("accuracy", ACCURACY[seen.options.depth])
     ranks = len(seen.trials[-1].ranks)
     if result.accuracy < bar and ranks <= MAX_RANKS_FOR_ACCURACY:
         yield seen.finding(
             "inaccurate",
-            "the network did not learn to recognise the images",
+            "the test training did not learn to recognise the images",
             f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
             f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
             evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-            fix="Run `ddpdiag check --stage collective` to see whether all-reduce gives correct sums; with images of "
-            "your own, set the expected share with `--set TRN001.accuracy=...`.",
+            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. With images of your "
+            "own (--data-dir), set the expected share, such as `--set TRN001.accuracy=0.8`.",
         )
 
 

@@ -50,10 +50,13 @@ _CLASSES = {
     Why.CLOCKS: "its GPU's clocks are held down",
 }
 _FIXES = {
-    Why.DATA: "Check the disk or file server of that host, and the number of its DataLoader workers.",
-    Why.COMPUTE: "Check that GPU or CPU, and find what else runs there (top, nvidia-smi).",
-    Why.CORES: "Look for other processes on that host (top); check the pinning of ranks to cores, and cgroup limits.",
-    Why.CLOCKS: "Check its temperature and power (GPU005).",
+    Why.DATA: "Compare the disk or file server of that host with another host's (`iostat -x 1`, `mount`), or raise "
+    "num_workers of its DataLoader.",
+    Why.COMPUTE: "Look there for other processes (`top`, `nvidia-smi`), and compare clocks with another rank's "
+    "(`nvidia-smi -q -d CLOCK`, `lscpu`).",
+    Why.CORES: "Look for other processes on that host (`top`), for ranks that share cores (`taskset -cp PID`), and for "
+    "limits of the control group.",
+    Why.CLOCKS: "Finding GPU005 of this report has its temperature and power. Have cooling and power supply checked.",
 }
 
 
@@ -153,9 +156,10 @@ def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
-            f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms in a step, the others usually "
-            f"{1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the windows its work takes more than "
-            f"{ratio:g} times the median of all ranks, and it waits less than the median in the all-reduce.",
+            f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms per training step; the others "
+            f"usually work {1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the groups of steps that were "
+            f"compared its work takes more than {ratio:g} times the median, and it waits less than the others in the "
+            "all-reduce.",
             ranks=(rank,),
             gpus=gpus,
             evidence={
@@ -176,8 +180,8 @@ def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]
             yield seen.finding(
                 "network",
                 f"all ranks wait for the network of {first if within_one else nodes[0]}",
-                f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with either "
-                f"neighbour; others need {1e3 * own.usual:.1f} ms.",
+                f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with each "
+                f"neighbour; the others need {1e3 * own.usual:.1f} ms.",
                 ranks=own.ranks if within_one else (),
                 nodes=nodes,
                 evidence={
@@ -186,5 +190,6 @@ def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]
                     "usual_seconds": own.usual,
                     "slower_share": own.slower_share,
                 },
-                fix="Check its links: RDZ004 measures them, `--stage fabric` (FAB001) compares it with more partners.",
+                fix="Run `ddpdiag check --stage rendezvous,fabric`: RDZ004 measures its links, FAB001 compares it "
+                "with more hosts. Compare `ethtool INTERFACE` (speed, errors) with another host.",
             )

@@ -10,7 +10,7 @@ from ddpdiag.checks.fabric.hosts.data import FabricState
 from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached, Systemic
 from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import begun, count, rate_text, share_text
@@ -29,14 +29,17 @@ WHYS = {
 }
 _SLOW_TOGETHER = (
     " The rate of all together is from one test: other traffic may have slowed it down, or the network between many "
-    "hosts carries less than that between two."
+    "hosts is slower than between two."
 )
 # A shared part, by whether it is slow in quiet rounds as well.
 _CONGESTED = (
-    "They share a part of the network that does not carry all of them at once: no host is at fault.",
-    "They share a part of the network that is slow in quiet rounds as well: no host is blamed.",
+    "They share a part of the network that is overloaded; no host is at fault.",
+    "They share a part of the network that is slow even then; no host is blamed.",
 )
-_RUN_AGAIN = "Run it again; if all together stay slow, look at the switches above the leaves, and at NCCL_ALGO."
+_RUN_AGAIN = (
+    "Run it again. If all together are slow again, ask the network team about the uplinks of the leaf switches, and "
+    "try NCCL_ALGO=Ring or NCCL_ALGO=Tree."
+)
 
 
 def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
@@ -49,7 +52,8 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
         yield seen.finding(
             "unmeasured",
             "the search for a slow host was not completed",
-            f"It ended after {count(len(fabric.answers), 'round')}, {when}; which host is slow or fails is not known.",
+            f"It ended after {count(len(fabric.answers), 'round')}, {when}. A slow or failing host may be missing from "
+            "this report.",
             fix=fix,
             of_the_run=True,
         )
@@ -62,11 +66,12 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
         yield seen.finding(
             "domain",
             f"{domain} is at fault: {len(own)} of its hosts are slow or fail with every partner",
-            f"{len(own)} hosts of {domain} are slow or fail with every partner ({names_text(own, _SHOWN)}): "
-            "so many at once are the fault of the leaf or rack, not of each host.",
+            f"{len(own)} hosts of {domain} are slow or fail with every partner ({names_text(own, _SHOWN)}). So many at "
+            "once point to the leaf switch or rack that they share, not to each host.",
             nodes=own,
             evidence={"domain": str(domain)},
-            fix=f"Check the switch, power and cooling of {domain}; exclude its hosts until then.",
+            fix="Leave these hosts out of the job (`ddpdiag check --write-failing-hosts FILE` lists them). Ask the "
+            f"network team to check the switch, power and cooling of {domain}.",
         )
     for alone in state.alone:
         yield _alone(seen, fabric, alone)
@@ -90,15 +95,19 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     where = f"between {_side(names[0])} and {_side(names[1])}" if part.sides else f"behind {_side(names[0])}"
     loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
     in_quiet = quiet is not None and quiet < bar.least
-    rate = "not known" if quiet is None else f"{rate_text(quiet)} busbw"
+    rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
-    pairs = "Pairs across" if part.sides else f"Pairs of these {len(part.units)} hosts with others"
+    pairs = (
+        "Pairs of a host of each side"
+        if part.sides
+        else f"Pairs of one of these {len(part.units)} hosts with another host"
+    )
     serious = severity(part.quiet, bar.usual, seen.number("error_share"))
     return seen.finding(
         "congested",
         f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
-        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate; in quiet "
-        f"rounds: {rate}. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
+        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while none "
+        f"does. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
         severity=serious if in_quiet else Severity.WARNING,
         nodes=(),
         evidence={
@@ -109,9 +118,8 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
             "quiet_bytes_per_s": quiet,
             "usual_bytes_per_s": bar.usual,
         },
-        fix="Ask the network team what these hosts share (leaf switch, uplinks, trunks): its load by other jobs, links "
-        "that are down, its oversubscription, and its counters of drops, ECN marks and PFC pauses. No host needs to be "
-        "replaced.",
+        fix="Ask the network team what these hosts share (leaf switch, uplinks), and for its load from other jobs, "
+        "links that are down, and counters of drops, ECN marks and PFC pauses. No host needs to be replaced.",
     )
 
 
@@ -124,20 +132,21 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     return seen.finding(
         "alone",
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
-        f"{name}: the all-reduce among its {count(len(ranks), 'rank')}, without another host: {tests_text(alone.tests)}"
-        + (f"; hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else "."),
+        f"The all-reduce among the {count(len(ranks), 'rank')} of {name}, without another host: "
+        f"{tests_text(alone.tests)}."
+        + (f" Hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
         evidence=measured(alone.tests, alone.usual),
-        fix=f"Exclude {name} from the job, and check the host itself: clocks, memory, GPUs, other users.",
+        fix=f"{begun(leave_out([name]))}. Then run `ddpdiag check` on {name} alone: it tests clocks, memory, GPUs and "
+        "other users there.",
     )
 
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
     others, share = tuple(dict.fromkeys(partners)), slower_share(bad.tests, bar.usual)
-    too = ", in quiet rounds too" if bad.quiet else ""
-    by_srun = f" (srun --exclude={name})" if seen.world.in_slurm else ""
+    too = ", also while other hosts do not communicate" if bad.quiet else ""
     return seen.finding(
         "node",
         f"{name} {compared(bad.tests, bar.usual, 'hosts')}",
@@ -154,7 +163,8 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
             "quiet_bytes_per_s": rates(bad.quiet),
             **({"slower_share": share} if share is not None else {}),
         },
-        fix=f"Exclude {name} from the job{by_srun}; check its network links and the host itself.",
+        fix=f"{begun(leave_out([name]))}. Then compare its network links with another host's (`ethtool INTERFACE`, "
+        f"`ibstat`), and run `ddpdiag check` on {name} alone.",
     )
 
 
@@ -172,12 +182,13 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Findi
         "path",
         path_title(f"{one} and {other}", tests, usual),
         f"{one} and {other} {how(tests, usual, several=True)} with each other in {count(len(tests), 'test')}: "
-        f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw): the network path "
-        "between the two is at fault, and neither host.",
+        f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw), so the network path "
+        "between the two is at fault, not a host.",
         nodes=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
         evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
-        fix="Check the switches and routes between the two; until then exclude one of the two from the job.",
+        fix=f"Ask the network team about switches and cables between {one} and {other}. Until then "
+        f"{leave_out([other])}.",
     )
 
 
@@ -187,16 +198,17 @@ def _systemic(seen: Seen[D], systemic: Systemic, bar: Bar, *, pairs: bool) -> Fi
             "undecided",
             "two hosts are slow or fail together; which one is at fault is not known",
             f"The all-reduce between the two hosts is too slow, or does not end: {systemic.reason}.",
-            fix="Run again with a third host: it shows which of the two is at fault.",
+            fix="Run again with a third host; the pairs with it show which of the two is at fault.",
         )
     return seen.finding(
         "systemic",
         "most pairs of hosts are slow or fail: no host is blamed",
-        f"{begun(systemic.reason)} (usual: {rate_text(bar.usual)} busbw). The cause of so many failures is "
-        "shared by the hosts: a setting, an interface, a fallback to sockets, a switch.",
+        f"{begun(systemic.reason)}; they usually reach {rate_text(bar.usual)} busbw. So many failures have a cause "
+        "that the hosts share, such as a setting, the wrong interface, a fallback to TCP sockets, or a switch.",
         severity=Severity.ERROR if systemic.too_slow or bar.usual < bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": bar.usual},
-        fix="Check that the interface (RDZ003) and the transport (P2P004) in use are as intended, then run again.",
+        fix="Run `ddpdiag check --select RDZ003,P2P004`, which shows the interface and the transport in use. Set "
+        "NCCL_SOCKET_IFNAME (gloo: GLOO_SOCKET_IFNAME) or NCCL_IB_HCA to the fast network, then run again.",
     )
 
 
@@ -211,6 +223,8 @@ def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
         "some pairs of hosts failed for a short time",
         f"{count(len(told), 'pair')} failed although both hosts pass with others: {', '.join(again + once)}.",
         evidence={"pairs": [*told]},
+        fix="Nothing to do now. If the same pairs fail in the next run, ask the network team about the path between "
+        "them.",
     )
 
 
@@ -222,19 +236,20 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
         yield seen.finding(
             "undecided",
             "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
-            f"{names_text(open_ones, _SHOWN)}: slow in {count(found.rounds, 'round')}. No other host of this run is "
-            "behind the same leaf switch: either the hosts are slow, or the switch.",
+            f"{names_text(open_ones, _SHOWN)} are slow in {count(found.rounds, 'round')}. No other host of this run is "
+            "behind the same leaf switch, so either these hosts are slow or the switch is.",
             evidence={"hosts": [*open_ones]},
-            fix="Run again with a third host behind that switch: it shows which it is.",
+            fix="Run again with a third host behind that switch; it shows whether the hosts or the switch are slow.",
         )
     if proof is not None and proof.rate is None and proof.why != "lost":  # RUN002 names the lost
         yield seen.finding(
             "unproven",
             "hosts that pass in pairs fail all together",
-            f"The all-reduce over all {len(found.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, "
-            "although each of them passes in pairs: the cause shows in large groups only (limits of open files and "
-            "memory, a switch).",
-            fix="Run again with half of the hosts, and look at RUN003.",
+            f"The all-reduce over all {len(found.cleared)} healthy hosts {WHYS.get(proof.why, 'failed')}, although "
+            "each of them passes in pairs. The cause appears in large groups only, such as a limit of open files "
+            "(`ulimit -n`), too little memory, or a switch.",
+            fix="Run again with half of the hosts, to find the number of hosts at which it fails. RUN003 of this "
+            "report has the step at which the ranks stopped.",
         )
     if open_ones:
         return
@@ -244,9 +259,11 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
     rate = f", {rate_text(proven)} busbw all together" if proven else ""
     # The proof is one test, and its ring goes over more switches than a pair: no host is blamed for it.
     slow = bool(proven and proven < found.bar.least)
-    seen_from = "Two hosts have no third one to compare with: a slowdown of one of them is not found."
+    seen_from = "With only two hosts a slowdown of one of them cannot be found: there is no third one to compare with."
     if len(fabric.units) > 2:
-        seen_from = f"A host that is {share_text(found.found_from)} slower would have been found (99 of 100 times)."
+        seen_from = (
+            f"A host that is {share_text(found.found_from)} slower would have been found with a probability of 99 %."
+        )
     yield seen.finding(
         "clear",
         ("none of the other hosts is slow or fails" if bad else "no host is slow or fails")
@@ -266,11 +283,12 @@ def _topology(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     yield seen.finding(
         "topology",
         f"--topology names {len(known)} of {len(names)} hosts",
-        f"It does not name {names_text(missing, _SHOWN)}: each of these was paired as if it had a leaf of its own."
+        f"The file does not name {names_text(missing, _SHOWN)}. Each of these hosts was tested as if it had a leaf "
+        "switch of its own."
         if known
-        else f"None of the hosts {names_text(missing, _SHOWN)} is in the file: the file was not used.",
+        else f"The file names none of the hosts of this run ({names_text(missing, _SHOWN)}), so it was not used.",
         evidence={"hosts": [*missing]},
-        fix="Write the names of the hosts in the file as this report does.",
+        fix="Add these hosts to the file, with their names as in this report.",
     )
 
 
@@ -327,15 +345,15 @@ def truncation_of(seen: Seen[D]) -> tuple[str, str]:
     """
     kinds = {event.kind for event in seen.recording.events}
     if kinds.intersection(TOLD_TO_LEAVE):
-        return "when a signal ended the run (RUN004)", "Run it again, and do not interrupt it."
+        return "when a signal ended the run (RUN004)", "Run it again to the end."
     if EventKind.BUDGET in kinds or any(trial.hurried for trial in seen.trials):
         budget = seen.options.budget_seconds
-        return f"when the budget of {budget:g} s was spent", f"Give it more time (--budget {2 * budget:g})."
+        return f"when the time budget of {budget:g} s was used up", f"Run again with --budget {2 * budget:g}."
     skip = next((skip for skip in seen.recording.skips if skip.code == seen.check.code), None)
     if skip is not None:
-        return f"because {skip.reason}", "Fix that first (RUN002), or run again without these ranks."
+        return f"because {skip.reason}", "Fix the finding of RUN002 first, or run again without these ranks."
     lost = sorted(e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None)
     if lost:
         stopped = f"when {ranks_text(lost)} stopped responding (RUN002)"
-        return stopped, f"Fix that first, or run again without {ranks_text(lost)}."
-    return "when the run ended", "Run it again, and do not interrupt it."
+        return stopped, f"Fix the finding of RUN002 first, or run again without {ranks_text(lost)}."
+    return "when the run ended", "Run it again to the end."

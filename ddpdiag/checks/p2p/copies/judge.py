@@ -117,8 +117,7 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
             "wrong",
             f"copies between GPUs of {copies.host.name} arrive corrupted",
             f"Copies {subject.where} arrive corrupted: up to {most.wrong:,} of {most.words:,} words of {_WORD_BYTES} "
-            "bytes "
-            f"differ, 0 expected. Through the host's memory {through_host}.",
+            f"bytes differ, 0 expected. Through the host's memory {through_host}.",
             {"wrong_words": most.wrong, "words": most.words, "wrong_pairs_through_host": also},
             (
                 f"{begun(leave_out([copies.host.name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, `dmesg "
@@ -161,8 +160,7 @@ def slow(seen: Seen[Copies], subject: Subject) -> Finding:
         "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
         if groups
         else f"On {copies.host.name} run `nvidia-smi nvlink -s` (a link is down?), `nvidia-smi topo -m` (GPUs on "
-        "different "
-        "sockets?) and `nvidia-smi -q -d PCIE` (fewer "
+        "different sockets?) and `nvidia-smi -q -d PCIE` (fewer "
         f"lanes?).{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
         # Which GPUs are close to each other depends on how the host is built.
         Severity.NOTE if groups else Severity.WARNING,
@@ -208,8 +206,7 @@ def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Itera
             f"{_median_text(subject.links)}. At least {share_text(least)} of the other direction is expected.",
             {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair in the other direction"},
             f"Run `nvidia-smi -q -d PCIE` on {copies.host.name} for the replay counters, and `nvidia-smi topo -m` for "
-            "what is "
-            "between these GPUs. Have the riser and the PCIe switch there checked.",
+            "what is between these GPUs. Have the riser and the PCIe switch there checked.",
         )
 
 
@@ -266,8 +263,7 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
                     "host-wrong",
                     f"copies {'from the host to a GPU' if link == 'to' else 'from a GPU to the host'} arrive corrupted",
                     f"On {copies.host.name} {count(words, 'word')} of {_WORD_BYTES} bytes arrived wrong in copies "
-                    f"{link} "
-                    f"{copies.full_label(index)}; 0 expected.",
+                    f"{link} {copies.full_label(index)}; 0 expected.",
                     ranks=copies.ranks_of((index,)),
                     nodes=(copies.host.name,),
                     gpus=copies.uuids((index,)),
@@ -344,6 +340,5 @@ def _slow(
             "to_device": there,
         },
         fix=f"Compare `nvidia-smi -q -d PCIE -i {own.gpu}` on {name} under load and `nvidia-smi topo -m` with another "
-        "GPU. "
-        f"Reboot {name}; if the GPU stays slow, have the card reseated.",
+        f"GPU. Reboot {name}; if the GPU stays slow, have the card reseated.",
     )

@@ -56,8 +56,7 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
                 "taken",
                 "pairs of GPUs were not tested: each GPU allows one process",
                 f"{name}: '{step}' was refused, because its GPUs allow one process each (compute mode 'exclusive "
-                "process', "
-                "GPU008) and the ranks already use them. Only the collectives test these pairs.",
+                "process', GPU008) and the ranks already use them. Only the collectives test these pairs.",
                 evidence=_evidence(outcome, step),
                 fix="Nothing to do for the job. To have each pair measured, run `nvidia-smi -c DEFAULT` as root on "
                 f"{name}.",
@@ -146,8 +145,7 @@ def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
         "unmeasured",
         "not all copies between GPUs were measured",
         f"Rank {outcome.rank} on {node} was still making progress after {outcome.seconds:.1f} s, at '{step}'. The "
-        "other "
-        "copies were not measured.",
+        "other copies were not measured.",
         ranks=(outcome.rank,),
         evidence=_evidence(outcome, step),
         fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
@@ -188,8 +186,7 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
                 "unmeasured",
                 "not all copies between GPUs were measured",
                 f"{copies.host.name}: the time was over before {left} of {copies.jobs} steps of this test, so not all "
-                "copies "
-                "were measured.",
+                "copies were measured.",
                 nodes=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
                 fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "

@@ -39,9 +39,8 @@ _CHECKS_THAT_SEE_IT = {
     "IFNAME": ("RDZ003", "RDZ002"),
 }
 _USUAL = {
-    "P2P": "ACS or an IOMMU blocks direct copies between the GPUs. Look for ACSCtl in `lspci -vvv` (as root), turn ACS "
-    "and "
-    "the IOMMU off in the BIOS, or boot with iommu=pt; a virtual machine needs them on",
+    "P2P": "ACS or an IOMMU blocks direct copies between the GPUs. Look for ACSCtl in `lspci -vvv` (as root), turn "
+    "ACS and the IOMMU off in the BIOS, or boot with iommu=pt; a virtual machine needs them on",
     "SHM": "/dev/shm is too small, or the ranks' containers do not share it. Use docker --shm-size=1g --ipc=host",
     "NVLS": "the fabric manager does not run, or its version is not the driver's. Run `systemctl status "
     "nvidia-fabricmanager`, and reset the GPUs after a restart of it",
@@ -50,8 +49,7 @@ _USUAL = {
     "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the path",
     "PLUGIN": "the network plugin that NCCL loads does not work here. Check LD_LIBRARY_PATH",
     "IB": "InfiniBand or RoCE is present and carries no data. Check port state and GID (`ibv_devinfo -v`), the limit "
-    "of "
-    "locked memory (`ulimit -l`) and partition keys",
+    "of locked memory (`ulimit -l`) and partition keys",
     "IFNAME": "NCCL chooses an interface that does not reach the other hosts (RDZ003)",
 }
 

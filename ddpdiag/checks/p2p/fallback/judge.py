@@ -85,8 +85,7 @@ def both_fail(seen: Seen[Any]) -> Finding:
         "both",
         f"gloo fails too, so the cause is not {own}",
         f"The all-reduce fails over {own} and over gloo. So the cause is the network, a host or a rank, not a path "
-        "between "
-        f"GPUs; no variables of {own} were tried.",
+        f"between GPUs; no variables of {own} were tried.",
         fix="Fix the other errors of this report first, then run it again.",
     )
 
@@ -176,8 +175,7 @@ def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
         f"processes with the same variables ({rate(result.first)} busbw). A long job will meet such a fault again.",
         evidence=tried_lines(result),
         fix="Run `ddpdiag check` again. On each host run `dmesg -T | grep -i -E 'xid|link'` for errors at the time of "
-        "this "
-        "run.",
+        "this run.",
     )
 
 
