@@ -164,8 +164,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         for choice in choices:
             if choice.library == library and choice.address is not None:
                 by_address.setdefault(choice.address, []).append(choice)
-        several = {address: own for address, own in by_address.items() if len(own) > 1}
-        shared = {a: own for a, own in several.items() if not is_loopback(a) and "%" not in a}
+        shared = {a: own for a, own in by_address.items() if len(own) > 1 and not is_loopback(a) and "%" not in a}
         for address, own in shared.items():
             yield from _shared(seen, address, own)
         for choice in choices:
