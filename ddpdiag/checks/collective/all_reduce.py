@@ -35,7 +35,7 @@ from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, ranks_text, who_text
+from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
@@ -198,8 +198,8 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
-    where = names_text(seen.world.nodes_of(found.ranks)) if found.ranks else "this allocation"
-    fix = f"Do not train on {where} until its memory is tested."
+    nodes = seen.world.nodes_of(found.ranks)
+    fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'} until the memory is tested."
     if backend != "gloo":
         fix += (
             " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies between GPUs are at fault."

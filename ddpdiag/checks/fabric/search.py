@@ -48,6 +48,7 @@ from ddpdiag.checks.fabric.rules import (
     smallest_slowdown,
 )
 from ddpdiag.stats import quantile
+from ddpdiag.text import share_text
 
 T = TypeVar("T")
 # Of fewer units it is not known which of them is the usual one.
@@ -221,7 +222,7 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
     below = len(tests) - len(ended) + sum(rate < max(least, share * expected) for rate in ended)
     if 2 * below >= len(tests) and not _most_pass(notes, max(least, share * expected)):
         is_expected = share * expected >= least
-        what = f"{share:.0%} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
+        what = f"{share_text(share)} of what is expected" if is_expected else f"{least / 1e6:g} MB/s"
         return Systemic(f"{below} of {len(tests)} pairs are below {what}", too_slow=is_expected)
     best = max(_ABOVE, 1 + _ABOVE_SIGMAS * notes.bar.sigma)
     above = sum(rate > best * notes.bar.usual for rate in ended)

@@ -98,7 +98,7 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
     pairs = (
-        "Pairs of a host of each side"
+        "Pairs with one host of each group"
         if part.sides
         else f"Pairs of one of these {len(part.units)} hosts with another host"
     )
@@ -106,8 +106,8 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     return seen.finding(
         "congested",
         f"{known}the network {where} is {'slow' if in_quiet else 'slow while other hosts communicate'}",
-        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while none "
-        f"does. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
+        f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while they "
+        f"do not. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
         severity=serious if in_quiet else Severity.WARNING,
         nodes=(),
         evidence={
