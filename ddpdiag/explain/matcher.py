@@ -15,10 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
 from ddpdiag.explain.card import Card, Role, all_cards
-from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, read_prefixes, table_origin, window
-from ddpdiag.explain.order import in_order, related
-from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally
-from ddpdiag.explain.tracebacks import Traceback, message_after, tracebacks
+from ddpdiag.explain.lines import (
+    UNKNOWN_ORIGIN,
+    WHOLE,
+    Origin,
+    Traceback,
+    message_after,
+    read_line,
+    read_prefixes,
+    table_origin,
+    tracebacks,
+    window,
+)
+from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally, in_order, related
 from ddpdiag.foreign import without_secrets
 
 __all__ = ["Call", "Explanation", "Sighting", "all_cards", "explain_log", "read_line"]
