@@ -220,7 +220,7 @@ def _read(block: bytes, start: int, at: int) -> Traceback | None:
 
 
 def _end(block: bytes, at: int) -> int:
-    return end if (end := block.find(b"\n", at)) >= 0 else len(block)
+    return found if (found := block.find(b"\n", at)) >= 0 else len(block)
 
 
 def _following(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str]]:

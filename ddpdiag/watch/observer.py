@@ -71,12 +71,9 @@ class Observer:
         self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
 
     def _find(self) -> None:
-        self._processes = descendants(self.tops)
-        self._known.update(self._processes)
-        known, spawned = self._known.environs(self._processes), self._known.spawned(self._processes)
-        programs = self._known.programs(self._processes)
-        self._ranks = self._with_lost(find_ranks(self._processes, known, spawned, programs))
-        launcher = remote_launcher(self._processes, programs)
+        self._processes = self._known.complete(descendants(self.tops))
+        self._ranks = self._with_lost(find_ranks(self._processes))
+        launcher = remote_launcher(self._processes)
         self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
@@ -141,7 +138,7 @@ class Observer:
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {
-            rank: ask_recorder(process.pid, rank, self._known.environ(process), start_unix_seconds(process))
+            rank: ask_recorder(process.pid, rank, process.environ, start_unix_seconds(process))
             for rank, process in self._ranks.ranks.items()
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}

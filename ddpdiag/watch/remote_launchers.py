@@ -3,12 +3,12 @@
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UsageError
-from ddpdiag.watch.processes import Process, is_python
+from ddpdiag.watch.processes import Process
 
 # Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and CORAL; Cray ALPS and PALS; TACC; PBS; Tianhe; CEA;
 # Horovod. ReFrame's list of launchers (reframe/core/launchers) has most.
@@ -63,14 +63,11 @@ def _started(line: str) -> Iterator[str]:
             yield word
 
 
-def remote_launcher(processes: Sequence[Process], programs: Mapping[int, str]) -> Process | None:
+def remote_launcher(processes: Sequence[Process]) -> Process | None:
     """Such a program among these processes; a remote shell only where no Python runs beside it."""
-    wanted = LAUNCHERS if any(is_python(process, programs) for process in processes) else _REMOTE
-    for process in processes:
-        names = {programs.get(process.pid, process.name), process.name}
-        if any(name.partition(".")[0] in wanted for name in names):
-            return process
-    return None
+    wanted = LAUNCHERS if any(process.is_python for process in processes) else _REMOTE
+    names = ((process, {process.program or process.name, process.name}) for process in processes)
+    return next((own for own, called in names if any(name.partition(".")[0] in wanted for name in called)), None)
 
 
 # On the command line --------------------------------------------------------------------------------------------------
