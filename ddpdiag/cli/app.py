@@ -26,7 +26,7 @@ from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
-from ddpdiag.watch.options import WatchOptions
+from ddpdiag.watch import WatchOptions
 
 _SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--help"]}
 

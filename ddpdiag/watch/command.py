@@ -25,17 +25,15 @@ from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.text import ranks_text
-from ddpdiag.watch import report
+from ddpdiag.watch import WatchOptions, report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
 from ddpdiag.watch.evidence import recorder_variables, timed_out
-from ddpdiag.watch.failure import read_failure
-from ddpdiag.watch.judge import is_start, judged, merged, progress_age
+from ddpdiag.watch.judge import is_start, judged, merged, progress_age, read_failure
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.observer import Observer
-from ddpdiag.watch.options import WatchOptions
 from ddpdiag.watch.output import CommandOutput, OutputMonitor, TerminalSink, open_output
 from ddpdiag.watch.peers import Peers, identity, job_name
-from ddpdiag.watch.remote_launchers import refuse_remote_launchers
+from ddpdiag.watch.processes import refuse_remote_launchers
 from ddpdiag.watch.report import Reporter
 from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
 

@@ -1,22 +1,29 @@
 """What a look at a silent training means: which rank holds it up, and why.
 
-If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost.
+If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost. Of a
+command that failed, what it wrote shows why: what passed through a pipe is read, and what files hold since the start;
+what went to a terminal cannot be.
 """
 
+import os
+import signal
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import structs
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch import failure
 from ddpdiag.watch.model import (
     Activities,
     Activity,
+    Failure,
     Judged,
     RankGroup,
     RankSeen,
@@ -31,12 +38,15 @@ from ddpdiag.watch.model import (
     ranks_at,
     waiting_text,
 )
+from ddpdiag.watch.output import Sink
 from ddpdiag.watch.rules import PATHS_FIX, RULES
 
 _MOST_STACKS = 4
 _MOST_HOSTS = 16
 # A look takes up to 5 s, and clocks of hosts differ by a second or two.
 _SLACK_SECONDS = 10.0
+# A file system may not respond.
+_READ_SECONDS = 5.0
 
 
 def is_start(stall: Stall) -> bool:
@@ -54,7 +64,7 @@ def progress_age(stall: Stall) -> float | None:
 def judged(stall: Stall) -> Judged:
     """What the look means, and what each rank does; of a command that failed, why."""
     if stall.failure is not None:
-        return structs.replace(failure.judged(stall.failure), notes=stall.notes)
+        return structs.replace(_judged_failure(stall.failure), notes=stall.notes)
     activities = activities_of(stall)
     verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
     verdict = verdict or _undecided(stall, activities)
@@ -170,6 +180,43 @@ def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
         if reason:
             reasons[reason].append(rank)
     return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
+
+
+# A command that failed -----------------------------------------------------------------------------------------------
+
+
+def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
+    """Why a command with this wait status failed; None where it did not, or no known text in time gives the reason."""
+    if status == 0:
+        return None
+    found: list[Failure | None] = []
+    written = chain.from_iterable(sink.written() for sink in sinks)
+    reader = threading.Thread(target=lambda: found.append(failure_of(written, status)), daemon=True)
+    reader.start()
+    reader.join(_READ_SECONDS)
+    return found[0] if found else None
+
+
+def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
+    """The reason that `written` gives for the end of a command with this wait status."""
+    if (sighting := first_reason(written)) is None:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
+
+
+def _judged_failure(failure: Failure) -> Judged:
+    """What the text means. Ranks that wait are not named, but those for which they wait."""
+    known = failure.known
+    who = f"{ranks_text(failure.ranks)}: " if failure.ranks else ""
+    awaited = f" It waited for {ranks_text(failure.missing)}." if failure.missing else ""
+    return Judged(
+        named=failure.missing if known.is_wait else failure.ranks,
+        title=f"{who}{known.title}",
+        message=f'{known.more}{awaited} The command printed "{known.quote}".'.strip(),
+        fix=known.fix,
+    )
 
 
 # Looks of several hosts ----------------------------------------------------------------------------------------------

@@ -30,10 +30,10 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
+    remote_launcher,
     start_unix_seconds,
     thread_names,
 )
-from ddpdiag.watch.remote_launchers import remote_launcher
 
 # What a look may take: 5 s after the stall its report is promised.
 LOOK_SECONDS = 3.5

@@ -32,7 +32,7 @@ from ddpdiag.watch.model import (
     waiting_text,
     where_text,
 )
-from ddpdiag.watch.remote_launchers import is_remote
+from ddpdiag.watch.processes import is_remote
 
 Rule = Callable[[Stall, Activities], Judged | None]
 

@@ -21,7 +21,7 @@ from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.watch import command
 from ddpdiag.watch.model import RankSeen, Stall
-from ddpdiag.watch.options import WatchOptions
+from ddpdiag.watch import WatchOptions
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent

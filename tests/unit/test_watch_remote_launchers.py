@@ -3,8 +3,7 @@
 import pytest
 
 from ddpdiag.errors import UsageError
-from ddpdiag.watch.processes import Process, find_ranks
-from ddpdiag.watch.remote_launchers import in_script, refuse_remote_launchers, remote_launcher
+from ddpdiag.watch.processes import Process, find_ranks, in_script, refuse_remote_launchers, remote_launcher
 
 
 def refusal(*command: str) -> str:
