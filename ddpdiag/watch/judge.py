@@ -20,6 +20,7 @@ from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import begun
 from ddpdiag.watch.model import (
     Activities,
     Activity,
@@ -31,7 +32,6 @@ from ddpdiag.watch.model import (
     activities_of,
     call_of,
     calls_text,
-    capitalised,
     is_busy,
     is_importing,
     place_of,
@@ -69,7 +69,26 @@ def judged(stall: Stall) -> Judged:
     verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
     verdict = verdict or _undecided(stall, activities)
     named = verdict.named
-    return structs.replace(verdict, groups=_groups(stall, named), stacks=_stacks(stall, named), notes=_notes(stall))
+    # Ranks that do the same; those that are named come first, then the smallest groups.
+    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for seen in stall.ranks:
+        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    # Stacks of some of the named, and of one of those that wait.
+    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
+    first = [row for row in known if row[0] in named][:_MOST_STACKS]
+    others = [row for row in known if row[0] not in named][:1]
+    guessed = "No variable names the ranks, so they are numbered in the order of their start."
+    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
+    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
+    traceless = _reasons("No collectives", silent)
+    return structs.replace(
+        verdict,
+        groups=tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered),
+        stacks={f"rank {rank}": stack for rank, stack in (*first, *others)},
+        notes=(*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else [])),
+    )
 
 
 def _undecided(stall: Stall, activities: Activities) -> Judged:
@@ -107,14 +126,14 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
         return Judged(
             named=found.ranks,
             title="the ranks wait in different collectives",
-            message=f"{capitalised('; '.join(parts))}: they took different paths in the code.",
+            message=f"{begun('; '.join(parts))}: they took different paths in the code.",
             fix=PATHS_FIX,
         )
     what = calls_text(stall, waiting)
     if stall.world_size is not None and stall.world_size > len(stall.ranks):
         return Judged(
             title=f"all ranks of this host wait in {what}",
-            message=f"{capitalised(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
+            message=f"{begun(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
             "or for a message that does not arrive.",
             fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
@@ -126,15 +145,6 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
 
 
 # What is shown -------------------------------------------------------------------------------------------------------
-
-
-def _groups(stall: Stall, named: Sequence[int]) -> tuple[RankGroup, ...]:
-    """Ranks that do the same; those that are named come first, then the smallest groups."""
-    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
-    for seen in stall.ranks:
-        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    return tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered)
 
 
 def _group_text(seen: RankSeen) -> str:
@@ -153,24 +163,6 @@ def _group_text(seen: RankSeen) -> str:
     elif seen.collectives is not None:
         text += "; posted nothing"
     return text
-
-
-def _stacks(stall: Stall, named: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """Of some of the named, and of one of those that wait."""
-    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
-    first = [row for row in known if row[0] in named][:_MOST_STACKS]
-    others = [row for row in known if row[0] not in named][:1]
-    return {f"rank {rank}": stack for rank, stack in (*first, *others)}
-
-
-def _notes(stall: Stall) -> tuple[str, ...]:
-    """What could not be seen, and why."""
-    guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
-    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
-    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
-    traceless = _reasons("No collectives", silent)
-    return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
 
 
 def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
@@ -230,7 +222,11 @@ def merged(stalls: Sequence[Stall]) -> Stall:
     """
     known = [stall for stall in stalls if not stall.guessed] or stalls
     newest = max(known, key=lambda stall: stall.unix_seconds)
-    joined = _joined([stall for stall in known if _of_one(newest, stall)]) if not newest.guessed else [newest]
+    joined = [newest]
+    if not newest.guessed:
+        # Looks at the same silence: each lies in the other's time.
+        close = [stall for stall in known if _is_within(newest, stall.unix_seconds)]
+        joined = _joined([stall for stall in close if _is_within(stall, newest.unix_seconds)])
     notes = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
     if len(joined) == 1:
         return structs.replace(newest, notes=notes)
@@ -247,11 +243,6 @@ def merged(stalls: Sequence[Stall]) -> Stall:
         gpus_unseen="",
         notes=(*notes, *_places(joined)) if len(hosts) > 1 else notes,
     )
-
-
-def _of_one(one: Stall, other: Stall) -> bool:
-    """May both be looks at the same silence? Each lies in the other's time."""
-    return _is_within(one, other.unix_seconds) and _is_within(other, one.unix_seconds)
 
 
 def _is_within(stall: Stall, unix_seconds: float) -> bool:

@@ -19,6 +19,7 @@ from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
+from ddpdiag.text import begun
 
 # Up to the year 5138, which clocks can show.
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -184,10 +185,8 @@ def _activity(seen: RankSeen) -> Activity:
         return Activity.STOPPED
     if state == "D":
         return Activity.STUCK
-    return _in_python(seen, process) if process.stack else Activity.UNSEEN
-
-
-def _in_python(seen: RankSeen, process: ProcessState) -> Activity:
+    if not process.stack:
+        return Activity.UNSEEN
     in_collective = _file_of(process.stack[0]) in _COLLECTIVE_FILES or place_of(process) in _COLLECTIVE_FRAMES
     if in_collective and not (seen.holds_gil and is_busy(seen)):
         return Activity.WAITING
@@ -245,11 +244,6 @@ def agree(ranks: Sequence[int], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
 
 
-def capitalised(text: str) -> str:
-    """The text with a capital first letter; the others stay as they are."""
-    return text[:1].upper() + text[1:]
-
-
 def rank_seen(stall: Stall, rank: int) -> RankSeen:
     """What was seen of a rank."""
     return next(seen for seen in stall.ranks if seen.rank == rank)
@@ -273,7 +267,7 @@ def waiting_text(stall: Stall, waiting: Sequence[int]) -> str:
 def others_waiting(stall: Stall, activities: Activities, ranks: Sequence[int]) -> str:
     """A sentence on the ranks that wait, other than `ranks`; nothing where there are none."""
     waiting = tuple(rank for rank in ranks_at(activities, Activity.WAITING) if rank not in ranks)
-    return f" {capitalised(waiting_text(stall, waiting))}." if waiting else ""
+    return f" {begun(waiting_text(stall, waiting))}." if waiting else ""
 
 
 def calls_text(stall: Stall, ranks: Sequence[int]) -> str:

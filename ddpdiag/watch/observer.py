@@ -107,7 +107,9 @@ class Observer:
         end = time.monotonic() + LOOK_SECONDS
         self._find()
         ranks = self._ranks.ranks
-        uses = self._begin_use()
+        ranks = self._ranks.ranks
+        seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
+        uses = _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
         # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
         pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
         gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
@@ -143,12 +145,6 @@ class Observer:
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
 
-    def _begin_use(self) -> "_Uses":
-        """What each rank had used of a core so far, and its state."""
-        ranks = self._ranks.ranks
-        seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
-        return _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
-
     def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
         now = read_process(process.pid)
         if now is None or now.start != process.start:
@@ -165,6 +161,8 @@ class Observer:
             stack=shortened(dump.main, MOST_FRAMES),
             threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
         )
+        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
+        states = [process_state(child.pid) for child in children]
         return RankSeen(
             rank=rank,
             pid=process.pid,
@@ -174,19 +172,13 @@ class Observer:
             holds_gil=dump.holds_gil,
             no_stack=dump.trouble if state not in ("Z", "X") else "",
             threads=() if dump.main else thread_names(process.pid),
-            helpers=self._helpers(process),
+            helpers=tuple(
+                Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
+                for child, (state, wchan) in zip(children, states, strict=True)
+            ),
             collectives=None if isinstance(trace, str) else trace.collectives,
             no_collectives=trace if isinstance(trace, str) else "",
             posted_seconds=_age(trace),
-        )
-
-    def _helpers(self, process: Process) -> tuple[Helper, ...]:
-        """What the rank itself has started."""
-        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
-        states = [process_state(child.pid) for child in children]
-        return tuple(
-            Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
-            for child, (state, wchan) in zip(children, states, strict=True)
         )
 
 

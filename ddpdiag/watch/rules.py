@@ -10,6 +10,7 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import begun
 from ddpdiag.watch.model import (
     Activities,
     Activity,
@@ -18,7 +19,6 @@ from ddpdiag.watch.model import (
     Stall,
     agree,
     calls_text,
-    capitalised,
     doing_text,
     is_busy,
     is_idle,
@@ -157,7 +157,7 @@ def _posted(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=ranks,
         title=f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
-        message=f"{capitalised(ranks_text(ranks))} did not post it{where_text(stall, ranks)}.",
+        message=f"{begun(ranks_text(ranks))} did not post it{where_text(stall, ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
 
@@ -171,7 +171,7 @@ def _in_time(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=ranks,
         title=f"{ranks_text(overdue)} waited for {ranks_text(ranks)} until the time-out",
-        message=f"{capitalised(waiting_text(stall, overdue))}; no collective of {ranks_text(ranks)} is overdue"
+        message=f"{begun(waiting_text(stall, overdue))}; no collective of {ranks_text(ranks)} is overdue"
         f"{where_text(stall, ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
@@ -185,7 +185,7 @@ def _awaited(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=away,
         title=f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{place_text(stall, away)}",
-        message=f"{capitalised(waiting_text(stall, waiting))}; "
+        message=f"{begun(waiting_text(stall, waiting))}; "
         f"{subject(away, 'is', 'are')} not in it{where_text(stall, away)}.",
         fix=_ELSEWHERE_FIX,
     )
@@ -193,7 +193,9 @@ def _awaited(stall: Stall, activities: Activities) -> Judged | None:
 
 def _unseen(stall: Stall, activities: Activities) -> Judged | None:
     """Ranks without a stack that use a core, where all others sleep, as ranks do that wait over gloo."""
-    if _may_wait_on_gpus(stall):
+    # Where a rank may wait on GPUs, one that uses a core may be one that waits.
+    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in stall.ranks)
+    if any(seen.holds_gpu for seen in stall.ranks) or (hidden and bool(stall.gpus or stall.gpus_unseen)):
         return None
     busy = tuple(rank for rank in ranks_at(activities, Activity.UNSEEN) if is_busy(rank_seen(stall, rank)))
     rest = [seen for seen in stall.ranks if seen.rank not in busy]
@@ -205,16 +207,10 @@ def _unseen(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=busy,
         title=f"only {subject(busy, 'runs', 'run')}, {subject(others, doing, 'sleep')}",
-        message=f"{capitalised(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
+        message=f"{begun(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
         f"ranks that wait for another one over gloo. No stack of {ranks_text(busy)} can be read.",
         fix="Make its stack readable (a note shows how), and request a new look with SIGUSR1.",
     )
-
-
-def _may_wait_on_gpus(stall: Stall) -> bool:
-    """Then a rank that uses a core may be one that waits."""
-    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in stall.ranks)
-    return any(seen.holds_gpu for seen in stall.ranks) or (hidden and bool(stall.gpus or stall.gpus_unseen))
 
 
 def _idle_gpus(stall: Stall, activities: Activities) -> Judged | None:
@@ -247,7 +243,7 @@ def _odd(stall: Stall, activities: Activities) -> Judged | None:
     return Judged(
         named=found.ranks,
         title=f"{subject(found.ranks, 'is', 'are')} elsewhere in the code than the others",
-        message=f"{capitalised(subject(rest, 'is', 'are'))} in {found.usual}), "
+        message=f"{begun(subject(rest, 'is', 'are'))} in {found.usual}), "
         f"{subject(found.ranks, 'is', 'are')} not{where_text(stall, found.ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
