@@ -86,7 +86,7 @@ def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
     from ddpdiag.bench.workloads.measure import TrialResult, bench, one_size
     from ddpdiag.workloads.collectives import connect
-    from ddpdiag.workloads.devices import describe
+    from ddpdiag.workloads.devices import describe, gpu_users_before
     from ddpdiag.workloads.group import process_group, unknown_backend
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
@@ -94,7 +94,13 @@ def measure(ctx: Context) -> Data:
     if (unknown := unknown_backend(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
     if AGAIN in ctx.trial.params:
-        return _second(ctx, empty)
+        # One size once more, with the users of the GPU before it, and NCCL's log after it.
+        ctx.step(CONTEXT_STEP)
+        before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
+        with process_group(ctx, empty.backend) as device:
+            connect(ctx, device)
+            lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines
+        return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
@@ -111,35 +117,15 @@ def measure(ctx: Context) -> Data:
             )
 
         def report(so_far: TrialResult, line: Line) -> None:
-            ctx.report(data(so_far), _progress(backend, collective, line, len(ctx.group)))
+            cell = line.in_place or line.out_of_place
+            rate = busbw(collective, line.size_bytes, cell.seconds.median, len(ctx.group)) if cell else 0.0
+            ctx.report(data(so_far), f"{collective} {backend} {size_text(line.size_bytes)}: {rate_text(rate)}")
 
         connect(ctx, device)
         if "round" in ctx.trial.params:
             return data(one_size(ctx, _PAIR_BENCH, "all_reduce", device, _PAIR_SECONDS))
         seconds = share_seconds(ctx.options, ctx.place.world_size)
         return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, report))
-
-
-def _second(ctx: Context, empty: Data) -> Data:
-    """One size once more, with the users of the GPU before it, and NCCL's log after it."""
-    from ddpdiag.bench.workloads.measure import one_size
-    from ddpdiag.workloads.collectives import connect
-    from ddpdiag.workloads.devices import gpu_users_before
-    from ddpdiag.workloads.group import process_group
-
-    ctx.step(CONTEXT_STEP)
-    before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
-    with process_group(ctx, empty.backend) as device:
-        connect(ctx, device)
-        lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines
-    return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
-
-
-def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
-    """Such as "all_reduce gloo 4 MiB: 1.23 GB/s"."""
-    cell = line.in_place or line.out_of_place
-    rate = busbw(collective, line.size_bytes, cell.seconds.median, ranks) if cell else 0.0
-    return f"{collective} {backend} {size_text(line.size_bytes)}: {rate_text(rate)}"
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -154,7 +140,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         if params not in tried:
             return (_lasting(seen, new_trial(seen, params=params), share),)
     for backend in backends if seen.world.size > 2 else ():
-        if _went_well(seen, backend):
+        # Only where something was measured over this backend, and nothing failed.
+        own = [trial for trial in seen.trials if trial.params["backend"] == backend]
+        measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
+        if measured and all(seen.went_well(trial) for trial in own):
             for number in range(ROUNDS):
                 in_pairs: dict[str, str | int] = {"backend": backend, "collective": "all_reduce", "round": number}
                 if in_pairs not in tried:
@@ -182,13 +171,6 @@ def _lasting(seen: Seen[Data], trial: Trial, seconds: float) -> Trial:
     if f"{trial.code}.deadline_seconds" in seen.options.settings:
         return trial
     return structs.replace(trial, deadline_seconds=seconds + _OPEN_SECONDS)
-
-
-def _went_well(seen: Seen[Data], backend: str) -> bool:
-    """Was something measured over this backend, and did nothing fail?"""
-    own = [trial for trial in seen.trials if trial.params["backend"] == backend]
-    measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
-    return measured and all(seen.went_well(trial) for trial in own)
 
 
 def ground(world: World) -> str | None:
