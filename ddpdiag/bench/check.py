@@ -23,8 +23,7 @@ from itertools import islice
 
 from msgspec import structs
 
-from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import AGAIN, Data, Line
+from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.far_below import second_bench, second_trial, suspects
 from ddpdiag.bench.judge import bench_of, judge
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
@@ -36,7 +35,6 @@ from ddpdiag.checks.world import World
 from ddpdiag.model import Kind, Options, Scalar, Trial
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.text import rate_text, size_text
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -84,7 +82,7 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.bench.workloads.measure import TrialResult, bench, one_size
+    from ddpdiag.bench.workloads.measure import bench, one_size
     from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe, gpu_users_before
     from ddpdiag.workloads.group import process_group, unknown_backend
@@ -99,33 +97,15 @@ def measure(ctx: Context) -> Data:
         before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
         with process_group(ctx, empty.backend) as device:
             connect(ctx, device)
-            lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines
+            lines = one_size(ctx, second_bench(ctx.trial), collective, device, _SECOND_SECONDS).lines
         return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
-
-        def data(so_far: TrialResult) -> Data:
-            return structs.replace(
-                known,
-                limits=so_far.limits,
-                lines=so_far.result.lines,
-                copies=so_far.copies,
-                notes=so_far.result.notes,
-                unsupported=so_far.result.unsupported,
-                whole=so_far.result.whole,
-            )
-
-        def report(so_far: TrialResult, line: Line) -> None:
-            cell = line.in_place or line.out_of_place
-            rate = busbw(collective, line.size_bytes, cell.seconds.median, len(ctx.group)) if cell else 0.0
-            ctx.report(data(so_far), f"{collective} {backend} {size_text(line.size_bytes)}: {rate_text(rate)}")
-
         connect(ctx, device)
         if "round" in ctx.trial.params:
-            return data(one_size(ctx, _PAIR_BENCH, "all_reduce", device, _PAIR_SECONDS))
-        seconds = share_seconds(ctx.options, ctx.place.world_size)
-        return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, report))
+            return structs.replace(known, **one_size(ctx, _PAIR_BENCH, collective, device, _PAIR_SECONDS)._asdict())
+        return bench(ctx, known, device, share_seconds(ctx.options, ctx.place.world_size))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:

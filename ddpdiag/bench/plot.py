@@ -58,7 +58,12 @@ def _figure(report: BenchReport) -> "Figure":
     entries = len(curves) + len({label for curve in curves for label in curve.levels})
     figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
     shown = "" if len(curves) == len(every) else f" (the first {len(curves)} of {len(every)} series)"
-    figure.suptitle(_title(report, curves) + shown)
+    ranks = {line.rank for line in report.ranks}
+    hosts = {line.node for line in report.ranks}
+    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
+    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
+    where = f": {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else ""
+    figure.suptitle(f"{what}{where}{shown}")
     if not curves:
         figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
         return figure
@@ -140,14 +145,6 @@ def size_ticks(sizes: Sequence[int]) -> list[int]:
         if size >= ticks[-1] * apart:
             ticks.append(size)
     return ticks
-
-
-def _title(report: BenchReport, curves: Sequence[Curve]) -> str:
-    ranks = {line.rank for line in report.ranks}
-    hosts = {line.node for line in report.ranks}
-    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
-    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
-    return f"{what}: {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else what
 
 
 def curves_of(report: BenchReport) -> list[Curve]:

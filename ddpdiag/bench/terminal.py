@@ -15,7 +15,7 @@ from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, WorldLine
-from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
+from ddpdiag.model.bench import Average, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
@@ -45,7 +45,11 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
     page, bench = Page(color=color, width=width, tty=tty), measured(report)
     if tty:
         write_head(page, report)
-        page.write(_measured(bench), style="dim")
+        # What a row of the table is, in a line.
+        asked = bench.asked
+        versions = [f"{name} {it}" for name, it in _versions(bench)]
+        calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
+        page.write(one_line("; ".join((*versions, calls, f"times of the {_AVERAGES[asked.average]}"))), style="dim")
     if details or not tty:
         for line in _head(bench, report.world, details=details):
             _comment(page, line)
@@ -58,15 +62,6 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
     write_notes(page, report.notes)
     write_verdict(page, report)
     return page.text()
-
-
-def _measured(bench: BenchReport) -> str:
-    """What a row of the table is, in a line."""
-    asked = bench.asked
-    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
-    calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
-    parts = (*(f"{name} {it}" for name, it in versions if it), calls, f"times of the {_AVERAGES[asked.average]}")
-    return one_line("; ".join(parts))
 
 
 def _comment(page: Page, text: str) -> None:
@@ -92,9 +87,16 @@ def _commented(page: Page, draw: Callable[[Page], None]) -> None:
 def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
     """What was asked for, and on what."""
     asked = bench.asked
-    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
-    yield one_line(" ".join((f"ddpdiag version {__version__}", *(f"{name}={it}" for name, it in versions if it))))
-    yield one_line(f"{_world(bench, world)} {_sizes(asked)}")
+    versions = (f"{name}={it}" for name, it in _versions(bench))
+    yield one_line(" ".join((f"ddpdiag version {__version__}", *versions)))
+    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backends or (world.backend,)
+    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
+    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
+    yield one_line(
+        f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)} "
+        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
+        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
+    )
     yield _BLOCKING[asked.blocking]
     if asked.per_iteration:
         yield "Per-Iteration Report: i_* are those of the rank that took longest"
@@ -106,18 +108,8 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     yield from _devices(devices(bench), details=details)
 
 
-def _world(bench: BenchReport, world: WorldLine) -> str:
-    backends = dict.fromkeys(row.backend for row in bench.rows) or bench.asked.backends or (world.backend,)
-    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
-    return f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)}"
-
-
-def _sizes(asked: Bench) -> str:
-    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
-    return (
-        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
-        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
-    )
+def _versions(bench: BenchReport) -> list[tuple[str, str]]:
+    return [(name, it) for name, it in (("torch", bench.torch_version), ("nccl", bench.nccl_version)) if it]
 
 
 def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
@@ -205,23 +197,20 @@ def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
         shared = {size: backends for size, backends in sorted(sizes.items()) if len(backends) > 1}
         if shared:
             page.write(f"busbw of {_named(*kind)}, in GB/s", style="bold")
-            page.table(_table(shared, absent=ABSENT if page.color else "-"))
+            absent = ABSENT if page.color else "-"
+            backends = tuple(dict.fromkeys(name for of in shared.values() for name in of))
+            first, *others = backends
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+            for header in ("size (B)", *backends, *(f"{first}/{other}" for other in others)):
+                table.add_column(Text(one_line(header)), justify="right")
+            for size, of in shared.items():
+                busbws = {name: fmean(values) for name, values in of.items()}
+                rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
+                own = busbws.get(first)
+                ratios = [figure(own / busbws[o]) if own is not None and busbws.get(o) else absent for o in others]
+                table.add_row(*map(Text, (str(size), *rates, *ratios)))
+            page.table(table)
             page.blank()
-
-
-def _table(sizes: _Sizes, absent: str) -> Table:
-    backends = tuple(dict.fromkeys(name for of in sizes.values() for name in of))
-    first, *others = backends
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("size (B)", *backends, *(f"{first}/{other}" for other in others)):
-        table.add_column(Text(one_line(header)), justify="right")
-    for size, of in sizes.items():
-        busbws = {name: fmean(values) for name, values in of.items()}
-        rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
-        own = busbws.get(first)
-        ratios = [figure(own / busbws[o]) if own is not None and busbws.get(o) else absent for o in others]
-        table.add_row(*map(Text, (str(size), *rates, *ratios)))
-    return table
 
 
 def _named(collective: str, dtype: str, op: str, root: int) -> str:

@@ -244,7 +244,12 @@ class _Run:
         label = f"{case.collective} {size} B {case.dtype}"
         context.step(f"{label}: is there time?")
         if size > PROBE_BYTES and not self._agree([int(self._call_budget.knows(size))])[0]:
-            self._probe(case)
+            # One call of a size that cannot take long, so that a large one is not begun that would.
+            kind = Kind(case.dtype, case.op, case.root)
+            small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
+            operation = prepare(small, self._context.device)
+            operation.call()  # connects
+            self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
         if not self._agree([int(self._call_budget.has_time(size))])[0]:
             return None
         operations = [prepare(case, context.device) for _ in range(self._at_once)]
@@ -264,14 +269,6 @@ class _Run:
         self._used[0] += after.user + after.system - before.user - before.system
         self._used[1] += time.monotonic() - begin
         return self._timed(case, timed, wrong)
-
-    def _probe(self, case: Case) -> None:
-        """Time one call of a size that cannot take long, so that a large one is not begun that would."""
-        kind = Kind(case.dtype, case.op, case.root)
-        small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
-        operation = prepare(small, self._context.device)
-        operation.call()  # connects
-        self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
 
     def _seconds(self, operation: Operation) -> float:
         begin = time.perf_counter()
