@@ -64,7 +64,9 @@ def second_bench(trial: Trial) -> Bench:
 def far_below(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Finding]:
     """One for each collective, unless no rate is expected of its path (TCP sockets)."""
     for one in suspects(seen, found, far_ratio):
-        rows = _second_rows(seen, one)
+        again = (trial for trial in seen.trials if AGAIN in trial.params)
+        own = next((trial for trial in again if trial.params["collective"] == one.collective), None)
+        rows = {row.place.rank: row.data for row in seen.rows if row.trial is own}
         hosts = hosts_of_ranks(seen, seen.world.living)
         path = path_of(one.collective, {rank: row.path for rank, row in rows.items() if row.path is not None}, hosts)
         # A network card's nominal speed is no expectation where NCCL's log does not show that it is used.
@@ -79,28 +81,22 @@ def _first(seen: Seen[Data], one: Series) -> Timed:
     return Timed(one.collective, one.best_bytes, ranks, seconds, min(latency, seconds / 2))
 
 
-def _second_rows(seen: Seen[Data], one: Series) -> Mapping[int, Data]:
-    trials = (trial for trial in seen.trials if AGAIN in trial.params and trial.params["collective"] == one.collective)
-    own = next(trials, None)
-    return {row.place.rank: row.data for row in seen.rows if row.trial is own}
-
-
-def _second(first: Timed, rows: Mapping[int, Data]) -> Timed | None:
-    """The shortest call of the slowest rank; None where a rank has none."""
-    cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
-    seconds = [cell.seconds.min for cell in cells if cell is not None]
-    if len(seconds) < first.ranks:
-        return None
-    return first._replace(seconds=max(seconds), latency_seconds=min(first.latency_seconds, max(seconds) / 2))
-
-
 def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int, Data], far_ratio: float) -> Finding:
     expectation, name = one.expectation, f"{one.collective} over {one.backend}"
     expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
     first = _first(seen, one)
-    again = _second(first, rows)
+    # The shortest call of the slowest rank; None where a rank has none.
+    cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
+    seconds = [cell.seconds.min for cell in cells if cell is not None]
+    again = None
+    if len(seconds) >= first.ranks:
+        again = first._replace(seconds=max(seconds), latency_seconds=min(first.latency_seconds, max(seconds) / 2))
     doubts = [*_doubts(first, again, path, rows, far_ratio)]
-    causes = [*_causes(one, path, rows)]
+    causes = [*limited_by({rank: row.path for rank, row in rows.items() if row.path is not None})]
+    if isinstance(path, Path) and path.transports:
+        causes.insert(0, Cause(f"NCCL's log shows {path.transports}"))
+    if one.bottleneck in _TELLING:
+        causes.append(Cause(one.sentence.removesuffix(".")))
     rate = one.peak_busbw_bytes_per_s
     second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
     return seen.finding(
@@ -137,12 +133,3 @@ def _doubts(
         yield from doubts_of(path, again, ratio)
     uses = [(f"the GPU of rank {rank}", row.before) for rank, row in rows.items() if row.before is not None]
     yield from used_meanwhile(uses)
-
-
-def _causes(one: Series, path: Path | str, rows: Mapping[int, Data]) -> Iterator[Cause]:
-    """What this run shows of them."""
-    if isinstance(path, Path) and path.transports:
-        yield Cause(f"NCCL's log shows {path.transports}")
-    yield from limited_by({rank: row.path for rank, row in rows.items() if row.path is not None})
-    if one.bottleneck in _TELLING:
-        yield Cause(one.sentence.removesuffix("."))

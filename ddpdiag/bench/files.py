@@ -15,7 +15,7 @@ import msgspec
 
 from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci
 from ddpdiag.codec import encode, readable
-from ddpdiag.model import Finding, Report, Severity, Verdict
+from ddpdiag.model import Report, Severity, Verdict
 from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
 from ddpdiag.render.page import one_line
 
@@ -173,7 +173,9 @@ def _per_iter(of: Calls, ranks: Sequence[RankTime]) -> dict[str, Json]:
 
 def _verdict(report: Report) -> dict[str, Json]:
     """The verdict and what led to it: errors, or without any the warnings, unless all is well."""
-    findings = _guilty(report)
+    # What led to the verdict: errors, or without any the warnings, unless all is well.
+    errors, warnings = ([f for f in report.findings if f.severity is s] for s in (Severity.ERROR, Severity.WARNING))
+    findings = [] if report.verdict is Verdict.FIT else errors or warnings
     first = findings[0] if findings else None
     return {
         "status": report.verdict.value,
@@ -187,11 +189,6 @@ def _verdict(report: Report) -> dict[str, Json]:
         "action": (first.fix or None) if first else None,
         "evidence": [{"code": f.code, **f.evidence} for f in findings],
     }
-
-
-def _guilty(report: Report) -> list[Finding]:
-    errors, warnings = ([f for f in report.findings if f.severity is s] for s in (Severity.ERROR, Severity.WARNING))
-    return [] if report.verdict is Verdict.FIT else errors or warnings
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------

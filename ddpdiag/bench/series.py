@@ -180,7 +180,12 @@ def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit
     bandwidth = _bandwidth(small, sweep) if small else None
     if bandwidth is None:
         return None
-    latency = _latency(small, bandwidth)
+    # What is left without the bytes, in the median of the small sizes whose bytes are less than half of their time:
+    # where bytes are most of it, what is left is noise. The median, not the shortest: each time is the best of its
+    # calls already, and the luckiest of a dozen sizes is no call that a job would see.
+    left = [Point(point.size_bytes, point.seconds - point.size_bytes / bandwidth) for point in small]
+    latent = sorted(rest.seconds for rest in left if rest.seconds > rest.size_bytes / bandwidth)
+    latency = quantile(latent, 0.5) if latent else max(0.0, left[0].seconds)
     share, at = _residual(sweep, latency, bandwidth)
     return Fit(
         latency_seconds=latency,
@@ -189,17 +194,6 @@ def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit
         residual_share=share,
         residual_bytes=at,
     )
-
-
-def _latency(small: Sequence[Point], bandwidth: float) -> float:
-    """What is left without the bytes, in the median of the small sizes whose bytes are less than half of their time.
-
-    The median, not the shortest: each time is the best of its calls already, and the luckiest of a dozen sizes is no
-    call that a job would see. Where bytes are most of the time, what is left is noise.
-    """
-    left = [Point(point.size_bytes, point.seconds - point.size_bytes / bandwidth) for point in small]
-    latent = sorted(rest.seconds for rest in left if rest.seconds > rest.size_bytes / bandwidth)
-    return quantile(latent, 0.5) if latent else max(0.0, left[0].seconds)
 
 
 def _bandwidth(small: Sequence[Point], sweep: Sequence[Point]) -> float | None:

@@ -161,18 +161,14 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
             own[row.place.rank] = row.data.limits.cores or 0
     bound = seen.of(hst001.CHECK).by_rank
     for own in machines.values():
-        cores = _cores(own, bound)
+        rows = {rank: bound[rank] for rank in own if rank in bound}
+        # Of all its ranks together, as HST001 saw them; else what the one with most may use.
+        cores = max(own.values(), default=0)
+        if len(rows) == len(own) and all(row.affinity for row in rows.values()):
+            cores = int(hst001.usable_cores(rows).cores)
         if 0 < cores < len(own):
             return len(own), cores
     return None
-
-
-def _cores(own: Mapping[int, int], bound: Mapping[int, hst001.Data]) -> int:
-    """Cores of one machine's ranks: together, as HST001 saw them; else what the one with most may use."""
-    rows = {rank: bound[rank] for rank in own if rank in bound}
-    if len(rows) == len(own) and all(row.affinity for row in rows.values()):
-        return int(hst001.usable_cores(rows).cores)
-    return max(own.values(), default=0)
 
 
 def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
@@ -187,7 +183,12 @@ def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict
 
 def _of_rank(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
     copies = tuple(rate for data in own for rate in data.copies)[:moments]
-    cells = [cell for data in own for cell in _large(data)]
+    cells: list[Cell] = []
+    for data in own:
+        # The modes of the large sizes; of the largest one where all are small.
+        least = min(_LARGE_BYTES, max((line.size_bytes for line in data.lines), default=0))
+        lines = [line for line in data.lines if line.size_bytes >= least]
+        cells += [cell for line in lines for cell in (line.in_place, line.out_of_place) if cell is not None]
     shares = sorted(
         cell.lag_seconds / cell.transfer_seconds
         for cell in cells
@@ -201,13 +202,6 @@ def _of_rank(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
         lag_share=quantile(shares, 0.5) if shares else None,
         late_share=last / calls if calls else None,
     )
-
-
-def _large(data: Data) -> list[Cell]:
-    """The modes of the large sizes; of the largest one where all are small."""
-    least = min(_LARGE_BYTES, max((line.size_bytes for line in data.lines), default=0))
-    lines = [line for line in data.lines if line.size_bytes >= least]
-    return [cell for line in lines for cell in (line.in_place, line.out_of_place) if cell is not None]
 
 
 def pair_rates(seen: Seen[Data], backend: str) -> Mapping[int, float]:

@@ -214,7 +214,7 @@ def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
 
 
 def _named(collective: str, dtype: str, op: str, root: int) -> str:
-    """ "broadcast, float, root 0"."""
+    """Such as "broadcast, float, root 0"."""
     return one_line(", ".join((collective, *traits(dtype, op, root))))
 
 
@@ -273,17 +273,13 @@ def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
             page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
         page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
         # What the sentence of the whole states is printed last, below.
-        if series.sentence and not _is_said(series, bench.sentence):
+        what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
+        together = what and series.collective in bench.sentence and f"each {what}," in bench.sentence
+        if series.sentence and series.sentence not in bench.sentence and not together:
             page.write(one_line(series.sentence), indent=4)
         page.blank()
     if brief:
         page.blank()
-
-
-def _is_said(series: Series, sentence: str) -> bool:
-    """Is its bottleneck in the sentence of the whole, alone or together with others'?"""
-    what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
-    return series.sentence in sentence or (bool(what) and series.collective in sentence and f"each {what}," in sentence)
 
 
 def _fit(fit: Fit) -> str:

@@ -64,7 +64,17 @@ def progress_age(stall: Stall) -> float | None:
 def judged(stall: Stall) -> Judged:
     """What the look means, and what each rank does; of a command that failed, why."""
     if stall.failure is not None:
-        return structs.replace(_judged_failure(stall.failure), notes=stall.notes)
+        known = stall.failure.known
+        who = f"{ranks_text(stall.failure.ranks)}: " if stall.failure.ranks else ""
+        awaited = f" It waited for {ranks_text(stall.failure.missing)}." if stall.failure.missing else ""
+        return Judged(
+            # Ranks that wait are not named, but those for which they wait.
+            named=stall.failure.missing if known.is_wait else stall.failure.ranks,
+            title=f"{who}{known.title}",
+            message=f'{known.more}{awaited} The command printed "{known.quote}".'.strip(),
+            fix=known.fix,
+            notes=stall.notes,
+        )
     activities = activities_of(stall)
     verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
     verdict = verdict or _undecided(stall, activities)
@@ -196,19 +206,6 @@ def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
     code = os.waitstatus_to_exitcode(status)
     ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
-
-
-def _judged_failure(failure: Failure) -> Judged:
-    """What the text means. Ranks that wait are not named, but those for which they wait."""
-    known = failure.known
-    who = f"{ranks_text(failure.ranks)}: " if failure.ranks else ""
-    awaited = f" It waited for {ranks_text(failure.missing)}." if failure.missing else ""
-    return Judged(
-        named=failure.missing if known.is_wait else failure.ranks,
-        title=f"{who}{known.title}",
-        message=f'{known.more}{awaited} The command printed "{known.quote}".'.strip(),
-        fix=known.fix,
-    )
 
 
 # Looks of several hosts ----------------------------------------------------------------------------------------------

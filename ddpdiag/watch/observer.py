@@ -161,6 +161,7 @@ class Observer:
             stack=shortened(dump.main, MOST_FRAMES),
             threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
         )
+        posted = None if isinstance(trace, str) else trace.newest_unix_seconds
         children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
         states = [process_state(child.pid) for child in children]
         return RankSeen(
@@ -178,7 +179,7 @@ class Observer:
             ),
             collectives=None if isinstance(trace, str) else trace.collectives,
             no_collectives=trace if isinstance(trace, str) else "",
-            posted_seconds=_age(trace),
+            posted_seconds=None if posted is None else max(0.0, time.time() - posted),
         )
 
 
@@ -211,9 +212,3 @@ def _used_seconds(pid: int) -> float | None:
     """What its main thread had of a core or waited for; without that the whole process's time on cores."""
     ticks = cpu_ticks(pid)
     return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
-
-
-def _age(trace: TraceDump | str) -> float | None:
-    if isinstance(trace, str) or trace.newest_unix_seconds is None:
-        return None
-    return max(0.0, time.time() - trace.newest_unix_seconds)

@@ -173,17 +173,13 @@ class Peers:
         except BlockingIOError:
             pass  # it has not read for a while
         except OSError:
-            self._lead()
+            self._socket.close()
+            self._socket = _open_socket()
+            self._answered = time.monotonic()
+            self._leads = self._bind()
             return
         if now - self._answered > _PATIENCE_SECONDS:
             self._leads = True
-
-    def _lead(self) -> None:
-        """The leader has ended: take its place, or find the new leader at the next turn."""
-        self._socket.close()
-        self._socket = _open_socket()
-        self._answered = time.monotonic()
-        self._leads = self._bind()
 
     def close(self) -> None:
         """Close the socket: the next peer that sends a message here becomes the leader."""
