@@ -16,7 +16,7 @@ import msgspec
 from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci
 from ddpdiag.codec import encode, readable
 from ddpdiag.model import Report, Severity, Verdict
-from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
+from ddpdiag.model.bench import Bench, BenchRank, BenchRow, Blocking, Measured, RankTime
 from ddpdiag.render.page import one_line
 
 SCHEMA = "ddpdiag.bench/1"
@@ -28,13 +28,10 @@ _Devices = dict[int, BenchRank]
 
 def to_json(report: Report) -> str:
     """`report.bench` as indented JSON with a newline at the end."""
-    return msgspec.json.format(encode(_document(report, measured(report))), indent=2).decode() + "\n"
-
-
-def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
+    bench = measured(report)
     who = {line.rank: line for line in devices(bench)}
     average = bench.average_busbw_bytes_per_s
-    return {
+    document: dict[str, Json] = {
         "schema": SCHEMA,
         "version": _VERSION,
         "start_time": bench.created or None,
@@ -57,6 +54,7 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         "timings": report.timings,
         "end_time": _end(bench.created, report.seconds),
     }
+    return msgspec.json.format(encode(document), indent=2).decode() + "\n"
 
 
 def _nccl_code(version: str | None) -> int | None:

@@ -154,20 +154,18 @@ def curves_of(report: BenchReport) -> list[Curve]:
         if (mode := row.natural()) is not None and row.size_bytes > 0:
             found.setdefault(_key(row), {}).setdefault(row.size_bytes, []).append(mode)
     pairs = Counter(key[:2] for key in found)
-    return [
-        _curve(_name(key, whole=pairs[key[:2]] > 1), sizes, [s for s in report.series if _key(s) == key])
-        for key, sizes in found.items()
-    ]
+    curves = []
+    for key, sizes in found.items():
+        collective, backend, dtype, op, root = key
+        # What distinguishes it from others of that name: ", float, sum".
+        apart = traits(dtype, op, root) if pairs[key[:2]] > 1 else ()
+        name = plain(", ".join((f"{collective} over {backend}", *apart)))
+        curves.append(_curve(name, sizes, [one for one in report.series if _key(one) == key]))
+    return curves
 
 
 def _key(of: BenchRow | Series) -> _Key:
     return of.collective, of.backend, of.dtype, of.op, of.root
-
-
-def _name(key: _Key, *, whole: bool) -> str:
-    """ "all_reduce over gloo"; `whole` adds what distinguishes it from others of that name: ", float, sum"."""
-    collective, backend, dtype, op, root = key
-    return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
 
 
 def expectation_of(series: Series) -> Expectation | None:

@@ -160,7 +160,7 @@ def section(report: Report) -> Section:
                 note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
                 f"loss: after the last step, within {train.tolerance:.2g} of single's if it trains correctly.",
             ),
-            *([_scaling(train)] if train.scaling else []),
+            *([_scaling(train)] if train.scaling else ()),
         ),
     )
 
@@ -171,14 +171,13 @@ def _speed(train: TrainReport) -> html.Figure | None:
     drawn = [row for row in train.rows if row.samples_per_second is not None or row.ended in _BAD]
     rows = {row: row.samples_per_second or 0.0 for row in drawn}
     alone = next((rate for row, rate in rows.items() if rate and row.strategy.value == "single"), None)
-    told = ", ".join(f"{row.strategy.value} {_rate(row)}{_times(row)}" for row in rows)
-    return _bars("Speed", "speed", rows, f", in samples/s: {told}.", "samples/s", alone, "single")
-
-
-def _times(row: StrategyRow) -> str:
-    if row.speedup is not None and row.strategy.value != "single":
-        return f" ({row.speedup:.2f} x)"
-    return f" ({row.ended.value})" if row.ended in _BAD else ""
+    told = []
+    for row in rows:
+        times = f" ({row.ended.value})" if row.ended in _BAD else ""
+        if row.speedup is not None and row.strategy.value != "single":
+            times = f" ({row.speedup:.2f} x)"
+        told.append(f"{row.strategy.value} {_rate(row)}{times}")
+    return _bars("Speed", "speed", rows, f", in samples/s: {', '.join(told)}.", "samples/s", alone, "single")
 
 
 def _communication(train: TrainReport) -> html.Figure | None:

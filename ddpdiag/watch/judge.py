@@ -64,15 +64,15 @@ def progress_age(stall: Stall) -> float | None:
 def judged(stall: Stall) -> Judged:
     """What the look means, and what each rank does; of a command that failed, why."""
     if stall.failure is not None:
-        known = stall.failure.known
+        cause = stall.failure.known
         who = f"{ranks_text(stall.failure.ranks)}: " if stall.failure.ranks else ""
         awaited = f" It waited for {ranks_text(stall.failure.missing)}." if stall.failure.missing else ""
         return Judged(
             # Ranks that wait are not named, but those for which they wait.
-            named=stall.failure.missing if known.is_wait else stall.failure.ranks,
-            title=f"{who}{known.title}",
-            message=f'{known.more}{awaited} The command printed "{known.quote}".'.strip(),
-            fix=known.fix,
+            named=stall.failure.missing if cause.is_wait else stall.failure.ranks,
+            title=f"{who}{cause.title}",
+            message=f'{cause.more}{awaited} The command printed "{cause.quote}".'.strip(),
+            fix=cause.fix,
             notes=stall.notes,
         )
     activities = activities_of(stall)

@@ -7,8 +7,7 @@ over, with fewer calls or sizes.
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,7 +27,8 @@ def time_calls(operations: Sequence[Operation], calls: int, device: torch.device
     """
     if not calls:
         return []
-    with _without_garbage_collection():
+    gc.disable()
+    try:
         if device.type == "cuda":
             seconds = _by_events(operations, calls, device, how)
         elif how is Blocking.PIPELINED:
@@ -37,6 +37,8 @@ def time_calls(operations: Sequence[Operation], calls: int, device: torch.device
             seconds = one_by_one(operations[0].call, calls)
         else:
             seconds = [_at_once_by_clock(operations, how) for _ in range(calls)]
+    finally:
+        gc.enable()
     # The pipeline of a CPU goes round its buffers: each call is one operation.
     at_once = 1 if how is Blocking.PIPELINED and device.type != "cuda" else len(operations)
     return [each / at_once for each in seconds]
@@ -56,15 +58,6 @@ def finish(device: torch.device) -> None:
     """Wait for the GPU."""
     if device.type != "cpu":
         torch.get_device_module(device.type).synchronize(device)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _at_once_by_clock(operations: Sequence[Operation], how: Blocking) -> float:
