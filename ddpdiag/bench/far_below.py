@@ -64,14 +64,51 @@ def second_bench(trial: Trial) -> Bench:
 def far_below(seen: Seen[Data], found: Sequence[Series], far_ratio: float) -> Iterator[Finding]:
     """One for each collective, unless no rate is expected of its path (TCP sockets)."""
     for one in suspects(seen, found, far_ratio):
-        again = (trial for trial in seen.trials if AGAIN in trial.params)
-        own = next((trial for trial in again if trial.params["collective"] == one.collective), None)
+        trials = (trial for trial in seen.trials if AGAIN in trial.params)
+        own = next((trial for trial in trials if trial.params["collective"] == one.collective), None)
         rows = {row.place.rank: row.data for row in seen.rows if row.trial is own}
         hosts = hosts_of_ranks(seen, seen.world.living)
-        path = path_of(one.collective, {rank: row.path for rank, row in rows.items() if row.path is not None}, hosts)
+        paths = {rank: row.path for rank, row in rows.items() if row.path is not None}
+        path = path_of(one.collective, paths, hosts)
         # A network card's nominal speed is no expectation where NCCL's log does not show that it is used.
-        if len(hosts) == 1 or isinstance(path, Path):
-            yield _finding(seen, one, path, rows, far_ratio)
+        if len(hosts) > 1 and not isinstance(path, Path):
+            continue
+        expectation, name = one.expectation, f"{one.collective} over {one.backend}"
+        expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
+        first = _first(seen, one)
+        # The shortest call of the slowest rank; None where a rank has none.
+        cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
+        seconds = [cell.seconds.min for cell in cells if cell is not None]
+        again = None
+        if len(seconds) >= first.ranks:
+            latency = min(first.latency_seconds, max(seconds) / 2)
+            again = first._replace(seconds=max(seconds), latency_seconds=latency)
+        doubts = [*_doubts(first, again, path, rows, far_ratio)]
+        causes = [*limited_by(paths)]
+        if isinstance(path, Path) and path.transports:
+            causes.insert(0, Cause(f"NCCL's log shows {path.transports}"))
+        if one.bottleneck in _TELLING:
+            causes.append(Cause(one.sentence.removesuffix(".")))
+        rate = one.peak_busbw_bytes_per_s
+        second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
+        yield seen.finding(
+            "far-below",
+            f"{name} is far below what this hardware should reach: {rate_text(rate)}",
+            f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
+            f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
+            f"{share_text(far_ratio)} expected. {causes_text(causes)}{doubts_text(doubts)}",
+            severity=Severity.WARNING if doubts else Severity.ERROR,
+            nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+            evidence={
+                "busbw_bytes_per_s": rate,
+                "second_busbw_bytes_per_s": again.busbw_bytes_per_s if again else None,
+                "expected_bytes_per_s": expected,
+                "transports": path.transports if isinstance(path, Path) else path,
+                "causes": [cause.text for cause in causes],
+                "doubts": [*doubts],
+            },
+            fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
+        )
 
 
 def _first(seen: Seen[Data], one: Series) -> Timed:
@@ -79,44 +116,6 @@ def _first(seen: Seen[Data], one: Series) -> Timed:
     seconds = one.best_bytes * factor(one.collective, ranks) / max(one.peak_busbw_bytes_per_s, 1e-9)
     latency = one.fit.latency_seconds if one.fit is not None else 0.0
     return Timed(one.collective, one.best_bytes, ranks, seconds, min(latency, seconds / 2))
-
-
-def _finding(seen: Seen[Data], one: Series, path: Path | str, rows: Mapping[int, Data], far_ratio: float) -> Finding:
-    expectation, name = one.expectation, f"{one.collective} over {one.backend}"
-    expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
-    first = _first(seen, one)
-    # The shortest call of the slowest rank; None where a rank has none.
-    cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
-    seconds = [cell.seconds.min for cell in cells if cell is not None]
-    again = None
-    if len(seconds) >= first.ranks:
-        again = first._replace(seconds=max(seconds), latency_seconds=min(first.latency_seconds, max(seconds) / 2))
-    doubts = [*_doubts(first, again, path, rows, far_ratio)]
-    causes = [*limited_by({rank: row.path for rank, row in rows.items() if row.path is not None})]
-    if isinstance(path, Path) and path.transports:
-        causes.insert(0, Cause(f"NCCL's log shows {path.transports}"))
-    if one.bottleneck in _TELLING:
-        causes.append(Cause(one.sentence.removesuffix(".")))
-    rate = one.peak_busbw_bytes_per_s
-    second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
-    return seen.finding(
-        "far-below",
-        f"{name} is far below what this hardware should reach: {rate_text(rate)}",
-        f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}, "
-        f"{reached_text(rate, expected)} ({expectation.source if expectation else ''}); at least "
-        f"{share_text(far_ratio)} expected. {causes_text(causes)}{doubts_text(doubts)}",
-        severity=Severity.WARNING if doubts else Severity.ERROR,
-        nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
-        evidence={
-            "busbw_bytes_per_s": rate,
-            "second_busbw_bytes_per_s": again.busbw_bytes_per_s if again else None,
-            "expected_bytes_per_s": expected,
-            "transports": path.transports if isinstance(path, Path) else path,
-            "causes": [cause.text for cause in causes],
-            "doubts": [*doubts],
-        },
-        fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
-    )
 
 
 def _doubts(

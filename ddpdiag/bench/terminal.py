@@ -15,7 +15,7 @@ from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, WorldLine
-from ddpdiag.model.bench import Average, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
+from ddpdiag.model.bench import Average, BenchRank, BenchReport, Blocking, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
@@ -181,15 +181,9 @@ def _write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
         page.write(one_line(note), lead="note: ")
     if bench.notes or not bench.rows:
         page.blank()
-    _beside(page, bench.rows)
-    _ranks(page, bench.ranks, details=details)
-    _all_series(page, bench, details=details)
-
-
-def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
-    """Where several backends did the same: their bus bandwidth by size, and the first one's over each other's."""
+    # Where several backends did the same: their bus bandwidth by size, and the first one's over each other's.
     kinds: dict[_Kind, _Sizes] = {}
-    for row in rows:
+    for row in bench.rows:
         if (mode := row.natural()) is not None:
             sizes = kinds.setdefault((row.collective, row.dtype, row.op, row.root), {})
             sizes.setdefault(row.size_bytes, {}).setdefault(row.backend, []).append(mode.busbw_bytes_per_s)
@@ -211,6 +205,8 @@ def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
                 table.add_row(*map(Text, (str(size), *rates, *ratios)))
             page.table(table)
             page.blank()
+    _ranks(page, bench.ranks, details=details)
+    _all_series(page, bench, details=details)
 
 
 def _named(collective: str, dtype: str, op: str, root: int) -> str:

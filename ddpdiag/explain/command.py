@@ -39,7 +39,19 @@ def run(words: Sequence[str], how: ExplainOptions = _AS_TEXT) -> int:
         return _show([explain_log(_pieces(word, quiet=how.quiet), names[word]) for word in words], how)
     if any(map(_is_log, words)) and (missing := [word for word in words if _is_missing_log(word)]):
         raise UsageError(f"{readable(missing[0])}: no such file")
-    return _text(text, how)
+    # Pasted text is a log without a name: the numbers of its lines are of no use.
+    found = explain_log([text.encode("utf-8", "surrogateescape")], "")
+    if not found.sightings and not re.search(r"\s", text.strip()):
+        if _is_missing_log(text):
+            raise UsageError(f"{readable(text)}: no such file")
+        raise UsageError(
+            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
+            "`ddpdiag checks` lists codes and names"
+        )
+    exit_code = _show([found], how)
+    if found.is_explained and how == ExplainOptions(quiet=how.quiet, color=how.color):
+        _show_page(found.sightings[0].card.code, how.color, "\n")
+    return exit_code
 
 
 def _is_log(word: str) -> bool:
@@ -60,22 +72,6 @@ def _check_output(path: str, words: Sequence[str]) -> None:
     with suppress(OSError), open(path, "rb") as file:
         if os.path.isfile(path) and file.read(1) not in (b"", b"{"):
             raise UsageError(f"--json {path} would overwrite a file that is no JSON; `--json -` is standard output")
-
-
-def _text(text: str, how: ExplainOptions) -> int:
-    # Pasted text is a log without a name: the numbers of its lines are of no use.
-    found = explain_log([text.encode("utf-8", "surrogateescape")], "")
-    if not found.sightings and not re.search(r"\s", text.strip()):
-        if _is_missing_log(text):
-            raise UsageError(f"{readable(text)}: no such file")
-        raise UsageError(
-            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
-            "`ddpdiag checks` lists codes and names"
-        )
-    exit_code = _show([found], how)
-    if found.is_explained and how == ExplainOptions(quiet=how.quiet, color=how.color):
-        _show_page(found.sightings[0].card.code, how.color, "\n")
-    return exit_code
 
 
 def _show(found: Sequence[Explanation], how: ExplainOptions) -> int:

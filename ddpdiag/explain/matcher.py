@@ -11,7 +11,7 @@ already printed one.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from ddpdiag.explain.card import Card, Role, all_cards
@@ -99,18 +99,7 @@ class _Matcher:
         """A block of lines."""
         raised = {found.start: found for found in tracebacks(block, is_first=self.lines == 0)}
         counted, line = 0, self.lines + 1
-        for start, (end, hits) in sorted(self._hits(block, raised).items()):
-            line += block.count(b"\n", counted, start)
-            counted = start
-            self._line(block, start, end, hits, line, raised.get(start))
-        self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
-
-    def sightings(self) -> list[Sighting]:
-        """What was seen, in the order of the cards' first lines."""
-        return [tally.sighting() for tally in self._tallies.values()]
-
-    def _hits(self, block: bytes, raised: Mapping[int, Traceback]) -> dict[int, tuple[int, list[tuple[Card, int]]]]:
-        """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where."""
+        # Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where.
         lines: dict[int, tuple[int, list[tuple[Card, int]]]] = {}
         # Looking back for a line's beginning would take long where lines end with carriage returns only.
         ends = _Ends(block)
@@ -123,7 +112,15 @@ class _Matcher:
         for start in raised:
             begin, end = ends.around(start)
             lines.setdefault(begin, (end, []))[1].extend((card, begin) for card in self._in_traceback)
-        return lines
+        for start, (end, hits) in sorted(lines.items()):
+            line += block.count(b"\n", counted, start)
+            counted = start
+            self._line(block, start, end, hits, line, raised.get(start))
+        self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
+
+    def sightings(self) -> list[Sighting]:
+        """What was seen, in the order of the cards' first lines."""
+        return [tally.sighting() for tally in self._tallies.values()]
 
     def _line(
         self,

@@ -29,7 +29,6 @@ Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -57,10 +56,6 @@ FINDINGS = {
         "there was no time, no reference, or no strategy that was asked for is possible here, so nothing is known."
     ),
 }
-
-if TYPE_CHECKING:
-    from ddpdiag.strategies.workloads.trainer import Task
-    from ddpdiag.workloads.mnist import Digits
 
 # What a strategy needs of torch, as users search for it.
 _NEEDS = {
@@ -108,25 +103,21 @@ def measure(ctx: Context) -> Data:
     ctx.step("read the digits")
     digits = mnist.load(ctx.options.data_dir)
     try:
-        return _train(ctx, strategy, task, digits)
+        # ImportError where this torch lacks the strategy: nothing was trained then.
+        backend = str(ctx.trial.params["backend"])
+        parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
+        wants: dict[Strategy, tuple[str | int, ...]] = {
+            Strategy.SINGLE: (backend, parts),
+            Strategy.DP: (),
+            Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
+        }
+        code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
+        data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
+        return data
     except ImportError as error:
         if strategy not in _NEEDS:
             raise
         return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
-
-
-def _train(ctx: Context, strategy: Strategy, task: "Task", digits: "Digits") -> Data:
-    """ImportError where this torch lacks the strategy: nothing was trained then."""
-    backend = str(ctx.trial.params["backend"])
-    parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
-    wants: dict[Strategy, tuple[str | int, ...]] = {
-        Strategy.SINGLE: (backend, parts),
-        Strategy.DP: (),
-        Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
-    }
-    code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-    data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
-    return data
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

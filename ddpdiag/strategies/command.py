@@ -50,19 +50,8 @@ def train_of(options: TrainOptions) -> Train:
     if options.dtype not in TOLERANCES:
         near = nearest(options.dtype, TOLERANCES)
         raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}{near}")
-    return Train(
-        strategies=_strategies(options.strategy),
-        steps=_within("--steps", options.steps, 2, _MOST_STEPS),
-        batch_size=_within("--batch-size", options.batch_size, 1, _MOST_IMAGES),
-        group_size=_within("--group-size", options.group_size, 2, BLOCKS),
-        dtype=options.dtype,
-        scaling=options.scaling,
-    )
-
-
-def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
-    """Each once, in the order in which they were typed; "all" stands for all."""
-    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(values))
+    # Each once, in the order in which they were typed; "all" stands for all.
+    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(options.strategy))
     known = {strategy.value: strategy for strategy in Strategy}
     if "all" in names:
         names = dict.fromkeys([*known])
@@ -70,7 +59,14 @@ def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
         if name not in known:
             near = nearest(name, known)
             raise UsageError(f"--strategy {readable(name)}: expected {', '.join(known)} or all{near}")
-    return tuple(known[name] for name in names)
+    return Train(
+        strategies=tuple(known[name] for name in names),
+        steps=_within("--steps", options.steps, 2, _MOST_STEPS),
+        batch_size=_within("--batch-size", options.batch_size, 1, _MOST_IMAGES),
+        group_size=_within("--group-size", options.group_size, 2, BLOCKS),
+        dtype=options.dtype,
+        scaling=options.scaling,
+    )
 
 
 def _within(option: str, value: int, least: int, most: int, *, context: str = "") -> int:
@@ -113,7 +109,24 @@ def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outp
     json = outputs.json
     if json is not None:
         files.check_writable(json)
-    report = _measured(compare, launch.place.node, quiet=outputs.quiet)
+    begin = time.monotonic()
+    signals = Signals(children=True)
+    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
+    with (
+        counter(quiet=outputs.quiet) as progress,
+        TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
+    ):
+        rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
+        rounds.run()
+    report = judged(
+        compare,
+        rounds.starts,
+        rounds.controls,
+        host=launch.place.node,
+        cores=len(os.sched_getaffinity(0)),
+        seconds=time.monotonic() - begin,
+        told=signals.told,
+    )
     stream = sys.stderr if json == "-" else sys.stdout
     width, colored = terminal(stream, outputs.color)
     try:
@@ -165,27 +178,6 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
     )
 
 
-def _measured(compare: Compare, host: str, *, quiet: bool) -> LaunchersReport:
-    begin = time.monotonic()
-    signals = Signals(children=True)
-    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
-    with (
-        counter(quiet=quiet) as progress,
-        TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
-    ):
-        rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
-        rounds.run()
-    return judged(
-        compare,
-        rounds.starts,
-        rounds.controls,
-        host=host,
-        cores=len(os.sched_getaffinity(0)),
-        seconds=time.monotonic() - begin,
-        told=signals.told,
-    )
-
-
 # For people and for scripts ------------------------------------------------------------------------------------------
 
 
@@ -211,7 +203,17 @@ def render(report: LaunchersReport, *, color: bool, width: int) -> str:
         style="dim",
     )
     page.blank()
-    _table(page, report.rows)
+    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in report.rows]
+    figures = (
+        ("start", [shown(row.start_seconds, "{:.2f} s") for row in report.rows]),
+        ("x", [shown(row.start_ratio, "{:.2f}") for row in report.rows]),
+        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in report.rows]),
+        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in report.rows]),
+        ("x", [shown(row.step_ratio, "{:.2f}") for row in report.rows]),
+        ("threads", ["-".join(map(str, each)) or "-" for each in threads]),
+    )
+    names = Column("started by", tuple(row.method.value for row in report.rows), right=False)
+    write_table(page, names, [row.ended for row in report.rows], figures)
     _reasons(page, report.rows)
     for sentence in report.explained:
         page.write(one_line(sentence))
@@ -219,20 +221,6 @@ def render(report: LaunchersReport, *, color: bool, width: int) -> str:
         page.blank()
     page.write(one_line(report.sentence), style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
     return page.text()
-
-
-def _table(page: Page, rows: Sequence[LauncherRow]) -> None:
-    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in rows]
-    figures = (
-        ("start", [shown(row.start_seconds, "{:.2f} s") for row in rows]),
-        ("x", [shown(row.start_ratio, "{:.2f}") for row in rows]),
-        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in rows]),
-        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in rows]),
-        ("x", [shown(row.step_ratio, "{:.2f}") for row in rows]),
-        ("threads", ["-".join(map(str, each)) or "-" for each in threads]),
-    )
-    names = Column("started by", tuple(row.method.value for row in rows), right=False)
-    write_table(page, names, [row.ended for row in rows], figures)
 
 
 def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:

@@ -161,7 +161,18 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
             case Ended.UNFINISHED | Ended.NOT_COMPARED:
-                yield _unknown(seen, run)
+                what = _what(seen, run)
+                yield seen.finding(
+                    "unmeasured",
+                    f"whether {what} works is not known",
+                    f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
+                    evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
+                    fix="First find out why single did not work."
+                    if run.ended is Ended.NOT_COMPARED
+                    else f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less "
+                    "(--steps).",
+                    of_the_run=True,
+                )
             case _:
                 pass
     if tried and not _tried(seen, tried):
@@ -198,20 +209,6 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
         "no strategy that was asked for is possible here",
         f"{told}.",
         fix="Ask for others with --strategy, or run this where they are possible.",
-        of_the_run=True,
-    )
-
-
-def _unknown(seen: Seen[Data], run: Run) -> Finding:
-    what = _what(seen, run)
-    return seen.finding(
-        "unmeasured",
-        f"whether {what} works is not known",
-        f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
-        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        fix=f"Give more time (--budget, --set {run.trial.code}.deadline_seconds=SECONDS), or ask for less (--steps)."
-        if run.ended is Ended.UNFINISHED
-        else "First find out why single did not work.",
         of_the_run=True,
     )
 

@@ -177,7 +177,19 @@ class _Run:
 
     def kind(self, cycle: int, kind: Kind, kinds_left: int) -> bool:
         """All sizes of one kind; False when the time is over."""
-        sizes = self._affordable(kind)
+        # The sizes for which all ranks have memory; each real size once.
+        context, bench = self._context, self._context.bench
+        width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
+        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
+        sizes = sorted(distinct.values())
+        counted = [counts_of(context.collective, kind, size) for size in sizes]
+        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
+        least = self._agree([len(fits)])[0]
+        if least < len(sizes):
+            self.has_room = False
+            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
+            self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
+        sizes = sizes[:least]
         for number, wanted in enumerate(sizes):
             ahead = sum(sizes[number:]) + (kinds_left - 1) * sum(sizes)
             line = self._line(cycle, kind, wanted, ahead / wanted)
@@ -190,21 +202,6 @@ class _Run:
                 self._note(f"it ended after {len(self.lines):,} rows: no report holds more")
                 return False
         return True
-
-    def _affordable(self, kind: Kind) -> list[int]:
-        """The sizes for which all ranks have memory; each real size once."""
-        context, bench = self._context, self._context.bench
-        width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
-        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
-        sizes = sorted(distinct.values())
-        counted = [counts_of(context.collective, kind, size) for size in sizes]
-        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
-        least = self._agree([len(fits)])[0]
-        if least < len(sizes):
-            self.has_room = False
-            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
-            self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
-        return sizes[:least]
 
     @property
     def _at_once(self) -> int:
