@@ -5,7 +5,6 @@ from functools import lru_cache
 from itertools import chain
 
 from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
-from ddpdiag.bench.far_below import far_below
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
@@ -140,8 +139,8 @@ def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
 _SHOWN = 16
 
 
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """All findings about what was measured; none where no benchmark was run."""
+def findings(seen: Seen[Data], far_below: Iterator[Finding]) -> Iterator[Finding]:
+    """All findings about what was measured, `far_below` among them; none where no benchmark was run."""
     if not seen.trials:
         return
     report = bench_of(seen)
@@ -150,7 +149,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _rows_missing(seen, report)
     yield from _wrong(seen, report)
     yield from _slow(seen, report)
-    yield from far_below(seen, report.series, seen.number("far_ratio"))
+    yield from far_below
     yield from _below(seen, report)
     yield from _compared(seen, report)
 
