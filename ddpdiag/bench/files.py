@@ -92,22 +92,21 @@ def _config(asked: Bench, ranks: Sequence[BenchRank]) -> dict[str, Json]:
         "per_iter_timing": asked.per_iteration,
         "per_iter_skip": 0,
         "parallel_init": False,
-        "devices": [_device(line) for line in ranks],
-    }
-
-
-def _device(line: BenchRank) -> dict[str, Json]:
-    return {
-        "rank": line.rank,
-        "group": 0,
-        "pid": line.pid,
-        "hostname": line.node,
-        "device": line.device_index,
-        "device_hex": None if line.pci is None else short_pci(line.pci),
-        "device_info": line.device,
-        "gpu_uuid": line.gpu_uuid,
-        "pci_bus_id": line.pci,
-        "local_rank": line.local_rank,
+        "devices": [
+            {
+                "rank": line.rank,
+                "group": 0,
+                "pid": line.pid,
+                "hostname": line.node,
+                "device": line.device_index,
+                "device_hex": None if line.pci is None else short_pci(line.pci),
+                "device_info": line.device,
+                "gpu_uuid": line.gpu_uuid,
+                "pci_bus_id": line.pci,
+                "local_rank": line.local_rank,
+            }
+            for line in ranks
+        ],
     }
 
 
@@ -129,6 +128,7 @@ def _result(row: BenchRow, who: _Devices, *, per_iteration: bool) -> dict[str, J
 
 
 def _mode(mode: Measured, who: _Devices) -> dict[str, Json]:
+    spans = (*_SPREAD, "max", "mean", "stdev")
     return {
         "time": mode.seconds * 1e6,
         "alg_bw": mode.algbw_bytes_per_s / 1e9,
@@ -137,21 +137,19 @@ def _mode(mode: Measured, who: _Devices) -> dict[str, Json]:
         "calls": mode.calls,
         "transfer_seconds": mode.transfer_seconds,
         "skew_seconds": mode.skew_seconds,
-        "per_rank": [_rank(of, who.get(of.rank)) for of in mode.ranks],
-    }
-
-
-def _rank(of: RankTime, line: BenchRank | None) -> dict[str, Json]:
-    spread = of.seconds
-    return {
-        "rank": of.rank,
-        "host": line.node if line else None,
-        "gpu_uuid": line.gpu_uuid if line else None,
-        **{f"{name}_seconds": getattr(spread, name) for name in (*_SPREAD, "max", "mean", "stdev")},
-        "cv": spread.cv,
-        "calls": spread.count,
-        "lag_seconds": of.lag_seconds,
-        "wrong": of.wrong,
+        "per_rank": [
+            {
+                "rank": of.rank,
+                "host": who[of.rank].node if of.rank in who else None,
+                "gpu_uuid": who[of.rank].gpu_uuid if of.rank in who else None,
+                **{f"{name}_seconds": getattr(of.seconds, name) for name in spans},
+                "cv": of.seconds.cv,
+                "calls": of.seconds.count,
+                "lag_seconds": of.lag_seconds,
+                "wrong": of.wrong,
+            }
+            for of in mode.ranks
+        ],
     }
 
 

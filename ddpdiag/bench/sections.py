@@ -6,7 +6,7 @@ from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels, expect
 from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
-from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured
+from ddpdiag.model.bench import BenchRank, BenchReport, Measured
 from ddpdiag.render import Sample
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
 from ddpdiag.render.html.ranks import Figures, bar_figure
@@ -132,24 +132,23 @@ def _ranks(bench: BenchReport) -> Table:
         name="bench-ranks",
         caption="Ranks",
         columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
-        rows=tuple(_rank(own, *texts) for own, texts in zip(shown, figures, strict=True)),
+        rows=tuple(
+            (
+                Cell(str(own.rank), own.rank),
+                Cell(words(own.node), words(own.node)),
+                Cell(words(own.device), words(own.device)),
+                Cell(words(f"{own.collective} over {own.backend}")),
+                Cell(median, own.seconds or 0.0),
+                Cell(rate, own.busbw_bytes_per_s or 0.0),
+                Cell(lag, own.lag_seconds or 0.0),
+                Cell(percent(own.spread_share), own.spread_share or 0.0),
+                Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
+            )
+            for own, (median, rate, lag) in zip(shown, figures, strict=True)
+        ),
         note=f"{left:,} more are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=len(ordered) > _OPEN_RANKS,
-    )
-
-
-def _rank(own: BenchRank, median: str, rate: str, lag: str) -> tuple[Cell, ...]:
-    return (
-        Cell(str(own.rank), own.rank),
-        Cell(words(own.node), words(own.node)),
-        Cell(words(own.device), words(own.device)),
-        Cell(words(f"{own.collective} over {own.backend}")),
-        Cell(median, own.seconds or 0.0),
-        Cell(rate, own.busbw_bytes_per_s or 0.0),
-        Cell(lag, own.lag_seconds or 0.0),
-        Cell(percent(own.spread_share), own.spread_share or 0.0),
-        Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
     )
 
 
@@ -162,7 +161,18 @@ def _rows(bench: BenchReport) -> Table:
         name="sizes",
         caption="Every size",
         columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(_size(row, mode, texts) for (row, mode), texts in zip(shown, figures, strict=True)),
+        rows=tuple(
+            (
+                Cell(words(row.collective), words(row.collective)),
+                Cell(words(row.backend), words(row.backend)),
+                Cell(byte_count(row.size_bytes), row.size_bytes),
+                Cell(time, mode.seconds),
+                Cell(algbw, mode.algbw_bytes_per_s),
+                Cell(busbw, mode.busbw_bytes_per_s),
+                Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
+            )
+            for (row, mode), (time, algbw, busbw) in zip(shown, figures, strict=True)
+        ),
         note=f"{left:,} more rows are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=True,
@@ -178,19 +188,6 @@ def _figures(modes: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str
     )
     own = [(head, *written(name, values, ABSENT)) for head, name, values in columns]
     return tuple(f"{head} {unit}" for head, unit, _ in own), list(zip(*(cells for *_, cells in own), strict=True))
-
-
-def _size(row: BenchRow, mode: Measured, figures: Sequence[str]) -> tuple[Cell, ...]:
-    time, algbw, busbw = figures
-    return (
-        Cell(words(row.collective), words(row.collective)),
-        Cell(words(row.backend), words(row.backend)),
-        Cell(byte_count(row.size_bytes), row.size_bytes),
-        Cell(time, mode.seconds),
-        Cell(algbw, mode.algbw_bytes_per_s),
-        Cell(busbw, mode.busbw_bytes_per_s),
-        Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
-    )
 
 
 # Markdown ------------------------------------------------------------------------------------------------------------

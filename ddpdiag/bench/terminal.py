@@ -18,7 +18,7 @@ from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.model.bench import Average, BenchRank, BenchReport, Blocking, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
-from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
+from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks
 from ddpdiag.render.terminal.report import write_head, write_notes, write_timings, write_verdict
 from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, is_exceeded, percent, seconds
 
@@ -223,7 +223,23 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         page.write(one_line(f"ranks of {collective} over {backend} at {byte_count(size)}"), style="bold")
         slow = dict.fromkeys((line.rank for line in of if line.slow), Severity.WARNING)
         # In a log, where scripts read the tables, all of it.
-        ranks = Ranks(tuple(map(_row, of)), slow, details, brief=page.tty, healthy=not slow)
+        rows = tuple(
+            {
+                "rank": line.rank,
+                "local_rank": line.local_rank,
+                "node": line.node,
+                "gpu_uuid": line.gpu_uuid,
+                "time_seconds": line.seconds,
+                "algbw_bytes_per_s": line.algbw_bytes_per_s,
+                "busbw_bytes_per_s": line.busbw_bytes_per_s,
+                "spread_share": line.spread_share,
+                "lag_seconds": line.lag_seconds,
+                "copy_bytes_per_s": line.copy_bytes_per_s,
+                "pair_bytes_per_s": line.pair_busbw_bytes_per_s,
+            }
+            for line in of
+        )
+        ranks = Ranks(rows, slow, details, brief=page.tty, healthy=not slow)
         write_hosts_rule(page, ranks.hosts.rule)
         for part in ranks.tables(color=page.color, width=page.width):
             page.table(part)
@@ -238,22 +254,6 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         if left := len(reasons) - len(shown):
             page.write(f"{count(left, 'more slow rank')}; the JSON report has all of them", style="dim")
         page.blank()
-
-
-def _row(line: BenchRank) -> Row:
-    return {
-        "rank": line.rank,
-        "local_rank": line.local_rank,
-        "node": line.node,
-        "gpu_uuid": line.gpu_uuid,
-        "time_seconds": line.seconds,
-        "algbw_bytes_per_s": line.algbw_bytes_per_s,
-        "busbw_bytes_per_s": line.busbw_bytes_per_s,
-        "spread_share": line.spread_share,
-        "lag_seconds": line.lag_seconds,
-        "copy_bytes_per_s": line.copy_bytes_per_s,
-        "pair_bytes_per_s": line.pair_busbw_bytes_per_s,
-    }
 
 
 def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:

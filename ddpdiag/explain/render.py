@@ -226,33 +226,32 @@ def as_json(found: Sequence[Explanation], exit_code: int) -> str:
             path=each.source,
             lines=each.lines,
             is_explained=each.is_explained,
-            sightings=tuple(map(_row, each.sightings)),
+            sightings=tuple(
+                SightingRow(
+                    role=one.card.role,
+                    card=one.card.name,
+                    is_known=not one.card.fallback,
+                    code=one.card.code,
+                    count=one.count,
+                    line=one.line,
+                    last_line=one.last_line,
+                    ranks=one.ranks,
+                    local_ranks=one.local_ranks,
+                    tasks=one.tasks,
+                    hosts=one.hosts,
+                    missing=one.missing,
+                    quote=one.excerpt,
+                    raised_in=one.frame,
+                    meaning=one.card.meaning,
+                    confirm=one.card.confirm,
+                    fix=one.card.fix,
+                )
+                for one in each.sightings
+            ),
         )
         for each in found
     )
     return encode(ExplainReport(files=files, exit_code=exit_code)).decode() + "\n"
-
-
-def _row(one: Sighting) -> SightingRow:
-    return SightingRow(
-        role=one.card.role,
-        card=one.card.name,
-        is_known=not one.card.fallback,
-        code=one.card.code,
-        count=one.count,
-        line=one.line,
-        last_line=one.last_line,
-        ranks=one.ranks,
-        local_ranks=one.local_ranks,
-        tasks=one.tasks,
-        hosts=one.hosts,
-        missing=one.missing,
-        quote=one.excerpt,
-        raised_in=one.frame,
-        meaning=one.card.meaning,
-        confirm=one.card.confirm,
-        fix=one.card.fix,
-    )
 
 
 def as_github(found: Sequence[Explanation]) -> str:

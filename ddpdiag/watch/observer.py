@@ -107,9 +107,8 @@ class Observer:
         end = time.monotonic() + LOOK_SECONDS
         self._find()
         ranks = self._ranks.ranks
-        ranks = self._ranks.ranks
-        seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
-        uses = _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
+        before = {rank: _use_of(process.pid) for rank, process in ranks.items()}
+        measured = time.monotonic() + _USE_SECONDS
         # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
         pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
         gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
@@ -120,9 +119,9 @@ class Observer:
         traced = _result(traces, end, {})
         cards, unseen = _result(gpus, end, ((), "NVML did not respond in time")) if gpus is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
-        time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
+        time.sleep(max(0.0, measured - time.monotonic()))
         seen = tuple(
-            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), uses)
+            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), before[rank])
             for rank, process in ranks.items()
         )
         return structs.replace(
@@ -145,15 +144,17 @@ class Observer:
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
 
-    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
-        now = read_process(process.pid)
-        if now is None or now.start != process.start:
+    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> RankSeen:
+        known = read_process(process.pid)
+        if known is None or known.start != process.start:
             return RankSeen(rank=rank, pid=process.pid)
-        state, wchan = process_state(process.pid)
-        if state == "D" and uses.states[rank] != (state, wchan):
+        now = _use_of(process.pid)
+        state, wchan = now.state
+        if state == "D" and before.state != now.state:
             state = "S"  # on its way through
-        used, before = _used_seconds(process.pid), uses.seconds.get(rank)
-        share = None if used is None or before is None else (used - before) / (time.monotonic() - uses.begin)
+        share = None
+        if now.seconds is not None and before.seconds is not None:
+            share = (now.seconds - before.seconds) / (now.at - before.at)
         shown = ProcessState(
             pid=process.pid,
             state=state,
@@ -183,12 +184,19 @@ class Observer:
         )
 
 
-class _Uses(NamedTuple):
-    """How much of a core each rank had used at the begin of a look, and how it stood."""
+class _Use(NamedTuple):
+    """What a rank's main thread had had of a core or waited for at a moment (without that, the whole process's time on
+    cores), and its state and wchan."""
 
-    begin: float
-    seconds: dict[int, float]
-    states: dict[int, tuple[str | None, str | None]]
+    at: float
+    seconds: float | None
+    state: tuple[str | None, str | None]
+
+
+def _use_of(pid: int) -> _Use:
+    ticks = cpu_ticks(pid)
+    seconds = core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
+    return _Use(time.monotonic(), seconds, process_state(pid))
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
@@ -206,9 +214,3 @@ def _result(future: Future[T], end: float, otherwise: T) -> T:
         return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
     except TimeoutError:
         return otherwise
-
-
-def _used_seconds(pid: int) -> float | None:
-    """What its main thread had of a core or waited for; without that the whole process's time on cores."""
-    ticks = cpu_ticks(pid)
-    return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
