@@ -22,21 +22,17 @@ from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
 from ddpdiag.watch.model import (
-    Activities,
     Activity,
     Failure,
     Judged,
+    Look,
     RankGroup,
     RankSeen,
     Stall,
-    activities_of,
     call_of,
-    calls_text,
     is_busy,
     is_importing,
     place_of,
-    ranks_at,
-    waiting_text,
 )
 from ddpdiag.watch.output import Sink
 from ddpdiag.watch.rules import PATHS_FIX, RULES
@@ -51,7 +47,7 @@ _READ_SECONDS = 5.0
 
 def is_start(stall: Stall) -> bool:
     """Are ranks still importing, and all others wait for them?"""
-    activities = activities_of(stall)
+    activities = Look(stall).activities
     at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
     return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
 
@@ -75,9 +71,8 @@ def judged(stall: Stall) -> Judged:
             fix=cause.fix,
             notes=stall.notes,
         )
-    activities = activities_of(stall)
-    verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
-    verdict = verdict or _undecided(stall, activities)
+    look = Look(stall)
+    verdict = next((v for rule in RULES if (v := rule(look)) is not None), None) or _undecided(look)
     named = verdict.named
     # Ranks that do the same; those that are named come first, then the smallest groups.
     groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
@@ -101,25 +96,25 @@ def judged(stall: Stall) -> Judged:
     )
 
 
-def _undecided(stall: Stall, activities: Activities) -> Judged:
+def _undecided(look: Look) -> Judged:
     """The ranks do not differ."""
-    if not stall.ranks:
+    if not look.stall.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return Judged(title="no rank was found", message=message)
-    waiting = ranks_at(activities, Activity.WAITING)
-    if len(waiting) == len(stall.ranks):
-        return _all_wait(stall, waiting)
-    who, loading = ranks_text(sorted(activities)), ranks_at(activities, Activity.LOADING)
-    if len(loading) == len(stall.ranks):
+    waiting = look.ranks(Activity.WAITING)
+    if len(waiting) == len(look.stall.ranks):
+        return _all_wait(look, waiting)
+    who, loading = ranks_text(sorted(look.activities)), look.ranks(Activity.LOADING)
+    if len(loading) == len(look.stall.ranks):
         return Judged(
             title=f"{who} wait for their data",
             message="Every rank waits for its data loader, and its workers are alive.",
             fix="Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
-    unseen = ranks_at(activities, Activity.UNSEEN)
+    unseen = look.ranks(Activity.UNSEEN)
     if unseen:
         unknown = f"no stack of {ranks_text(unseen)} can be read"
-        waits = f"{waiting_text(stall, waiting)}; " if waiting else ""
+        waits = f"{look.waiting_text(waiting)}; " if waiting else ""
         message = "These ranks show no stack, and their states and use of cores do not distinguish them."
         return Judged(title=waits + unknown, message=message, fix="Make the stacks readable (a note shows how).")
     return Judged(
@@ -129,8 +124,8 @@ def _undecided(stall: Stall, activities: Activities) -> Judged:
     )
 
 
-def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
-    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in stall.ranks if seen.process is not None})
+def _all_wait(look: Look, waiting: Sequence[int]) -> Judged:
+    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in look.stall.ranks if seen.process is not None})
     if found is not None:
         parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in found.groups.items()]
         return Judged(
@@ -139,11 +134,11 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
             message=f"{begun('; '.join(parts))}: they took different paths in the code.",
             fix=PATHS_FIX,
         )
-    what = calls_text(stall, waiting)
-    if stall.world_size is not None and stall.world_size > len(stall.ranks):
+    what = look.calls_text(waiting)
+    if look.stall.world_size is not None and look.stall.world_size > len(look.stall.ranks):
         return Judged(
             title=f"all ranks of this host wait in {what}",
-            message=f"{begun(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
+            message=f"{begun(ranks_text(waiting))} of {look.stall.world_size} wait there, for a rank of another host "
             "or for a message that does not arrive.",
             fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
