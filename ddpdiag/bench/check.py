@@ -18,25 +18,36 @@ Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % again
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from msgspec import structs
 
-from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import AGAIN, Data, Line
-from ddpdiag.bench.far_below import second_bench, second_trial, suspects
-from ddpdiag.bench.judge import bench_of, judge
+from ddpdiag.bandwidth import factor
+from ddpdiag.bench.data import AGAIN, Data
+from ddpdiag.bench.judge import bench_of, findings
+from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Effect, Explained, Section
+from ddpdiag.checks.gpu.other_users import used_meanwhile
 from ddpdiag.checks.p2p import transport
-from ddpdiag.checks.p2p.nccl_path import FAR_RATIO
+from ddpdiag.checks.p2p.nccl_path import (
+    FAR_RATIO,
+    Cause,
+    Path,
+    Timed,
+    causes_text,
+    doubts_of,
+    doubts_text,
+    limited_by,
+    path_of,
+)
 from ddpdiag.checks.world import World
-from ddpdiag.model import Kind, Options, Scalar, Trial
-from ddpdiag.model.bench import Bench
+from ddpdiag.model import Finding, Kind, Options, Scalar, Severity, Trial
+from ddpdiag.model.bench import Bench, Bottleneck, Series
 from ddpdiag.model.trial import CONTEXT_STEP, Context
-from ddpdiag.text import rate_text, size_text
+from ddpdiag.text import rate_text, share_text, size_text
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -68,6 +79,12 @@ FINDINGS = {
     ),
 }
 
+# Sentences of series that name their bottleneck.
+_TELLING = (Bottleneck.MISSING_PART, Bottleneck.SLOW_RANK)
+_COMPARE = (
+    "Run `ddpdiag check` with the same ranks while nothing else runs there: it measures each link, and names what "
+    "slows GPUs down."
+)
 # Rounds of pairs, each with other partners: of three ranks all pairs are needed to distinguish one from its partners.
 ROUNDS = 3
 _PAIR_SECONDS = 4.0
@@ -84,9 +101,9 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
-    from ddpdiag.bench.workloads.measure import TrialResult, bench, one_size
+    from ddpdiag.bench.workloads.measure import bench, one_size
     from ddpdiag.workloads.collectives import connect
-    from ddpdiag.workloads.devices import describe
+    from ddpdiag.workloads.devices import describe, gpu_users_before
     from ddpdiag.workloads.group import process_group, unknown_backend
 
     backend, collective = str(ctx.trial.params["backend"]), str(ctx.trial.params["collective"])
@@ -94,52 +111,20 @@ def measure(ctx: Context) -> Data:
     if (unknown := unknown_backend(backend)) is not None:
         return structs.replace(empty, unsupported=(str(unknown),))
     if AGAIN in ctx.trial.params:
-        return _second(ctx, empty)
+        # One size once more, with the users of the GPU before it, and NCCL's log after it.
+        ctx.step(CONTEXT_STEP)
+        before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
+        with process_group(ctx, empty.backend) as device:
+            connect(ctx, device)
+            lines = one_size(ctx, second_bench(ctx.trial), collective, device, _SECOND_SECONDS).lines
+        return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
-
-        def data(so_far: TrialResult) -> Data:
-            return structs.replace(
-                known,
-                limits=so_far.limits,
-                lines=so_far.result.lines,
-                copies=so_far.copies,
-                notes=so_far.result.notes,
-                unsupported=so_far.result.unsupported,
-                whole=so_far.result.whole,
-            )
-
-        def report(so_far: TrialResult, line: Line) -> None:
-            ctx.report(data(so_far), _progress(backend, collective, line, len(ctx.group)))
-
         connect(ctx, device)
         if "round" in ctx.trial.params:
-            return data(one_size(ctx, _PAIR_BENCH, "all_reduce", device, _PAIR_SECONDS))
-        seconds = share_seconds(ctx.options, ctx.place.world_size)
-        return data(bench(ctx, ctx.options.bench or Bench(), collective, device, seconds, report))
-
-
-def _second(ctx: Context, empty: Data) -> Data:
-    """One size once more, with the users of the GPU before it, and NCCL's log after it."""
-    from ddpdiag.bench.workloads.measure import one_size
-    from ddpdiag.workloads.collectives import connect
-    from ddpdiag.workloads.devices import gpu_users_before
-    from ddpdiag.workloads.group import process_group
-
-    ctx.step(CONTEXT_STEP)
-    before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
-    with process_group(ctx, empty.backend) as device:
-        connect(ctx, device)
-        lines = one_size(ctx, second_bench(ctx.trial), empty.collective, device, _SECOND_SECONDS).result.lines
-    return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
-
-
-def _progress(backend: str, collective: str, line: Line, ranks: int) -> str:
-    """Such as "all_reduce gloo 4 MiB: 1.23 GB/s"."""
-    cell = line.in_place or line.out_of_place
-    rate = busbw(collective, line.size_bytes, cell.seconds.median, ranks) if cell else 0.0
-    return f"{collective} {backend} {size_text(line.size_bytes)}: {rate_text(rate)}"
+            return structs.replace(known, **one_size(ctx, _PAIR_BENCH, collective, device, _PAIR_SECONDS)._asdict())
+        return bench(ctx, known, device, share_seconds(ctx.options, ctx.place.world_size))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -154,7 +139,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         if params not in tried:
             return (_lasting(seen, new_trial(seen, params=params), share),)
     for backend in backends if seen.world.size > 2 else ():
-        if _went_well(seen, backend):
+        # Only where something was measured over this backend, and nothing failed.
+        own = [trial for trial in seen.trials if trial.params["backend"] == backend]
+        measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
+        if measured and all(seen.went_well(trial) for trial in own):
             for number in range(ROUNDS):
                 in_pairs: dict[str, str | int] = {"backend": backend, "collective": "all_reduce", "round": number}
                 if in_pairs not in tried:
@@ -163,8 +151,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     if seen.left_seconds < _SECOND_SECONDS:
         return ()
     done = {trial.params["collective"] for trial in seen.trials if AGAIN in trial.params}
-    far = suspects(seen, bench_of(seen).series, seen.number("far_ratio"))
-    slow = (one for one in far if one.collective not in done)
+    slow = (one for one in suspects(seen) if one.collective not in done)
     return tuple(_lasting(seen, second_trial(seen, one), _SECOND_SECONDS) for one in islice(slow, 1))
 
 
@@ -184,11 +171,129 @@ def _lasting(seen: Seen[Data], trial: Trial, seconds: float) -> Trial:
     return structs.replace(trial, deadline_seconds=seconds + _OPEN_SECONDS)
 
 
-def _went_well(seen: Seen[Data], backend: str) -> bool:
-    """Was something measured over this backend, and did nothing fail?"""
-    own = [trial for trial in seen.trials if trial.params["backend"] == backend]
-    measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
-    return measured and all(seen.went_well(trial) for trial in own)
+# Far below its expectation: measured once more with NCCL's log, and judged -------------------------------------------
+
+
+def suspects(seen: Seen[Data]) -> Iterator[Series]:
+    """Of each collective over NCCL the first series that is far below what is expected."""
+    named: set[str] = set()
+    for one in bench_of(seen).series:
+        expected = one.expectation
+        if one.backend != "nccl" or one.collective in named or expected is None:
+            continue
+        if _first(seen, one).is_far_below(expected.busbw_bytes_per_s, seen.number("far_ratio")):
+            named.add(one.collective)
+            yield one
+
+
+def second_trial(seen: Seen[Data], one: Series) -> Trial:
+    """The same collective at its best size once more, in a worker that writes NCCL's log."""
+    params: dict[str, str | int | float | bool] = {
+        "backend": one.backend,
+        "collective": one.collective,
+        AGAIN: one.best_bytes,
+        "dtype": one.dtype,
+        "op": one.op,
+        "root": one.root,
+    }
+    return new_trial(seen, params=params, env=transport.LOG_ENV, fresh=True)
+
+
+def second_bench(trial: Trial) -> Bench:
+    """What such a trial measures."""
+    size, op, root = int(trial.params[AGAIN]), str(trial.params["op"]), int(trial.params["root"])
+    return Bench(
+        min_bytes=size,
+        max_bytes=size,
+        iterations=5,
+        warmup=1,
+        checks=0,
+        dtypes=(str(trial.params["dtype"]),),
+        ops=("sum" if op == "none" else op,),
+        roots=(max(0, root),),
+    )
+
+
+def far_below(seen: Seen[Data]) -> Iterator[Finding]:
+    """One for each collective, unless no rate is expected of its path (TCP sockets)."""
+    far_ratio = seen.number("far_ratio")
+    for one in suspects(seen):
+        trials = (trial for trial in seen.trials if AGAIN in trial.params)
+        own = next((trial for trial in trials if trial.params["collective"] == one.collective), None)
+        rows = {row.place.rank: row.data for row in seen.rows if row.trial is own}
+        hosts = hosts_of_ranks(seen, seen.world.living)
+        paths = {rank: row.path for rank, row in rows.items() if row.path is not None}
+        path = path_of(one.collective, paths, hosts)
+        # A network card's nominal speed is no expectation where NCCL's log does not show that it is used.
+        if len(hosts) > 1 and not isinstance(path, Path):
+            continue
+        expectation, name = one.expectation, f"{one.collective} over {one.backend}"
+        expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
+        first = _first(seen, one)
+        # The shortest call of the slowest rank; None where a rank has none.
+        cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
+        seconds = [cell.seconds.min for cell in cells if cell is not None]
+        again = None
+        if len(seconds) >= first.ranks:
+            latency = min(first.latency_seconds, max(seconds) / 2)
+            again = first._replace(seconds=max(seconds), latency_seconds=latency)
+        doubts = [*_doubts(first, again, path, rows, far_ratio)]
+        causes = [*limited_by(paths)]
+        if isinstance(path, Path) and path.transports:
+            causes.insert(0, Cause(f"NCCL's log shows {path.transports}"))
+        if one.bottleneck in _TELLING:
+            causes.append(Cause(one.sentence.removesuffix(".")))
+        rate = one.peak_busbw_bytes_per_s
+        second = f" ({rate_text(again.busbw_bytes_per_s)} when measured again)" if again else ""
+        yield seen.finding(
+            "far-below",
+            f"{name} is far too slow for this hardware: {rate_text(rate)}",
+            f"{name} reaches {rate_text(rate)} busbw at {size_text(one.best_bytes)}{second}. At least "
+            f"{share_text(far_ratio)} of {rate_text(expected)} is expected: "
+            f"{expectation.source if expectation else ''}. {causes_text(causes)}{doubts_text(doubts)}",
+            severity=Severity.WARNING if doubts else Severity.ERROR,
+            nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+            evidence={
+                "busbw_bytes_per_s": rate,
+                "second_busbw_bytes_per_s": again.busbw_bytes_per_s if again else None,
+                "expected_bytes_per_s": expected,
+                "transports": path.transports if isinstance(path, Path) else path,
+                "causes": [cause.text for cause in causes],
+                "doubts": [*doubts],
+            },
+            fix=next((cause.fix for cause in causes if cause.fix), _COMPARE),
+        )
+
+
+def _first(seen: Seen[Data], one: Series) -> Timed:
+    ranks = len(seen.world.arrivals)
+    seconds = one.best_bytes * factor(one.collective, ranks) / max(one.peak_busbw_bytes_per_s, 1e-9)
+    latency = one.fit.latency_seconds if one.fit is not None else 0.0
+    return Timed(one.collective, one.best_bytes, ranks, seconds, min(latency, seconds / 2))
+
+
+def _doubts(
+    first: Timed, again: Timed | None, path: Path | str, rows: Mapping[int, Data], ratio: float
+) -> Iterator[str]:
+    """Reasons for a warning instead of an error."""
+    if again is None:
+        yield "it was measured once only"
+    elif isinstance(path, str):
+        yield path
+    elif not first.is_far_below(path.busbw_bytes_per_s, ratio):
+        yield f"the path that NCCL takes ({path.transports}) can do {rate_text(path.busbw_bytes_per_s)} only"
+    else:
+        yield from doubts_of(path, again, ratio)
+    uses = [(f"the GPU of rank {rank}", row.before) for rank, row in rows.items() if row.before is not None]
+    yield from used_meanwhile(uses)
+
+
+# The check -----------------------------------------------------------------------------------------------------------
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """All findings about what was measured; none where no benchmark was run."""
+    return findings(seen, far_below(seen))
 
 
 def ground(world: World) -> str | None:

@@ -84,7 +84,8 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
             warmup=_number("-w", flags.warmup_iters, 0),
             aggregate=_number("-m", flags.agg_iters, 1),
             cycles=_number("-N", flags.run_cycles, 0),
-            dtypes=_names("-d", _plain(flags.datatype), (*DTYPES, "all")),
+            # dtypes as nccl-tests calls them: torch's names are taken, too.
+            dtypes=_names("-d", [_ALIASES.get(n.lower(), n) for n in split(flags.datatype)], (*DTYPES, "all")),
             ops=_names("-o", flags.op, (*OPS, "all")),
             roots=(_root(flags.root, launch),),
             average=_member("-a", flags.average, Average),
@@ -96,18 +97,12 @@ def bench_of(flags: BenchOptions, save_baseline: str | None = None) -> Callable[
             args=words_without_secrets([readable(word) for word in sys.argv]),
         )
 
-    _check_count(bench_sizes(low, high, step, factor), flags)
+    _check_count((high - low) // step + 1 if step else int(math.log(high / low) / math.log(factor)) + 1, flags)
     return bench
 
 
-def bench_sizes(low: int, high: int, step: int | None, factor: float) -> int:
-    """How many sizes that is; more than the limit where it is more than that."""
-    if step:
-        return (high - low) // step + 1
-    return int(math.log(high / low) / math.log(factor)) + 1
-
-
 def _check_count(sizes: int, flags: BenchOptions) -> None:
+    """UsageError for more sizes, or more calls that are kept, than a report may have."""
     if sizes > _MOST_SIZES:
         raise UsageError(
             f"-b {flags.minbytes} -e {flags.maxbytes}: that is {sizes:,} sizes; at most {_MOST_SIZES} expected"
@@ -137,11 +132,6 @@ def _names(option: str, values: Sequence[str], known: Sequence[str] | None) -> t
         if not name or (known is not None and name not in known):
             raise UsageError(f"{option} {name}: expected {', '.join(known or ('a name',))}{nearest(name, known or ())}")
     return names
-
-
-def _plain(names: Sequence[str]) -> tuple[str, ...]:
-    """dtypes as nccl-tests calls them: torch's names are taken, too."""
-    return tuple(_ALIASES.get(name.lower(), name) for name in split(names))
 
 
 def _number(option: str, value: int, least: int) -> int:

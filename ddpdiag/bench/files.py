@@ -15,8 +15,8 @@ import msgspec
 
 from ddpdiag.bench.rows import Calls, calls, devices, measured, parts, reaches, short_pci
 from ddpdiag.codec import encode, readable
-from ddpdiag.model import Finding, Report, Severity, Verdict
-from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Blocking, Measured, RankTime
+from ddpdiag.model import Report, Severity, Verdict
+from ddpdiag.model.bench import Bench, BenchRank, BenchRow, Blocking, Measured, RankTime
 from ddpdiag.render.page import one_line
 
 SCHEMA = "ddpdiag.bench/1"
@@ -28,13 +28,10 @@ _Devices = dict[int, BenchRank]
 
 def to_json(report: Report) -> str:
     """`report.bench` as indented JSON with a newline at the end."""
-    return msgspec.json.format(encode(_document(report, measured(report))), indent=2).decode() + "\n"
-
-
-def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
+    bench = measured(report)
     who = {line.rank: line for line in devices(bench)}
     average = bench.average_busbw_bytes_per_s
-    return {
+    document: dict[str, Json] = {
         "schema": SCHEMA,
         "version": _VERSION,
         "start_time": bench.created or None,
@@ -57,6 +54,7 @@ def _document(report: Report, bench: BenchReport) -> dict[str, Json]:
         "timings": report.timings,
         "end_time": _end(bench.created, report.seconds),
     }
+    return msgspec.json.format(encode(document), indent=2).decode() + "\n"
 
 
 def _nccl_code(version: str | None) -> int | None:
@@ -94,22 +92,21 @@ def _config(asked: Bench, ranks: Sequence[BenchRank]) -> dict[str, Json]:
         "per_iter_timing": asked.per_iteration,
         "per_iter_skip": 0,
         "parallel_init": False,
-        "devices": [_device(line) for line in ranks],
-    }
-
-
-def _device(line: BenchRank) -> dict[str, Json]:
-    return {
-        "rank": line.rank,
-        "group": 0,
-        "pid": line.pid,
-        "hostname": line.node,
-        "device": line.device_index,
-        "device_hex": None if line.pci is None else short_pci(line.pci),
-        "device_info": line.device,
-        "gpu_uuid": line.gpu_uuid,
-        "pci_bus_id": line.pci,
-        "local_rank": line.local_rank,
+        "devices": [
+            {
+                "rank": line.rank,
+                "group": 0,
+                "pid": line.pid,
+                "hostname": line.node,
+                "device": line.device_index,
+                "device_hex": None if line.pci is None else short_pci(line.pci),
+                "device_info": line.device,
+                "gpu_uuid": line.gpu_uuid,
+                "pci_bus_id": line.pci,
+                "local_rank": line.local_rank,
+            }
+            for line in ranks
+        ],
     }
 
 
@@ -131,6 +128,7 @@ def _result(row: BenchRow, who: _Devices, *, per_iteration: bool) -> dict[str, J
 
 
 def _mode(mode: Measured, who: _Devices) -> dict[str, Json]:
+    spans = (*_SPREAD, "max", "mean", "stdev")
     return {
         "time": mode.seconds * 1e6,
         "alg_bw": mode.algbw_bytes_per_s / 1e9,
@@ -139,21 +137,19 @@ def _mode(mode: Measured, who: _Devices) -> dict[str, Json]:
         "calls": mode.calls,
         "transfer_seconds": mode.transfer_seconds,
         "skew_seconds": mode.skew_seconds,
-        "per_rank": [_rank(of, who.get(of.rank)) for of in mode.ranks],
-    }
-
-
-def _rank(of: RankTime, line: BenchRank | None) -> dict[str, Json]:
-    spread = of.seconds
-    return {
-        "rank": of.rank,
-        "host": line.node if line else None,
-        "gpu_uuid": line.gpu_uuid if line else None,
-        **{f"{name}_seconds": getattr(spread, name) for name in (*_SPREAD, "max", "mean", "stdev")},
-        "cv": spread.cv,
-        "calls": spread.count,
-        "lag_seconds": of.lag_seconds,
-        "wrong": of.wrong,
+        "per_rank": [
+            {
+                "rank": of.rank,
+                "host": who[of.rank].node if of.rank in who else None,
+                "gpu_uuid": who[of.rank].gpu_uuid if of.rank in who else None,
+                **{f"{name}_seconds": getattr(of.seconds, name) for name in spans},
+                "cv": of.seconds.cv,
+                "calls": of.seconds.count,
+                "lag_seconds": of.lag_seconds,
+                "wrong": of.wrong,
+            }
+            for of in mode.ranks
+        ],
     }
 
 
@@ -173,7 +169,9 @@ def _per_iter(of: Calls, ranks: Sequence[RankTime]) -> dict[str, Json]:
 
 def _verdict(report: Report) -> dict[str, Json]:
     """The verdict and what led to it: errors, or without any the warnings, unless all is well."""
-    findings = _guilty(report)
+    # What led to the verdict: errors, or without any the warnings, unless all is well.
+    errors, warnings = ([f for f in report.findings if f.severity is s] for s in (Severity.ERROR, Severity.WARNING))
+    findings = [] if report.verdict is Verdict.FIT else errors or warnings
     first = findings[0] if findings else None
     return {
         "status": report.verdict.value,
@@ -187,11 +185,6 @@ def _verdict(report: Report) -> dict[str, Json]:
         "action": (first.fix or None) if first else None,
         "evidence": [{"code": f.code, **f.evidence} for f in findings],
     }
-
-
-def _guilty(report: Report) -> list[Finding]:
-    errors, warnings = ([f for f in report.findings if f.severity is s] for s in (Severity.ERROR, Severity.WARNING))
-    return [] if report.verdict is Verdict.FIT else errors or warnings
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 
 from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
-from ddpdiag.bench.far_below import far_below
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import ranks_text
@@ -22,19 +22,19 @@ _NOT_KNOWN = "what this hardware should reach is not known."
 
 def summary(found: Sequence[Series]) -> str:
     """The sentence of a benchmark: that of its one series, or one for each bottleneck that several share."""
-    said = list(dict.fromkeys(_sentences(found)))
-    left = len(said) - _MOST_SAID
-    rest = [f"{left} more {'result is' if left == 1 else 'results are'} in the report."] if left > 0 else []
-    return " ".join((*said[:_MOST_SAID], *rest)) or "Nothing was measured."
-
-
-def _sentences(found: Sequence[Series]) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in found:
         groups.setdefault((one.backend, held_back(one) or one.sentence), []).append(one)
-    for (_, what), own in groups.items():
-        # The same sentence of several is about a rank or the machine, not about a collective.
-        yield own[0].sentence if len({one.sentence for one in own}) == 1 else _together(own, what)
+    # The same sentence of several is about a rank or the machine, not about a collective.
+    said = list(
+        dict.fromkeys(
+            own[0].sentence if len({one.sentence for one in own}) == 1 else _together(own, what)
+            for (_, what), own in groups.items()
+        )
+    )
+    left = len(said) - _MOST_SAID
+    rest = [f"{left} more {'result is' if left == 1 else 'results are'} in the report."] if left > 0 else []
+    return " ".join((*said[:_MOST_SAID], *rest)) or "Nothing was measured."
 
 
 def held_back(one: Series) -> str:
@@ -84,20 +84,29 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
     modes = [mode for row in every for mode in row.modes().values()]
     rates, checked = [mode.busbw_bytes_per_s for mode in modes], [own.wrong for own in modes if own.wrong is not None]
+    shape = shape_of({f"{name} {number}": own for number, ((name, _), own) in enumerate(seen.world.hosts.items())})
+    created = seen.recording.header.created
+    saved = (series_of(own, shape=shape, fabric=_fabric(seen, one), created=created) for one, own in by_sweep)
+    notes = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
+    notes += [
+        f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
+        for sweep in done
+        if not seen.went_well(sweep.trial)
+    ]
     versions = seen.of(lch003.CHECK).by_rank
     variables = seen.of(lch002.CHECK).by_rank
     return BenchReport(
         asked=asked,
-        created=seen.recording.header.created,
+        created=created,
         rows=every,
         series=found,
         ranks=tuple(line for sweep, own in by_sweep for line in ranks(seen, sweep, own)),
-        notes=_notes(seen, done),
+        notes=tuple(dict.fromkeys(notes)),
         average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
         wrong=sum(checked) if checked else None,
         complete=len(done) == wanted and all(_is_whole(seen, sweep) for sweep in done),
         sentence=summary(found),
-        saved=_saved(seen, by_sweep),
+        saved=tuple(chain.from_iterable(saved)),
         torch_version=next((data.torch for data in versions.values()), None),
         nccl_version=next((data.nccl for data in versions.values()), None),
         env=dict(next((data.variables for data in variables.values()), {})),
@@ -108,16 +117,6 @@ def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
     """Are all its sizes there, from all its ranks?"""
     heard = set(sweep.ranks) == set(sweep.trial.ranks)
     return heard and seen.went_well(sweep.trial) and all(data.whole for data in sweep.ranks.values())
-
-
-def _notes(seen: Seen[Data], done: Sequence[Sweep]) -> tuple[str, ...]:
-    own = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
-    own += [
-        f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
-        for sweep in done
-        if not seen.went_well(sweep.trial)
-    ]
-    return tuple(dict.fromkeys(own))
 
 
 def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
@@ -134,23 +133,14 @@ def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
     return fabric
 
 
-def _saved(seen: Seen[Data], by_sweep: Sequence[tuple[Sweep, Sequence[BenchRow]]]) -> tuple[BaselineSeries, ...]:
-    shape = shape_of({f"{name} {number}": own for number, ((name, _), own) in enumerate(seen.world.hosts.items())})
-    created = seen.recording.header.created
-    kept: list[BaselineSeries] = []
-    for sweep, own in by_sweep:
-        kept += series_of(own, shape=shape, fabric=_fabric(seen, sweep), created=created)
-    return tuple(kept)
-
-
 # The findings ---------------------------------------------------------------------------------------------------------
 
 
 _SHOWN = 16
 
 
-def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """All findings about what was measured; none where no benchmark was run."""
+def findings(seen: Seen[Data], far_below: Iterator[Finding]) -> Iterator[Finding]:
+    """All findings about what was measured, `far_below` among them; none where no benchmark was run."""
     if not seen.trials:
         return
     report = bench_of(seen)
@@ -159,7 +149,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _rows_missing(seen, report)
     yield from _wrong(seen, report)
     yield from _slow(seen, report)
-    yield from far_below(seen, report.series, seen.number("far_ratio"))
+    yield from far_below
     yield from _below(seen, report)
     yield from _compared(seen, report)
 
@@ -304,23 +294,20 @@ def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         return
     for new in report.saved:
         old = find(report.asked.baseline, new)
-        if isinstance(old, str):
-            yield _incomparable(seen, new, old)
-        elif lost := missing(old, new):
-            sizes = " to ".join(dict.fromkeys(size_text(size) for size in (lost[0], lost[-1])))
-            yield _incomparable(seen, new, f"none of the sizes that show its bandwidth ({sizes}) was measured now")
-        else:
+        if not isinstance(old, str) and not (lost := missing(old, new)):
             yield from _worse(seen, old, new)
-
-
-def _incomparable(seen: Seen[Data], new: BaselineSeries, why: str) -> Finding:
-    return seen.finding(
-        "incomparable",
-        f"{new.collective} over {new.backend} cannot be compared with the baseline",
-        f"Nothing was compared: {why}.",
-        fix="Run again with the ranks, hosts and sizes of the baseline, or save this run as the new baseline "
-        "(`--save-baseline FILE`).",
-    )
+            continue
+        why = old
+        if not isinstance(old, str):
+            sizes = " to ".join(dict.fromkeys(size_text(size) for size in (lost[0], lost[-1])))
+            why = f"none of the sizes that show its bandwidth ({sizes}) was measured now"
+        yield seen.finding(
+            "incomparable",
+            f"{new.collective} over {new.backend} cannot be compared with the baseline",
+            f"Nothing was compared: {why}.",
+            fix="Run again with the ranks, hosts and sizes of the baseline, or save this run as the new baseline "
+            "(`--save-baseline FILE`).",
+        )
 
 
 def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterator[Finding]:

@@ -58,7 +58,12 @@ def _figure(report: BenchReport) -> "Figure":
     entries = len(curves) + len({label for curve in curves for label in curve.levels})
     figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
     shown = "" if len(curves) == len(every) else f" (the first {len(curves)} of {len(every)} series)"
-    figure.suptitle(_title(report, curves) + shown)
+    ranks = {line.rank for line in report.ranks}
+    hosts = {line.node for line in report.ranks}
+    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
+    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
+    where = f": {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else ""
+    figure.suptitle(f"{what}{where}{shown}")
     if not curves:
         figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
         return figure
@@ -142,14 +147,6 @@ def size_ticks(sizes: Sequence[int]) -> list[int]:
     return ticks
 
 
-def _title(report: BenchReport, curves: Sequence[Curve]) -> str:
-    ranks = {line.rank for line in report.ranks}
-    hosts = {line.node for line in report.ranks}
-    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
-    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
-    return f"{what}: {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else what
-
-
 def curves_of(report: BenchReport) -> list[Curve]:
     """One for each series; what several cycles measured is their mean."""
     found: dict[_Key, dict[int, list[Measured]]] = {}
@@ -157,20 +154,18 @@ def curves_of(report: BenchReport) -> list[Curve]:
         if (mode := row.natural()) is not None and row.size_bytes > 0:
             found.setdefault(_key(row), {}).setdefault(row.size_bytes, []).append(mode)
     pairs = Counter(key[:2] for key in found)
-    return [
-        _curve(_name(key, whole=pairs[key[:2]] > 1), sizes, [s for s in report.series if _key(s) == key])
-        for key, sizes in found.items()
-    ]
+    curves = []
+    for key, sizes in found.items():
+        collective, backend, dtype, op, root = key
+        # What distinguishes it from others of that name: ", float, sum".
+        apart = traits(dtype, op, root) if pairs[key[:2]] > 1 else ()
+        name = plain(", ".join((f"{collective} over {backend}", *apart)))
+        curves.append(_curve(name, sizes, [one for one in report.series if _key(one) == key]))
+    return curves
 
 
 def _key(of: BenchRow | Series) -> _Key:
     return of.collective, of.backend, of.dtype, of.op, of.root
-
-
-def _name(key: _Key, *, whole: bool) -> str:
-    """ "all_reduce over gloo"; `whole` adds what distinguishes it from others of that name: ", float, sum"."""
-    collective, backend, dtype, op, root = key
-    return plain(", ".join((f"{collective} over {backend}", *(traits(dtype, op, root) if whole else ()))))
 
 
 def expectation_of(series: Series) -> Expectation | None:

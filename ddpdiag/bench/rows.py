@@ -126,24 +126,21 @@ def calls(mode: Measured) -> Calls | None:
     if not mode.ranks:
         return None
     if all(rank.times for rank in mode.ranks):
-        return _over_calls(tuple(map(max, zip(*(rank.times for rank in mode.ranks), strict=False))))
+        times = tuple(map(max, zip(*(rank.times for rank in mode.ranks), strict=False)))
+        ordered, mean, stdev = sorted(times), fmean(times), pstdev(times)
+        return Calls(
+            min=ordered[0],
+            max=ordered[-1],
+            mean=mean,
+            p50=ordered[len(ordered) // 2],
+            p95=_percentile(ordered, 95),
+            p99=_percentile(ordered, 99),
+            stdev=stdev,
+            cv=stdev / mean if mean > 0 else 0.0,
+            times=times,
+        )
     own = [(s.min, s.max, s.mean, s.median, s.p95, s.p99, s.stdev, s.cv) for s in (rank.seconds for rank in mode.ranks)]
     return Calls(*map(max, zip(*own, strict=True)))
-
-
-def _over_calls(times: tuple[float, ...]) -> Calls:
-    ordered, mean, stdev = sorted(times), fmean(times), pstdev(times)
-    return Calls(
-        min=ordered[0],
-        max=ordered[-1],
-        mean=mean,
-        p50=ordered[len(ordered) // 2],
-        p95=_percentile(ordered, 95),
-        p99=_percentile(ordered, 99),
-        stdev=stdev,
-        cv=stdev / mean if mean > 0 else 0.0,
-        times=times,
-    )
 
 
 def _percentile(ordered: Sequence[float], percent: int) -> float:

@@ -6,7 +6,7 @@ from ddpdiag.bench.plot import MOST_PANEL_CURVES, curves_of, draw_panels, expect
 from ddpdiag.bench.rows import measured, parts, traits
 from ddpdiag.bench.terminal import render
 from ddpdiag.model import Report
-from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured, Series
+from ddpdiag.model.bench import BenchRank, BenchReport, Measured
 from ddpdiag.render import Sample
 from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Table, words
 from ddpdiag.render.html.ranks import Figures, bar_figure
@@ -132,24 +132,23 @@ def _ranks(bench: BenchReport) -> Table:
         name="bench-ranks",
         caption="Ranks",
         columns=tuple(Column(head, right=number in (0, 4, 5, 6, 7)) for number, head in enumerate(heads)),
-        rows=tuple(_rank(own, *texts) for own, texts in zip(shown, figures, strict=True)),
+        rows=tuple(
+            (
+                Cell(str(own.rank), own.rank),
+                Cell(words(own.node), words(own.node)),
+                Cell(words(own.device), words(own.device)),
+                Cell(words(f"{own.collective} over {own.backend}")),
+                Cell(median, own.seconds or 0.0),
+                Cell(rate, own.busbw_bytes_per_s or 0.0),
+                Cell(lag, own.lag_seconds or 0.0),
+                Cell(percent(own.spread_share), own.spread_share or 0.0),
+                Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
+            )
+            for own, (median, rate, lag) in zip(shown, figures, strict=True)
+        ),
         note=f"{left:,} more are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=len(ordered) > _OPEN_RANKS,
-    )
-
-
-def _rank(own: BenchRank, median: str, rate: str, lag: str) -> tuple[Cell, ...]:
-    return (
-        Cell(str(own.rank), own.rank),
-        Cell(words(own.node), words(own.node)),
-        Cell(words(own.device), words(own.device)),
-        Cell(words(f"{own.collective} over {own.backend}")),
-        Cell(median, own.seconds or 0.0),
-        Cell(rate, own.busbw_bytes_per_s or 0.0),
-        Cell(lag, own.lag_seconds or 0.0),
-        Cell(percent(own.spread_share), own.spread_share or 0.0),
-        Cell(words(own.slow) or ABSENT, words(own.slow), "warn" if own.slow else ""),
     )
 
 
@@ -162,7 +161,18 @@ def _rows(bench: BenchReport) -> Table:
         name="sizes",
         caption="Every size",
         columns=tuple(Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(_size(row, mode, texts) for (row, mode), texts in zip(shown, figures, strict=True)),
+        rows=tuple(
+            (
+                Cell(words(row.collective), words(row.collective)),
+                Cell(words(row.backend), words(row.backend)),
+                Cell(byte_count(row.size_bytes), row.size_bytes),
+                Cell(time, mode.seconds),
+                Cell(algbw, mode.algbw_bytes_per_s),
+                Cell(busbw, mode.busbw_bytes_per_s),
+                Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
+            )
+            for (row, mode), (time, algbw, busbw) in zip(shown, figures, strict=True)
+        ),
         note=f"{left:,} more rows are in the JSON report." if left > 0 else "",
         sortable=True,
         folded=True,
@@ -178,19 +188,6 @@ def _figures(modes: Sequence[Measured]) -> tuple[tuple[str, ...], list[tuple[str
     )
     own = [(head, *written(name, values, ABSENT)) for head, name, values in columns]
     return tuple(f"{head} {unit}" for head, unit, _ in own), list(zip(*(cells for *_, cells in own), strict=True))
-
-
-def _size(row: BenchRow, mode: Measured, figures: Sequence[str]) -> tuple[Cell, ...]:
-    time, algbw, busbw = figures
-    return (
-        Cell(words(row.collective), words(row.collective)),
-        Cell(words(row.backend), words(row.backend)),
-        Cell(byte_count(row.size_bytes), row.size_bytes),
-        Cell(time, mode.seconds),
-        Cell(algbw, mode.algbw_bytes_per_s),
-        Cell(busbw, mode.busbw_bytes_per_s),
-        Cell(ABSENT if mode.wrong is None else str(mode.wrong), mode.wrong or 0, "bad" if mode.wrong else ""),
-    )
 
 
 # Markdown ------------------------------------------------------------------------------------------------------------
@@ -212,20 +209,19 @@ def pieces(report: Report) -> Iterator[Piece]:
     for part in parts(bench):
         known = [(row, mode) for row in part.rows if (mode := row.natural()) is not None]
         units, figures = _figures([mode for _, mode in known])
-        rows = [_markdown_row(row, mode, texts) for (row, mode), texts in zip(known, figures, strict=True)]
+        rows = [
+            (
+                byte_count(row.size_bytes),
+                said(row.dtype, _SENTENCE),
+                said(row.op, _SENTENCE),
+                *texts,
+                "-" if mode.wrong is None else str(mode.wrong),
+            )
+            for (row, mode), texts in zip(known, figures, strict=True)
+        ]
         headers = ("size", "type", "op", *units, "wrong")
         table = tabled(headers, rows[:_MARKDOWN_ROWS], "row", total=len(rows), most=_TABLE, right=4)
         yield Piece("table of a benchmark", folded(part.name[:_SENTENCE], table))
-
-
-def _markdown_row(row: BenchRow, mode: Measured, figures: Sequence[str]) -> tuple[str, ...]:
-    return (
-        byte_count(row.size_bytes),
-        said(row.dtype, _SENTENCE),
-        said(row.op, _SENTENCE),
-        *figures,
-        "-" if mode.wrong is None else str(mode.wrong),
-    )
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------------
@@ -240,9 +236,24 @@ def samples(report: Report) -> Iterator[Sample]:
     yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
     for row in bench.rows:
         for place, mode in row.modes().items():
-            yield from _row_samples(row, place, mode)
+            labels = {name: str(getattr(row, name)) for name in (*_SERIES_LABELS, "cycle", "size_bytes")}
+            labels["mode"] = place
+            yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
+            algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s
+            yield Sample("bench_algbw_bytes_per_second", "Algorithm bandwidth, as nccl-tests has it.", algbw, labels)
+            yield Sample("bench_busbw_bytes_per_second", "Bus bandwidth, as nccl-tests has it.", busbw, labels)
+            if mode.wrong is not None:
+                yield Sample("bench_wrong_elements", "Elements with a wrong value, on all ranks.", mode.wrong, labels)
     for series in bench.series:
-        yield from _series_samples(series)
+        labels = {name: str(getattr(series, name)) for name in _SERIES_LABELS}
+        peak = series.peak_busbw_bytes_per_s
+        yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
+        if series.expectation is not None:
+            expected = series.expectation.busbw_bytes_per_s
+            says = "Bus bandwidth that this hardware should reach."
+            yield Sample("bench_expected_busbw_bytes_per_second", says, expected, labels)
+        if series.fit is not None:
+            yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)
     for rank in bench.ranks:
         who = {"rank": str(rank.rank), "host": rank.node, "gpu_uuid": rank.gpu_uuid or ""}
         labels = {"backend": rank.backend, "collective": rank.collective, "size_bytes": str(rank.size_bytes), **who}
@@ -258,25 +269,3 @@ def samples(report: Report) -> Iterator[Sample]:
         for figure, (value, says) in figures.items():
             if value is not None:
                 yield Sample(f"bench_rank_{figure}", says, value, labels)
-
-
-def _row_samples(row: BenchRow, place: str, mode: Measured) -> Iterator[Sample]:
-    labels = {name: str(getattr(row, name)) for name in (*_SERIES_LABELS, "cycle", "size_bytes")} | {"mode": place}
-    yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
-    algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s
-    yield Sample("bench_algbw_bytes_per_second", "Algorithm bandwidth, as nccl-tests has it.", algbw, labels)
-    yield Sample("bench_busbw_bytes_per_second", "Bus bandwidth, as nccl-tests has it.", busbw, labels)
-    if mode.wrong is not None:
-        yield Sample("bench_wrong_elements", "Elements with a wrong value, on all ranks.", mode.wrong, labels)
-
-
-def _series_samples(series: Series) -> Iterator[Sample]:
-    labels = {name: str(getattr(series, name)) for name in _SERIES_LABELS}
-    peak = series.peak_busbw_bytes_per_s
-    yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
-    if series.expectation is not None:
-        expected = series.expectation.busbw_bytes_per_s
-        says = "Bus bandwidth that this hardware should reach."
-        yield Sample("bench_expected_busbw_bytes_per_second", says, expected, labels)
-    if series.fit is not None:
-        yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)

@@ -1,18 +1,26 @@
-"""What the sweeps mean: a line through each, its bottleneck, and how its ranks compare with each other."""
+"""What the sweeps mean: a line through each, its bottleneck, how its ranks compare, and which slow the others down.
+
+A rank is slow that is slower than its peers alone or in pairs, or late to start a call. All evidence is relative to the
+other ranks of the same run, so that it needs no table of hardware.
+"""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec import structs
 
-from ddpdiag.bandwidth import algbw, bound, busbw, factor
-from ddpdiag.bench.bottleneck import SMALL_BYTES, Facts, Point, Slow, assess, usable
-from ddpdiag.bench.data import Data, Sweep
-from ddpdiag.bench.slow import standing
+from ddpdiag.bandwidth import algbw, bound, busbw
+from ddpdiag.bench.bottleneck import Facts, Slow, assess
+from ddpdiag.bench.data import Cell, Data, Sweep, fit, is_sweep
 from ddpdiag.checks.api import Seen
-from ddpdiag.model.bench import BenchRank, BenchRow, Fit, Limits, Measured, Series
+from ddpdiag.checks.host import cores as hst001
+from ddpdiag.comparison.noise import median_without
+from ddpdiag.model.bench import BenchRank, BenchRow, Limits, Measured, Series
 from ddpdiag.stats import quantile
+from ddpdiag.text import share_text, times_text
 
 
 def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator[Series]:
@@ -22,51 +30,47 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
         if (mode := row.natural()) is not None:
             kinds[row.dtype, row.op, row.root].append((row, mode))
     for own in kinds.values():
-        yield _one_series(seen, sweep, own)
-
-
-def _one_series(seen: Seen[Data], sweep: Sweep, own: Sequence[tuple[BenchRow, Measured]]) -> Series:
-    peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
-    peak_lines = sweep.lines[peak.cycle, peak.dtype, peak.op, peak.root, peak.size_bytes].values()
-    # The shortest call of the slowest rank.
-    points = [(row.size_bytes, max((rank.seconds.min for rank in mode.ranks), default=0.0)) for row, mode in own]
-    known = fit(sweep.collective, sweep.size, points)
-    among = standing(seen, sweep.backend)
-    hosts = hosts_of_ranks(seen, sweep.trial.ranks)
-    limits = {rank: data.limits for rank, data in sweep.ranks.items()}
-    # What ranks measure that wait for each other's cores is no limit of the machine.
-    limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
-    facts = Facts(
-        collective=sweep.collective,
-        backend=sweep.backend,
-        ranks=sweep.size,
-        hosts=len(hosts),
-        peak_busbw_bytes_per_s=peak_mode.busbw_bytes_per_s,
-        best_bytes=peak.size_bytes,
-        fit=known,
-        bound=limit,
-        points=points,
-        limits=lowest(limits.values()),
-        links_up=links_up(sweep.ranks.values()),
-        oversubscribed=among.crowd,
-        cores_used=max((line.cores for line in peak_lines if line.cores is not None), default=None),
-        slow=tuple(Slow(rank, seen.world.node_of(rank), why) for rank, why in among.slow.items()),
-    )
-    part, sentence = assess(facts)
-    return Series(
-        backend=sweep.backend,
-        collective=sweep.collective,
-        dtype=peak.dtype,
-        op=peak.op,
-        root=peak.root,
-        peak_busbw_bytes_per_s=facts.peak_busbw_bytes_per_s,
-        best_bytes=facts.best_bytes,
-        fit=known,
-        expectation=limit.expectation if limit else None,
-        share=facts.share,
-        bottleneck=part,
-        sentence=sentence,
-    )
+        peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
+        peak_lines = sweep.lines[peak.cycle, peak.dtype, peak.op, peak.root, peak.size_bytes].values()
+        # The shortest call of the slowest rank.
+        points = [(row.size_bytes, max((rank.seconds.min for rank in mode.ranks), default=0.0)) for row, mode in own]
+        known = fit(sweep.collective, sweep.size, points)
+        among = standing(seen, sweep.backend)
+        hosts = hosts_of_ranks(seen, sweep.trial.ranks)
+        limits = {rank: data.limits for rank, data in sweep.ranks.items()}
+        # What ranks measure that wait for each other's cores is no limit of the machine.
+        limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
+        facts = Facts(
+            collective=sweep.collective,
+            backend=sweep.backend,
+            ranks=sweep.size,
+            hosts=len(hosts),
+            peak_busbw_bytes_per_s=peak_mode.busbw_bytes_per_s,
+            best_bytes=peak.size_bytes,
+            fit=known,
+            bound=limit,
+            points=points,
+            limits=lowest(limits.values()),
+            links_up=links_up(sweep.ranks.values()),
+            oversubscribed=among.crowd,
+            cores_used=max((line.cores for line in peak_lines if line.cores is not None), default=None),
+            slow=tuple(Slow(rank, seen.world.node_of(rank), why) for rank, why in among.slow.items()),
+        )
+        part, sentence = assess(facts)
+        yield Series(
+            backend=sweep.backend,
+            collective=sweep.collective,
+            dtype=peak.dtype,
+            op=peak.op,
+            root=peak.root,
+            peak_busbw_bytes_per_s=facts.peak_busbw_bytes_per_s,
+            best_bytes=facts.best_bytes,
+            fit=known,
+            expectation=limit.expectation if limit else None,
+            share=facts.share,
+            bottleneck=part,
+            sentence=sentence,
+        )
 
 
 def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
@@ -103,14 +107,12 @@ def links_up(ranks: Iterable[Data]) -> tuple[int, int] | None:
     for data in ranks:
         if data.limits.nvlinks is not None:
             models[data.device].append(data.limits)
-    ranges = [found for own in models.values() if (found := _range(own))]
+    ranges: list[tuple[int, int]] = []
+    for own in models.values():
+        switched = any(limits.nvlink_switched for limits in own)
+        if links := [limits.nvlinks or 0 for limits in own if limits.nvlinks or switched]:
+            ranges.append((min(links), max(links)))
     return max(ranges, default=None, key=lambda found: found[1] - found[0])
-
-
-def _range(own: Sequence[Limits]) -> tuple[int, int] | None:
-    switched = any(limits.nvlink_switched for limits in own)
-    links = [limits.nvlinks or 0 for limits in own if limits.nvlinks or switched]
-    return (min(links), max(links)) if links else None
 
 
 # Ranks ---------------------------------------------------------------------------------------------------------------
@@ -152,82 +154,197 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
         )
 
 
-# A line through a sweep -----------------------------------------------------------------------------------------------
+# Slow ranks ----------------------------------------------------------------------------------------------------------
 
-# seconds = latency + size / bandwidth. The latency is what a call costs that moves next to nothing, the bandwidth that
-# of an endless message; where half of it is reached (latency x bandwidth), messages begin to be worth their calls.
-# Hockney's model, fitted where each of its terms rules alone, so that a change of protocol in the middle (NCCL's LL and
-# Simple) bends neither.
+# Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
+# ranks differ by more than a third now and then; a rank that is worth leaving out is at least half as slow again.
+SLOW_RATIO = 1.5
+# Ranks that wait for each other's cores were seen to differ by 2.9.
+CROWDED_RATIO = 2 * SLOW_RATIO
+# A scheduler moves processes between cores several times a second: fewer moments are an anecdote, and a rank that is
+# slow by itself is slower than its peers in most of them.
+MIN_MOMENTS = 5
+STEADY_RATIO = 1.2
+# Of two ranks that are slow together, either may be the reason.
+MIN_RANKS_FOR_PAIRS = 3
+# A real straggler is last in 8 of 10 windows; of ranks that merely take turns none is.
+LATE_SHARE = 0.8
+# Starting half of a transfer late makes the collective half as slow again: the same ratio.
+LAG_SHARE = SLOW_RATIO - 1
 
-MIN_SIZES = 3
-# A narrower sweep lies within one of the two regimes, and shows nothing about the other.
-MIN_RANGE = 64
-# The slope of the two largest sizes counts while it is within this ratio of the line from the small ones; beyond it
-# one of the two times was disturbed. (Measured, gloo from 64 to 256 MiB: 0.96.)
-_SLOPE_RATIO = 1.5
 
+class RankEvidence(NamedTuple):
+    """What is known of one rank.
 
-def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit | None:
-    """Latency and bandwidth of a sweep of (size in bytes, seconds of the shortest call).
-
-    None when the sweep does not show it: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB, or
-    times that do not grow with the size.
+    `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
+    moments for all. `pair_busbw` is the best bus bandwidth that it reached alone with one other rank, over rounds with
+    different partners. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
+    `late_share` the share of the calls in which it was the last to start. None is what was not measured.
     """
-    sweep = usable(points)
-    if ranks < 2 or len(sweep) < MIN_SIZES or sweep[-1].size_bytes < MIN_RANGE * sweep[0].size_bytes:
+
+    copies: tuple[float, ...] = ()
+    pair_busbw: float | None = None
+    lag_share: float | None = None
+    late_share: float | None = None
+
+
+def slow_ranks(
+    evidence: Mapping[int, RankEvidence], *, crowded: bool = False, memory: str = "its own memory"
+) -> dict[int, str]:
+    """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median rank".
+
+    None where more than half of the ranks would be named: then they share the cause. `crowded` means that ranks wait
+    for each other's cores: then some are late and copy slowly by turns, and only pairs count, if they differ a lot.
+    """
+    copies = {} if crowded else copy_ratios(evidence)
+    pairs = pair_ratios(evidence)
+    least_pair = CROWDED_RATIO if crowded else SLOW_RATIO
+    named: dict[int, str] = {}
+    for rank in sorted(evidence):
+        reasons = []
+        if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
+            reasons.append(f"copies within {memory} {times_text(ratio)} slower than the median rank")
+        if (ratio := pairs.get(rank, 0.0)) >= least_pair:
+            reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
+        late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0
+        if not crowded and len(evidence) > 1 and late >= LATE_SHARE and lag >= LAG_SHARE:
+            reasons.append(f"starts last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer")
+        if reasons:
+            named[rank] = " and ".join(reasons)
+    return named if 2 * len(named) <= len(evidence) else {}
+
+
+def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
+    """How many times slower each rank copies than the median of the others; 0 where that is not known, or changes.
+
+    At each moment by itself, then the median over the moments: what disturbs the whole host at one moment disturbs
+    all ranks, and what disturbs one rank now and then is outvoted.
+    """
+    moments = max((len(own.copies) for own in evidence.values()), default=0)
+    at = [
+        _ratios({rank: own.copies[moment] for rank, own in evidence.items() if moment < len(own.copies)})
+        for moment in range(moments)
+    ]
+    known = {rank: sorted(ratios[rank] for ratios in at if ratios.get(rank, 0.0) > 0) for rank in evidence}
+    lasting = {
+        rank: quantile(own, 0.5)
+        for rank, own in known.items()
+        if len(own) >= MIN_MOMENTS and quantile(own, 1 - LATE_SHARE) >= STEADY_RATIO
+    }
+    return dict.fromkeys(evidence, 0.0) | lasting
+
+
+def pair_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
+    """How many times slower each rank is in its best pair than the median of the others in theirs; 0: not known.
+
+    Only ranks that were in a pair; none where these are too few.
+    """
+    best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
+    return _ratios(best) if len(best) >= MIN_RANKS_FOR_PAIRS else {}
+
+
+def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
+    """For each rank the median of the others over its own; 0 where either was not measured."""
+    # Less than a byte in a second is nothing that was measured, and ratios to it may not be finite.
+    measured = {rank: rate for rank, rate in rates.items() if 1 <= rate < math.inf}
+    known = sorted(measured.values())
+    if len(known) < 2:
+        return dict.fromkeys(rates, 0.0)
+    return dict.fromkeys(rates, 0.0) | {rank: median_without(known, rate) / rate for rank, rate in measured.items()}
+
+
+# Below this size a call is over before a rank can be late by much of it.
+_LARGE_BYTES = 1 << 20
+
+
+class Standing(NamedTuple):
+    """How the ranks do over one backend.
+
+    `slow` has the slow ranks, and why; `pairs` are `pair_rates`; `crowd` is (ranks, cores) of a machine with too few.
+    """
+
+    slow: Mapping[int, str]
+    pairs: Mapping[int, float]
+    crowd: tuple[int, int] | None
+
+
+@lru_cache(maxsize=8)
+def standing(seen: Seen[Data], backend: str) -> Standing:
+    """Worked out once for each backend, since every collective and every rank asks for it."""
+    crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
+    slow = slow_ranks(
+        evidence(seen, backend, pairs),
+        crowded=crowded is not None,
+        memory="host memory" if backend == "gloo" else "its GPU's memory",
+    )
+    return Standing(slow, pairs, crowded)
+
+
+def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
+    """Ranks and cores of a machine that has fewer cores than ranks; containers of one machine share its boot id.
+
+    Only where CPUs do the work: over nccl a rank needs hardly any.
+    """
+    if backend == "nccl":
         return None
-    small = [point for point in sweep if point.size_bytes <= SMALL_BYTES]
-    bandwidth = _bandwidth(small, sweep) if small else None
-    if bandwidth is None:
-        return None
-    latency = _latency(small, bandwidth)
-    share, at = _residual(sweep, latency, bandwidth)
-    return Fit(
-        latency_seconds=latency,
-        busbw_bytes_per_s=bandwidth * factor(collective, ranks),
-        half_bytes=latency * bandwidth,
-        residual_share=share,
-        residual_bytes=at,
+    machines: dict[str, dict[int, int]] = {}
+    for row in seen.rows_so_far:
+        if row.data.backend == backend and is_sweep(row.trial):
+            own = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
+            own[row.place.rank] = row.data.limits.cores or 0
+    bound = seen.of(hst001.CHECK).by_rank
+    for own in machines.values():
+        rows = {rank: bound[rank] for rank in own if rank in bound}
+        # Of all its ranks together, as HST001 saw them; else what the one with most may use.
+        cores = max(own.values(), default=0)
+        if len(rows) == len(own) and all(row.affinity for row in rows.values()):
+            cores = int(hst001.usable_cores(rows).cores)
+        if 0 < cores < len(own):
+            return len(own), cores
+    return None
+
+
+def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
+    """What each rank did alone, in pairs, and how late it started, in all trials over a backend."""
+    together: dict[int, list[Data]] = {}
+    for row in seen.rows_so_far:
+        if row.data.backend == backend and is_sweep(row.trial):
+            together.setdefault(row.place.rank, []).append(row.data)
+    moments = min((sum(len(data.copies) for data in own) for own in together.values()), default=0)
+    return {rank: _evidence_of(own, moments, pairs.get(rank)) for rank, own in together.items()}
+
+
+def _evidence_of(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
+    cells: list[Cell] = []
+    for data in own:
+        # The modes of the large sizes; of the largest one where all are small.
+        least = min(_LARGE_BYTES, max((line.size_bytes for line in data.lines), default=0))
+        lines = [line for line in data.lines if line.size_bytes >= least]
+        cells += [cell for line in lines for cell in (line.in_place, line.out_of_place) if cell is not None]
+    shares = sorted(
+        cell.lag_seconds / cell.transfer_seconds
+        for cell in cells
+        if cell.lag_seconds is not None and cell.transfer_seconds
+    )
+    calls = sum(cell.seconds.count for cell in cells if cell.last is not None)
+    last = sum(cell.last for cell in cells if cell.last is not None)
+    return RankEvidence(
+        copies=tuple(rate for data in own for rate in data.copies)[:moments],
+        pair_busbw=pair,
+        lag_share=quantile(shares, 0.5) if shares else None,
+        late_share=last / calls if calls else None,
     )
 
 
-def _latency(small: Sequence[Point], bandwidth: float) -> float:
-    """What is left without the bytes, in the median of the small sizes whose bytes are less than half of their time.
-
-    The median, not the shortest: each time is the best of its calls already, and the luckiest of a dozen sizes is no
-    call that a job would see. Where bytes are most of the time, what is left is noise.
-    """
-    left = [Point(point.size_bytes, point.seconds - point.size_bytes / bandwidth) for point in small]
-    latent = sorted(rest.seconds for rest in left if rest.seconds > rest.size_bytes / bandwidth)
-    return quantile(latent, 0.5) if latent else max(0.0, left[0].seconds)
-
-
-def _bandwidth(small: Sequence[Point], sweep: Sequence[Point]) -> float | None:
-    """Bytes per second along the two largest sizes; along the whole sweep where noise makes nonsense of these."""
-    floor = min(small, key=lambda point: point.seconds)
-    overall = _slope(floor, sweep[-1])
-    if overall is None:
-        return None
-    slope = _slope(sweep[-2], sweep[-1])
-    return slope if slope and overall / _SLOPE_RATIO <= slope <= overall * _SLOPE_RATIO else overall
-
-
-def _slope(low: Point, high: Point) -> float | None:
-    """Bytes per second between two points; None if the larger takes no longer."""
-    if high.size_bytes <= low.size_bytes or high.seconds <= low.seconds:
-        return None
-    slope = (high.size_bytes - low.size_bytes) / (high.seconds - low.seconds)
-    return slope if math.isfinite(slope) else None
-
-
-def _residual(sweep: Sequence[Point], latency: float, bandwidth: float) -> tuple[float, int] | tuple[None, None]:
-    """The largest share by which a size between the two ends took longer, and that size."""
-    middle: Mapping[int, float] = {
-        int(point.size_bytes): point.seconds / (latency + point.size_bytes / bandwidth) - 1
-        for point in sweep[:-2]
-        if point.size_bytes > SMALL_BYTES
-    }
-    if not middle:
-        return None, None
-    worst = max(middle, key=lambda size: middle[size])
-    return middle[worst], worst
+def pair_rates(seen: Seen[Data], backend: str) -> Mapping[int, float]:
+    """The best bus bandwidth of each rank alone with one other, in bytes per second."""
+    best: dict[int, float] = {}
+    for row in seen.rows:
+        if row.data.backend != backend or "round" not in row.trial.params:
+            continue
+        for line in row.data.lines:
+            cell = line.in_place or line.out_of_place
+            if cell is not None:
+                rate = busbw(row.data.collective, line.size_bytes, cell.seconds.min, row.data.ranks)
+                best[row.place.rank] = max(best.get(row.place.rank, 0.0), rate)
+    return best

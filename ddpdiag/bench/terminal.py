@@ -15,10 +15,10 @@ from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, WorldLine
-from ddpdiag.model.bench import Average, Bench, BenchRank, BenchReport, BenchRow, Blocking, Bottleneck, Fit, Series
+from ddpdiag.model.bench import Average, BenchRank, BenchReport, Blocking, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
-from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks, Row
+from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks
 from ddpdiag.render.terminal.report import write_head, write_notes, write_timings, write_verdict
 from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, is_exceeded, percent, seconds
 
@@ -45,7 +45,11 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
     page, bench = Page(color=color, width=width, tty=tty), measured(report)
     if tty:
         write_head(page, report)
-        page.write(_measured(bench), style="dim")
+        # What a row of the table is, in a line.
+        asked = bench.asked
+        versions = [f"{name} {it}" for name, it in _versions(bench)]
+        calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
+        page.write(one_line("; ".join((*versions, calls, f"times of the {_AVERAGES[asked.average]}"))), style="dim")
     if details or not tty:
         for line in _head(bench, report.world, details=details):
             _comment(page, line)
@@ -58,15 +62,6 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
     write_notes(page, report.notes)
     write_verdict(page, report)
     return page.text()
-
-
-def _measured(bench: BenchReport) -> str:
-    """What a row of the table is, in a line."""
-    asked = bench.asked
-    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
-    calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
-    parts = (*(f"{name} {it}" for name, it in versions if it), calls, f"times of the {_AVERAGES[asked.average]}")
-    return one_line("; ".join(parts))
 
 
 def _comment(page: Page, text: str) -> None:
@@ -92,9 +87,16 @@ def _commented(page: Page, draw: Callable[[Page], None]) -> None:
 def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
     """What was asked for, and on what."""
     asked = bench.asked
-    versions = (("torch", bench.torch_version), ("nccl", bench.nccl_version))
-    yield one_line(" ".join((f"ddpdiag version {__version__}", *(f"{name}={it}" for name, it in versions if it))))
-    yield one_line(f"{_world(bench, world)} {_sizes(asked)}")
+    versions = (f"{name}={it}" for name, it in _versions(bench))
+    yield one_line(" ".join((f"ddpdiag version {__version__}", *versions)))
+    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backends or (world.backend,)
+    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
+    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
+    yield one_line(
+        f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)} "
+        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
+        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
+    )
     yield _BLOCKING[asked.blocking]
     if asked.per_iteration:
         yield "Per-Iteration Report: i_* are those of the rank that took longest"
@@ -106,18 +108,8 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     yield from _devices(devices(bench), details=details)
 
 
-def _world(bench: BenchReport, world: WorldLine) -> str:
-    backends = dict.fromkeys(row.backend for row in bench.rows) or bench.asked.backends or (world.backend,)
-    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
-    return f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)}"
-
-
-def _sizes(asked: Bench) -> str:
-    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
-    return (
-        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
-        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
-    )
+def _versions(bench: BenchReport) -> list[tuple[str, str]]:
+    return [(name, it) for name, it in (("torch", bench.torch_version), ("nccl", bench.nccl_version)) if it]
 
 
 def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
@@ -189,15 +181,9 @@ def _write_meaning(page: Page, bench: BenchReport, *, details: bool) -> None:
         page.write(one_line(note), lead="note: ")
     if bench.notes or not bench.rows:
         page.blank()
-    _beside(page, bench.rows)
-    _ranks(page, bench.ranks, details=details)
-    _all_series(page, bench, details=details)
-
-
-def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
-    """Where several backends did the same: their bus bandwidth by size, and the first one's over each other's."""
+    # Where several backends did the same: their bus bandwidth by size, and the first one's over each other's.
     kinds: dict[_Kind, _Sizes] = {}
-    for row in rows:
+    for row in bench.rows:
         if (mode := row.natural()) is not None:
             sizes = kinds.setdefault((row.collective, row.dtype, row.op, row.root), {})
             sizes.setdefault(row.size_bytes, {}).setdefault(row.backend, []).append(mode.busbw_bytes_per_s)
@@ -205,27 +191,26 @@ def _beside(page: Page, rows: Sequence[BenchRow]) -> None:
         shared = {size: backends for size, backends in sorted(sizes.items()) if len(backends) > 1}
         if shared:
             page.write(f"busbw of {_named(*kind)}, in GB/s", style="bold")
-            page.table(_table(shared, absent=ABSENT if page.color else "-"))
+            absent = ABSENT if page.color else "-"
+            backends = tuple(dict.fromkeys(name for of in shared.values() for name in of))
+            first, *others = backends
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+            for header in ("size (B)", *backends, *(f"{first}/{other}" for other in others)):
+                table.add_column(Text(one_line(header)), justify="right")
+            for size, of in shared.items():
+                busbws = {name: fmean(values) for name, values in of.items()}
+                rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
+                own = busbws.get(first)
+                ratios = [figure(own / busbws[o]) if own is not None and busbws.get(o) else absent for o in others]
+                table.add_row(*map(Text, (str(size), *rates, *ratios)))
+            page.table(table)
             page.blank()
-
-
-def _table(sizes: _Sizes, absent: str) -> Table:
-    backends = tuple(dict.fromkeys(name for of in sizes.values() for name in of))
-    first, *others = backends
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("size (B)", *backends, *(f"{first}/{other}" for other in others)):
-        table.add_column(Text(one_line(header)), justify="right")
-    for size, of in sizes.items():
-        busbws = {name: fmean(values) for name, values in of.items()}
-        rates = [f"{busbws[name] / 1e9:.2f}" if name in busbws else absent for name in backends]
-        own = busbws.get(first)
-        ratios = [figure(own / busbws[o]) if own is not None and busbws.get(o) else absent for o in others]
-        table.add_row(*map(Text, (str(size), *rates, *ratios)))
-    return table
+    _ranks(page, bench.ranks, details=details)
+    _all_series(page, bench, details=details)
 
 
 def _named(collective: str, dtype: str, op: str, root: int) -> str:
-    """ "broadcast, float, root 0"."""
+    """Such as "broadcast, float, root 0"."""
     return one_line(", ".join((collective, *traits(dtype, op, root))))
 
 
@@ -238,7 +223,23 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         page.write(one_line(f"ranks of {collective} over {backend} at {byte_count(size)}"), style="bold")
         slow = dict.fromkeys((line.rank for line in of if line.slow), Severity.WARNING)
         # In a log, where scripts read the tables, all of it.
-        ranks = Ranks(tuple(map(_row, of)), slow, details, brief=page.tty, healthy=not slow)
+        rows = tuple(
+            {
+                "rank": line.rank,
+                "local_rank": line.local_rank,
+                "node": line.node,
+                "gpu_uuid": line.gpu_uuid,
+                "time_seconds": line.seconds,
+                "algbw_bytes_per_s": line.algbw_bytes_per_s,
+                "busbw_bytes_per_s": line.busbw_bytes_per_s,
+                "spread_share": line.spread_share,
+                "lag_seconds": line.lag_seconds,
+                "copy_bytes_per_s": line.copy_bytes_per_s,
+                "pair_bytes_per_s": line.pair_busbw_bytes_per_s,
+            }
+            for line in of
+        )
+        ranks = Ranks(rows, slow, details, brief=page.tty, healthy=not slow)
         write_hosts_rule(page, ranks.hosts.rule)
         for part in ranks.tables(color=page.color, width=page.width):
             page.table(part)
@@ -255,22 +256,6 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         page.blank()
 
 
-def _row(line: BenchRank) -> Row:
-    return {
-        "rank": line.rank,
-        "local_rank": line.local_rank,
-        "node": line.node,
-        "gpu_uuid": line.gpu_uuid,
-        "time_seconds": line.seconds,
-        "algbw_bytes_per_s": line.algbw_bytes_per_s,
-        "busbw_bytes_per_s": line.busbw_bytes_per_s,
-        "spread_share": line.spread_share,
-        "lag_seconds": line.lag_seconds,
-        "copy_bytes_per_s": line.copy_bytes_per_s,
-        "pair_bytes_per_s": line.pair_busbw_bytes_per_s,
-    }
-
-
 def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
     """The result of each series; a line each where there are many."""
     brief = len(bench.series) > _SERIES_SHOWN and not details
@@ -284,17 +269,13 @@ def _all_series(page: Page, bench: BenchReport, *, details: bool) -> None:
             page.write(_fit(series.fit), indent=4, lead="fit: ", lead_style="bold")
         page.write(_reached(series), indent=4, lead="best: ", lead_style="bold")
         # What the sentence of the whole states is printed last, below.
-        if series.sentence and not _is_said(series, bench.sentence):
+        what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
+        together = what and series.collective in bench.sentence and f"each {what}," in bench.sentence
+        if series.sentence and series.sentence not in bench.sentence and not together:
             page.write(one_line(series.sentence), indent=4)
         page.blank()
     if brief:
         page.blank()
-
-
-def _is_said(series: Series, sentence: str) -> bool:
-    """Is its bottleneck in the sentence of the whole, alone or together with others'?"""
-    what = series.sentence.partition(f" over {series.backend} ")[2].partition(": ")[0]
-    return series.sentence in sentence or (bool(what) and series.collective in sentence and f"each {what}," in sentence)
 
 
 def _fit(fit: Fit) -> str:

@@ -26,7 +26,7 @@ from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
-from ddpdiag.watch.options import WatchOptions
+from ddpdiag.watch import WatchOptions
 
 _SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--help"]}
 
@@ -174,11 +174,10 @@ def train(
     example if none is possible), 4 a bug in ddpdiag.
     """
     from ddpdiag.strategies import command as strategies
-    from ddpdiag.strategies.launchers import command as launching
 
     if what.compare_launchers:
-        launching.refuse_others(typed(context))
-        leave(guarded(lambda: launching.run(launch, what, outputs)))
+        strategies.refuse_others(typed(context))
+        leave(guarded(lambda: strategies.compare_launchers(launch, what, outputs)))
     if "rounds" in typed(context):
         raise UsageError("--rounds has no meaning without --compare-launchers")
     leave(guarded(lambda: strategies.run(launch, what, outputs)))

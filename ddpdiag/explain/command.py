@@ -4,8 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import BinaryIO
+from contextlib import nullcontext, suppress
 
 from ddpdiag.cli.edge import complain
 from ddpdiag.cli.manual import code_of, manual_page
@@ -36,10 +35,23 @@ def run(words: Sequence[str], how: ExplainOptions = _AS_TEXT) -> int:
         _show_page(code, how.color)
         return ExitCode.FIT
     if all(map(_is_log, words)):
-        return _show([_explained(word, quiet=how.quiet) for word in words], how)
+        names = {word: STANDARD_INPUT if word == "-" else readable(word) for word in words}
+        return _show([explain_log(_pieces(word, quiet=how.quiet), names[word]) for word in words], how)
     if any(map(_is_log, words)) and (missing := [word for word in words if _is_missing_log(word)]):
         raise UsageError(f"{readable(missing[0])}: no such file")
-    return _text(text, how)
+    # Pasted text is a log without a name: the numbers of its lines are of no use.
+    found = explain_log([text.encode("utf-8", "surrogateescape")], "")
+    if not found.sightings and not re.search(r"\s", text.strip()):
+        if _is_missing_log(text):
+            raise UsageError(f"{readable(text)}: no such file")
+        raise UsageError(
+            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
+            "`ddpdiag checks` lists codes and names"
+        )
+    exit_code = _show([found], how)
+    if found.is_explained and how == ExplainOptions(quiet=how.quiet, color=how.color):
+        _show_page(found.sightings[0].card.code, how.color, "\n")
+    return exit_code
 
 
 def _is_log(word: str) -> bool:
@@ -62,32 +74,9 @@ def _check_output(path: str, words: Sequence[str]) -> None:
             raise UsageError(f"--json {path} would overwrite a file that is no JSON; `--json -` is standard output")
 
 
-def _explained(word: str, *, quiet: bool) -> Explanation:
-    if word == "-":
-        return explain_log(_standard_input(quiet=quiet), STANDARD_INPUT)
-    return explain_log(_file(word), readable(word))
-
-
-def _text(text: str, how: ExplainOptions) -> int:
-    # Pasted text is a log without a name: the numbers of its lines are of no use.
-    found = explain_log([text.encode("utf-8", "surrogateescape")], "")
-    if not found.sightings and not re.search(r"\s", text.strip()):
-        if _is_missing_log(text):
-            raise UsageError(f"{readable(text)}: no such file")
-        raise UsageError(
-            f"{readable(text)!r} is not a code, not the name of a check and not a known error text; "
-            "`ddpdiag checks` lists codes and names"
-        )
-    exit_code = _show([found], how)
-    if found.is_explained and how == ExplainOptions(quiet=how.quiet, color=how.color):
-        _show_page(found.sightings[0].card.code, how.color, "\n")
-    return exit_code
-
-
 def _show(found: Sequence[Explanation], how: ExplainOptions) -> int:
     """Each log under its name. The exit code is that of the worst."""
-    from ddpdiag.explain.formats import as_github, as_json
-    from ddpdiag.explain.render import render  # rich, which the page of a code does not need
+    from ddpdiag.explain.render import as_github, as_json, render  # rich, which the page of a code does not need
 
     exit_code = ExitCode.FIT if all(each.is_explained for each in found) else ExitCode.UNKNOWN
     stream = sys.stderr if how.json == files.STANDARD_OUTPUT else sys.stdout
@@ -104,25 +93,17 @@ def _show_page(code: str, when: Color, before: str = "") -> None:
     show(before + manual_page(code, width=width, color=color), sys.stdout)
 
 
-def _standard_input(*, quiet: bool) -> Iterator[bytes]:
-    if sys.stdin is None:
-        raise UsageError("standard input is closed; give the log's name, or pipe the log in")
-    if sys.stdin.isatty() and not quiet:
-        complain("reading the log from the terminal; end it with Ctrl-D")
+def _pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
+    """A log, or standard input ("-"), in pieces."""
+    if word == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed; give the log's name, or pipe the log in")
+        if sys.stdin.isatty() and not quiet:
+            complain("reading the log from the terminal; end it with Ctrl-D")
     try:
-        yield from _pieces(sys.stdin.buffer)
+        with nullcontext(sys.stdin.buffer) if word == "-" else open(word, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
     except OSError as error:
-        raise UsageError(f"cannot read standard input: {error.strerror or error}") from error
-
-
-def _file(path: str) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            yield from _pieces(file)
-    except OSError as error:
-        raise UsageError(f"cannot read {readable(path)}: {error.strerror or error}") from error
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_PIECE_BYTES):
-        yield piece
+        source = STANDARD_INPUT if word == "-" else readable(word)
+        raise UsageError(f"cannot read {source}: {error.strerror or error}") from error

@@ -11,14 +11,23 @@ already printed one.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from ddpdiag.explain.card import Card, Role, all_cards
-from ddpdiag.explain.lines import UNKNOWN_ORIGIN, WHOLE, Origin, read_line, read_prefixes, table_origin, window
-from ddpdiag.explain.order import in_order, related
-from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally
-from ddpdiag.explain.tracebacks import Traceback, message_after, tracebacks
+from ddpdiag.explain.lines import (
+    UNKNOWN_ORIGIN,
+    WHOLE,
+    Origin,
+    Traceback,
+    message_after,
+    read_line,
+    read_prefixes,
+    table_origin,
+    tracebacks,
+    window,
+)
+from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally, in_order, related
 from ddpdiag.foreign import without_secrets
 
 __all__ = ["Call", "Explanation", "Sighting", "all_cards", "explain_log", "read_line"]
@@ -90,18 +99,7 @@ class _Matcher:
         """A block of lines."""
         raised = {found.start: found for found in tracebacks(block, is_first=self.lines == 0)}
         counted, line = 0, self.lines + 1
-        for start, (end, hits) in sorted(self._hits(block, raised).items()):
-            line += block.count(b"\n", counted, start)
-            counted = start
-            self._line(block, start, end, hits, line, raised.get(start))
-        self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
-
-    def sightings(self) -> list[Sighting]:
-        """What was seen, in the order of the cards' first lines."""
-        return [tally.sighting() for tally in self._tallies.values()]
-
-    def _hits(self, block: bytes, raised: Mapping[int, Traceback]) -> dict[int, tuple[int, list[tuple[Card, int]]]]:
-        """Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where."""
+        # Lines that hold an anchor, by their beginning: where each ends, and which cards' anchors are where.
         lines: dict[int, tuple[int, list[tuple[Card, int]]]] = {}
         # Looking back for a line's beginning would take long where lines end with carriage returns only.
         ends = _Ends(block)
@@ -114,7 +112,15 @@ class _Matcher:
         for start in raised:
             begin, end = ends.around(start)
             lines.setdefault(begin, (end, []))[1].extend((card, begin) for card in self._in_traceback)
-        return lines
+        for start, (end, hits) in sorted(lines.items()):
+            line += block.count(b"\n", counted, start)
+            counted = start
+            self._line(block, start, end, hits, line, raised.get(start))
+        self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
+
+    def sightings(self) -> list[Sighting]:
+        """What was seen, in the order of the cards' first lines."""
+        return [tally.sighting() for tally in self._tallies.values()]
 
     def _line(
         self,

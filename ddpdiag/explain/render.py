@@ -1,10 +1,16 @@
-"""What a log or an error text means, for people: the first cause in full, then its consequences."""
+"""What logs and error texts mean: for people, the first cause in full, then its consequences; for programs as JSON, and
+as annotations for GitHub Actions.
+"""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from msgspec import Struct
+
+from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
-from ddpdiag.explain.matcher import Call, Explanation, Sighting
+from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
+from ddpdiag.render.github import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 from ddpdiag.text import count, fold_hosts, fold_ranks
 
@@ -36,7 +42,12 @@ _HINTS = (
 def render(found: Explanation, *, width: int, color: bool) -> str:
     """Each sighting, the explaining one first; echoes and notes in brief. `found.source` is empty for a mere text."""
     width = max(width, LEAST_WIDTH)
-    lines = [*_head(found, width)]
+    lines: list[str] = []
+    if found.source:
+        known = sum(not one.card.fallback for one in found.sightings)
+        others = len(found.sightings) - known
+        parts = [count(found.lines, "line"), count(known, "known text"), *([f"{others} unknown"] if others else [])]
+        lines += textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {', '.join(parts)}", width)
     for number, sighting in enumerate(found.sightings):
         brief = sighting.card.role in (Role.ECHO, Role.NOTE) if number else False
         lines += _sighting(sighting, width, color=color, brief=brief or number >= _SHOWN_FULL, log=bool(found.source))
@@ -45,21 +56,14 @@ def render(found: Explanation, *, width: int, color: bool) -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _head(found: Explanation, width: int) -> Iterator[str]:
-    if found.source:
-        known = sum(not one.card.fallback for one in found.sightings)
-        parts = [count(found.lines, "line"), count(known, "known text")]
-        if others := len(found.sightings) - known:
-            parts.append(f"{others} unknown")
-        yield from textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {', '.join(parts)}", width)
-
-
 def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:
     card = sighting.card
     role = f"\x1b[{_COLORS[card.role]}m{card.role.value:<7}\x1b[0m" if color else f"{card.role.value:<7}"
     yield ""
-    where = f" ({_where(sighting)})" if log else ""
-    first, *rest = textwrap.wrap(f"{card.name}{where}", width - 8, break_on_hyphens=False)
+    times = f"{sighting.count:,} times, lines {sighting.line:,} to {sighting.last_line:,}"
+    where = "; ".join(filter(None, (_who(sighting), f"line {sighting.line:,}" if sighting.count == 1 else times)))
+    name = f"{card.name} ({where})" if log else card.name
+    first, *rest = textwrap.wrap(name, width - 8, break_on_hyphens=False)
     yield f"{role} {first}"
     yield from (f"        {line}" for line in rest)
     if brief:
@@ -75,17 +79,15 @@ def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: 
     if sighting.calls:
         yield from _filled("Collectives: ", _calls(sighting), width)
     elif len(sighting.works) > 1:
-        yield from _filled("Collectives: ", _works(sighting), width)
+        # The last collective of each rank: ranks that are behind took another path in the code, or hang before it.
+        first_work, *later = sighting.works.items()
+        told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (first_work, *later[-_SHOWN_FULL:])]
+        least = first_work[1]
+        behind = f"{_ranks(least).capitalize()} lag{'s' if len(least) == 1 else ''} behind."
+        yield from _filled("Collectives: ", f"{'; '.join(told)}. {behind}", width)
     yield from _filled("Confirm: ", card.confirm, width)
     yield from _filled("Do: ", card.fix, width)
     yield f"    Page: ddpdiag explain {card.code}"
-
-
-def _works(sighting: Sighting) -> str:
-    """The last collective of each rank: ranks that are behind took another path in the code, or hang before it."""
-    least, *others = sighting.works.items()
-    told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (least, *others[-_SHOWN_FULL:])]
-    return f"{'; '.join(told)}. {_ranks(least[1]).capitalize()} lag{'s' if len(least[1]) == 1 else ''} behind."
 
 
 def _call(call: Call) -> str:
@@ -112,16 +114,6 @@ def _filled(lead: str, text: str, width: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _where(sighting: Sighting) -> str:
-    parts = [who] if (who := _who(sighting)) else []
-    parts.append(
-        f"line {sighting.line:,}"
-        if sighting.count == 1
-        else f"{sighting.count:,} times, lines {sighting.line:,} to {sighting.last_line:,}"
-    )
-    return "; ".join(parts)
 
 
 def _who(sighting: Sighting) -> str:
@@ -173,3 +165,106 @@ def _end(found: Explanation) -> str:
 def _place(first: Sighting) -> str:
     who = _who(first)
     return f"{first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"
+
+
+# For programs ---------------------------------------------------------------------------------------------------------
+
+EXPLAIN_SCHEMA = "ddpdiag.explain/1"
+# Notes are printed in healthy jobs, too.
+_LEVELS = {
+    Role.CAUSE: "error",
+    Role.FAILURE: "error",
+    Role.HINT: "warning",
+    Role.WAIT: "warning",
+    Role.ECHO: "notice",
+}
+
+
+class SightingRow(Struct, frozen=True, kw_only=True):
+    """A text that was found: the fields of a sighting, and those of its card. `line` counts from 1."""
+
+    role: Role
+    card: str
+    is_known: bool
+    code: str
+    count: int
+    line: int
+    last_line: int
+    ranks: tuple[int, ...]
+    local_ranks: tuple[int, ...]
+    tasks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    missing: tuple[int, ...]
+    quote: str
+    raised_in: str
+    meaning: str
+    confirm: str
+    fix: str
+
+
+class FileRow(Struct, frozen=True, kw_only=True):
+    """A log and its sightings, the one that explains the others first; the path is empty for an error text."""
+
+    path: str
+    lines: int
+    is_explained: bool
+    sightings: tuple[SightingRow, ...]
+
+
+class ExplainReport(Struct, frozen=True, kw_only=True):
+    """What a run of `ddpdiag explain` found."""
+
+    files: tuple[FileRow, ...]
+    exit_code: int
+    schema: str = EXPLAIN_SCHEMA
+
+
+def as_json(found: Sequence[Explanation], exit_code: int) -> str:
+    """`ddpdiag.explain/1` on one line."""
+    files = tuple(
+        FileRow(
+            path=each.source,
+            lines=each.lines,
+            is_explained=each.is_explained,
+            sightings=tuple(
+                SightingRow(
+                    role=one.card.role,
+                    card=one.card.name,
+                    is_known=not one.card.fallback,
+                    code=one.card.code,
+                    count=one.count,
+                    line=one.line,
+                    last_line=one.last_line,
+                    ranks=one.ranks,
+                    local_ranks=one.local_ranks,
+                    tasks=one.tasks,
+                    hosts=one.hosts,
+                    missing=one.missing,
+                    quote=one.excerpt,
+                    raised_in=one.frame,
+                    meaning=one.card.meaning,
+                    confirm=one.card.confirm,
+                    fix=one.card.fix,
+                )
+                for one in each.sightings
+            ),
+        )
+        for each in found
+    )
+    return encode(ExplainReport(files=files, exit_code=exit_code)).decode() + "\n"
+
+
+def as_github(found: Sequence[Explanation]) -> str:
+    """An annotation at the first line of each text, but for notes of healthy jobs; the explaining one comes first."""
+    return "".join(
+        annotation(
+            _LEVELS[one.card.role],
+            f"{one_line(one.excerpt)}\n{one.card.meaning} {one.card.fix}",
+            title=f"{one.card.role.value}: {one.card.name}",
+            path="" if each.source == STANDARD_INPUT else each.source,
+            line=one.line,
+        )
+        for each in found
+        for one in each.sightings
+        if one.card.role in _LEVELS
+    )

@@ -1,7 +1,9 @@
-"""What was seen of each card in a log: counted while it is read, and the sightings that come out of it."""
+"""What was seen of each card in a log: counted while it is read, and the sightings that come out of it, in the light of
+each other: which explains the others, which is a consequence, and which comes first.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -72,11 +74,6 @@ class Explanation(Struct, frozen=True, kw_only=True):
         return any(one.card.role not in (Role.HINT, Role.NOTE) for one in self.sightings)
 
 
-def _call(groups: Mapping[str, str]) -> Call:
-    elements = groups.get("elements")
-    return Call(groups["operation"], int(elements) if elements and groups["operation"] in _EQUAL_SIZES else None)
-
-
 @dataclass
 class Tally:
     """What was seen so far of a card."""
@@ -116,8 +113,10 @@ class Tally:
         self.missing.update(map(int, re.findall(r"\d+", groups.get("missing", ""))))
         if "work" in groups and rank is not None and len(self.works) < _MOST_NAMES:
             self.works[rank] = int(groups["work"])
-            if groups.get("operation", "SEND") not in _TWO_SIDED:
-                self.calls.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = _call(groups)
+            operation, elements = groups.get("operation", "SEND"), groups.get("elements")
+            if operation not in _TWO_SIDED:
+                call = Call(operation, int(elements) if elements and operation in _EQUAL_SIZES else None)
+                self.calls.setdefault((groups.get("group", ""), int(groups["work"])), {})[rank] = call
 
     def differing(self) -> tuple[int | None, tuple[tuple[Call, tuple[int, ...]], ...]]:
         """The first number of which ranks name different collectives, and these with their ranks."""
@@ -153,3 +152,71 @@ class Tally:
                 for work in sorted(set(self.works.values()))
             },
         )
+
+
+# Beside each other ---------------------------------------------------------------------------------------------------
+
+# A fallback that comes after a wait, or a warning, is listed after what others waited for.
+_PLACES = {Role.CAUSE: 0, Role.FAILURE: 1, Role.HINT: 3, Role.WAIT: 4, Role.ECHO: 6, Role.NOTE: 7}
+_AFTER_KNOWN_FAILURES, _AFTER_WAITS = 2, 5
+
+
+def related(sightings: Sequence[Sighting], cards: Sequence[Card], *, is_log: bool) -> list[Sighting]:
+    """The sightings with the roles that they have beside each other.
+
+    Some only echo another one, some prove that ranks differ, and an unknown warning is the failure of a log that shows
+    no other reason for one. A text without a log is asked about, so its warning is the failure.
+    """
+    by_name = {card.name: card for card in cards}
+    seen = {one.card.name for one in sightings}
+    changed = []
+    for one in sightings:
+        card = by_name[one.card.mismatch].filled({}) if one.calls and one.card.mismatch else one.card
+        if not seen.isdisjoint(card.echo_of):
+            card = structs.replace(card, role=Role.ECHO)
+        changed.append(structs.replace(one, card=card))
+    failures = [one.card for one in changed if one.card.role not in (Role.HINT, Role.NOTE)]
+    has_reason = any(
+        card.role in (Role.CAUSE, Role.WAIT) or (card.role is Role.FAILURE and card.vague != "library")
+        for card in failures
+    )
+    is_warned = not is_log or (bool(failures) and not has_reason)
+    for at, one in enumerate(changed):
+        if _is_warning(one.card) and is_warned:
+            changed[at] = structs.replace(one, card=structs.replace(one.card, role=Role.FAILURE))
+        elif one.card.is_retried and has_reason:
+            changed[at] = structs.replace(one, card=structs.replace(one.card, role=Role.NOTE))
+    return changed
+
+
+def _is_warning(card: Card) -> bool:
+    return card.fallback and card.role is Role.HINT
+
+
+def in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
+    """What explains the others first: by role, then by line.
+
+    A rank that others waited for, and that waited itself, is not the missing one; ranks that waited only for such ranks
+    are listed after those that waited for others.
+    """
+    waits = [one for one in sightings if one.card.role is Role.WAIT]
+    waiting = {rank for one in waits for rank in (*one.ranks, one.card.waiting_rank)}
+    settled = [
+        structs.replace(one, missing=tuple(rank for rank in one.missing if rank not in waiting)) for one in sightings
+    ]
+    misled = {new.card.name for old, new in zip(sightings, settled, strict=True) if old.missing and not new.missing}
+    is_known = any(one.card.role is Role.FAILURE and not one.card.vague and not one.card.fallback for one in sightings)
+
+    def has_origin(one: Sighting) -> bool:
+        return bool(one.ranks or one.local_ranks or one.tasks or one.hosts)
+
+    def place(one: Sighting) -> tuple[int, bool, int]:
+        number = _PLACES[one.card.role]
+        if one.card.fallback and one.card.role in (Role.FAILURE, Role.HINT):
+            # May its process have waited before? Of other ranks than those that waited, it has not.
+            before = [wait for wait in waits if wait.line < one.line and not (has_origin(wait) and has_origin(one))]
+            is_late = _is_warning(one.card) or bool(before)
+            number = _AFTER_WAITS if is_late else _AFTER_KNOWN_FAILURES if is_known else number
+        return number, one.card.name in misled, one.line
+
+    return tuple(sorted(settled, key=place))

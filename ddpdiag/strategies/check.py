@@ -29,7 +29,6 @@ Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -41,7 +40,7 @@ from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
-from ddpdiag.strategies.runs import TOLERANCES, Data, Job, asked_of, hidden_of, jobs, trial_of
+from ddpdiag.strategies.runs import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
 
 FINDINGS = {
     "wrong": Explained.error(
@@ -58,10 +57,6 @@ FINDINGS = {
     ),
 }
 
-if TYPE_CHECKING:
-    from ddpdiag.strategies.workloads.trainer import Task
-    from ddpdiag.workloads.mnist import Digits
-
 # What a strategy needs of torch, as users search for it.
 _NEEDS = {
     Strategy.FSDP: "torch.distributed.fsdp.fully_shard",
@@ -77,10 +72,9 @@ _MOST_PARTS = 50_000
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One training after the other, each with its share of what the budget leaves."""
     to_come = [job for job in jobs(seen.world) if trial_of(seen, job) is None]
-    return (_trial(seen, to_come[0], seen.left_seconds / len(to_come)),) if to_come else ()
-
-
-def _trial(seen: Seen[Data], job: Job, share_seconds: float) -> Trial:
+    if not to_come:
+        return ()
+    job, share_seconds = to_come[0], seen.left_seconds / len(to_come)
     params = {
         "strategy": job.strategy.value,
         "backend": seen.world.backend,
@@ -89,8 +83,9 @@ def _trial(seen: Seen[Data], job: Job, share_seconds: float) -> Trial:
     }
     trial = new_trial(seen, groups=(job.ranks,), params=params, may_fail=True)
     if "TRN002.deadline_seconds" in seen.options.settings:
-        return trial
-    return structs.replace(trial, deadline_seconds=min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds)))
+        return (trial,)
+    deadline = min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds))
+    return (structs.replace(trial, deadline_seconds=deadline),)
 
 
 def measure(ctx: Context) -> Data:
@@ -108,59 +103,37 @@ def measure(ctx: Context) -> Data:
     ctx.step("read the digits")
     digits = mnist.load(ctx.options.data_dir)
     try:
-        return _train(ctx, strategy, task, digits)
+        # ImportError where this torch lacks the strategy: nothing was trained then.
+        backend = str(ctx.trial.params["backend"])
+        parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
+        wants: dict[Strategy, tuple[str | int, ...]] = {
+            Strategy.SINGLE: (backend, parts),
+            Strategy.DP: (),
+            Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
+        }
+        code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
+        data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
+        return data
     except ImportError as error:
         if strategy not in _NEEDS:
             raise
         return Data(device="", not_possible=f"torch {torch.__version__} has no {_NEEDS[strategy]} ({error.msg})")
 
 
-def _train(ctx: Context, strategy: Strategy, task: "Task", digits: "Digits") -> Data:
-    """ImportError where this torch lacks the strategy: nothing was trained then."""
-    backend = str(ctx.trial.params["backend"])
-    parts = ctx.place.world_size if task.steps * ctx.place.world_size <= _MOST_PARTS else 0
-    wants: dict[Strategy, tuple[str | int, ...]] = {
-        Strategy.SINGLE: (backend, parts),
-        Strategy.DP: (),
-        Strategy.MODEL_PARALLEL: (backend, asked_of(ctx.options).group_size),
-    }
-    code = import_module(f"ddpdiag.strategies.workloads.{strategy.value.replace('-', '_')}")
-    data: Data = code.train(ctx, task, digits, *wants.get(strategy, (backend,)))
-    return data
-
-
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What does not work, and the ranks to blame."""
-    yield from findings(seen, _tolerance(seen))
+    yield from findings(seen)
 
 
 def report(seen: Seen[Data]) -> TrainReport:
     """The table."""
-    return train_of(seen, _tolerance(seen))
-
-
-def _tolerance(seen: Seen[Data]) -> float:
-    return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
+    return train_of(seen)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The speed of each strategy."""
     rows = report(seen).rows
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
-
-
-def _speeds(train: TrainReport) -> Iterator[Figure]:
-    """How fast each strategy was that works."""
-    for row in train.rows:
-        if row.samples_per_second:
-            name = row.strategy.value
-            yield Figure(
-                name=f"train.{name}.samples_per_second",
-                title=f"training by {name}, samples",
-                values=(row.samples_per_second,),
-                sampling=Sampling.SINGLE,
-                is_rate=True,
-            )
 
 
 def section(seen: Seen[Data]) -> Section | None:
@@ -173,7 +146,17 @@ def section(seen: Seen[Data]) -> Section | None:
         sentence=train.sentence,
         measured=any(row.samples_per_second is not None for row in train.rows),
         train=train,
-        figures=tuple(_speeds(train)),
+        figures=tuple(
+            Figure(
+                name=f"train.{row.strategy.value}.samples_per_second",
+                title=f"training by {row.strategy.value}, samples",
+                values=(row.samples_per_second,),
+                sampling=Sampling.SINGLE,
+                is_rate=True,
+            )
+            for row in train.rows
+            if row.samples_per_second
+        ),
     )
 
 

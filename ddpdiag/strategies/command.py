@@ -1,20 +1,39 @@
-"""`ddpdiag train`: options into data, then a run whose only measurement is the training by strategies."""
+"""`ddpdiag train`: a run whose only measurement is the training by strategies; with --compare-launchers one training,
+started by each launcher, round after round.
+"""
 
-from collections.abc import Sequence
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from tempfile import TemporaryDirectory
+
+import msgspec
 
 from ddpdiag.cli import check
 from ddpdiag.cli.backends import refuse_nccl_without_gpus
-from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
-from ddpdiag.cli.outputs import Outputs
-from ddpdiag.codec import readable
+from ddpdiag.cli.options import CheckOptions, LaunchOptions, spelled, split
+from ddpdiag.cli.outputs import Outputs, counter, show, terminal
+from ddpdiag.codec import encode, readable
 from ddpdiag.errors import UsageError, nearest
-from ddpdiag.model.train import Strategy, Train
+from ddpdiag.model.train import Ended, Strategy, Train
+from ddpdiag.render import files
+from ddpdiag.render.page import Column, Page, one_line
+from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.strategies.launchers import Compare, LauncherRow, LaunchersReport, LaunchMethod, judged
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
+from ddpdiag.strategies.sections import STYLES, shown, write_table
+from ddpdiag.strategies.turns import Rounds
+from ddpdiag.text import count, seconds
 
 # Membership, versions, cores, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
-MOST_STEPS, MOST_IMAGES = 2_000, 65_536
+_MOST_STEPS, _MOST_IMAGES = 2_000, 65_536
 
 
 def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
@@ -31,19 +50,8 @@ def train_of(options: TrainOptions) -> Train:
     if options.dtype not in TOLERANCES:
         near = nearest(options.dtype, TOLERANCES)
         raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}{near}")
-    return Train(
-        strategies=_strategies(options.strategy),
-        steps=number_within("--steps", options.steps, 2, MOST_STEPS),
-        batch_size=number_within("--batch-size", options.batch_size, 1, MOST_IMAGES),
-        group_size=number_within("--group-size", options.group_size, 2, BLOCKS),
-        dtype=options.dtype,
-        scaling=options.scaling,
-    )
-
-
-def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
-    """Each once, in the order in which they were typed; "all" stands for all."""
-    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(values))
+    # Each once, in the order in which they were typed; "all" stands for all.
+    names = dict.fromkeys(name.lower().replace("_", "-") for name in split(options.strategy))
     known = {strategy.value: strategy for strategy in Strategy}
     if "all" in names:
         names = dict.fromkeys([*known])
@@ -51,11 +59,189 @@ def _strategies(values: Sequence[str]) -> tuple[Strategy, ...]:
         if name not in known:
             near = nearest(name, known)
             raise UsageError(f"--strategy {readable(name)}: expected {', '.join(known)} or all{near}")
-    return tuple(known[name] for name in names)
+    return Train(
+        strategies=tuple(known[name] for name in names),
+        steps=_within("--steps", options.steps, 2, _MOST_STEPS),
+        batch_size=_within("--batch-size", options.batch_size, 1, _MOST_IMAGES),
+        group_size=_within("--group-size", options.group_size, 2, BLOCKS),
+        dtype=options.dtype,
+        scaling=options.scaling,
+    )
 
 
-def number_within(option: str, value: int, least: int, most: int, *, context: str = "") -> int:
+def _within(option: str, value: int, least: int, most: int, *, context: str = "") -> int:
     """The value; UsageError if it is out of bounds."""
     if not least <= value <= most:
         raise UsageError(f"{option} {value}: expected {least} to {most:,}{context}")
     return value
+
+
+# --compare-launchers -------------------------------------------------------------------------------------------------
+
+
+# The options of `train` that mean the same here.
+_OPTIONS = (
+    *("compare_launchers", "rounds", "nproc_per_node", "steps", "batch_size", "backend", "budget", "data_dir"),
+    *("json", "quiet", "color"),
+)
+# The first three steps are not timed, and a median of fewer than three is unreliable.
+_LEAST_STEPS = 6
+_MOST_ROUNDS = 20
+_LEAST_BUDGET = 60.0
+
+
+def refuse_others(given: Iterable[str]) -> None:
+    """UsageError for an option that has no meaning here; `given` are the names of those that were typed."""
+    for name in given:
+        if name not in _OPTIONS:
+            raise UsageError(
+                f"{spelled(name)} has no meaning with --compare-launchers, which trains with DistributedDataParallel "
+                "on this host, started by each launcher: leave out one of the two"
+            )
+
+
+def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
+    """Start the training by each launcher, round after round; the exit code."""
+    launch = check.launched(launch_options)
+    refuse_launched(launch)
+    compare = checked(options, len(launch.ranks))
+    refuse_nccl_without_gpus(compare.backend)
+    json = outputs.json
+    if json is not None:
+        files.check_writable(json)
+    begin = time.monotonic()
+    signals = Signals(children=True)
+    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
+    with (
+        counter(quiet=outputs.quiet) as progress,
+        TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
+    ):
+        rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
+        rounds.run()
+    report = judged(
+        compare,
+        rounds.starts,
+        rounds.controls,
+        host=launch.place.node,
+        cores=len(os.sched_getaffinity(0)),
+        seconds=time.monotonic() - begin,
+        told=signals.told,
+    )
+    stream = sys.stderr if json == "-" else sys.stdout
+    width, colored = terminal(stream, outputs.color)
+    try:
+        if json is not None:
+            files.write(json, as_json(report))
+    finally:  # a file that cannot be written shall not cost the table
+        show(render(report, color=colored, width=width), stream)
+    return report.exit_code
+
+
+def refuse_launched(launch: Launch) -> None:
+    """UsageError in a process that a launcher started: every rank would start all ranks, by each launcher."""
+    place = launch.place
+    if place.launcher == "standalone":
+        return
+    raise UsageError(
+        f"--compare-launchers starts the ranks itself, by each launcher, and this process is rank {place.rank} of "
+        f"{place.world_size} already (launcher: {place.launcher}): start `ddpdiag train --compare-launchers` once on "
+        "the host, by itself"
+    )
+
+
+def checked(options: TrainOptions, ranks: int) -> Compare:
+    """What is compared, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
+    within = partial(_within, context=" with --compare-launchers")
+    within("--steps", options.steps, _LEAST_STEPS, _MOST_STEPS)
+    within("--batch-size", options.batch_size, ranks, _MOST_IMAGES)
+    within("--rounds", options.rounds, 1, _MOST_ROUNDS)
+    budget = options.budget
+    if not math.isfinite(budget) or budget < _LEAST_BUDGET:
+        raise UsageError(
+            f"--budget {budget:g}: expected {_LEAST_BUDGET:g} s or more with --compare-launchers, which starts "
+            f"{len(LaunchMethod)} trainings one after the other"
+        )
+    if not options.backend.strip():
+        raise UsageError("--backend: expected a name, such as nccl or gloo")
+    if readable(options.backend) != options.backend:
+        raise UsageError(f"--backend {readable(options.backend)}: not UTF-8, so not the name of a backend")
+    if options.data_dir is not None and not os.path.isdir(options.data_dir):
+        raise UsageError(f"--data-dir {readable(options.data_dir)}: no such directory on {socket.gethostname()}")
+    return Compare(
+        ranks=ranks,
+        steps=options.steps,
+        batch_size=options.batch_size,
+        rounds=options.rounds,
+        backend=options.backend.strip().lower(),
+        data_dir=None if options.data_dir is None else os.path.abspath(options.data_dir),
+        budget_seconds=budget,
+    )
+
+
+# For people and for scripts ------------------------------------------------------------------------------------------
+
+
+def as_json(report: LaunchersReport) -> str:
+    """The whole report, indented, with a newline at the end."""
+    return msgspec.json.format(encode(report), indent=2).decode() + "\n"
+
+
+def render(report: LaunchersReport, *, color: bool, width: int) -> str:
+    """The table, what explains it, and the verdict, as text of `width` columns."""
+    page = Page(color=color, width=width)
+    asked = report.asked
+    torch = f"torch {report.torch_version}" if report.torch_version else ""
+    who = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
+    told = ", ".join(map(one_line, filter(None, (who, report.backend or asked.backend, report.device, torch))))
+    took = f"{seconds(report.seconds)} of {seconds(asked.budget_seconds)}"
+    page.write(f"{told}; {took}", lead="ddpdiag: ", lead_style="bold")
+    page.write(
+        f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
+        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
+        f"{count(asked.rounds, 'round')}. start: from the command to the group of all ranks; launcher: until the last "
+        "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank.",
+        style="dim",
+    )
+    page.blank()
+    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in report.rows]
+    figures = (
+        ("start", [shown(row.start_seconds, "{:.2f} s") for row in report.rows]),
+        ("x", [shown(row.start_ratio, "{:.2f}") for row in report.rows]),
+        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in report.rows]),
+        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in report.rows]),
+        ("x", [shown(row.step_ratio, "{:.2f}") for row in report.rows]),
+        ("threads", ["-".join(map(str, each)) or "-" for each in threads]),
+    )
+    names = Column("started by", tuple(row.method.value for row in report.rows), right=False)
+    write_table(page, names, [row.ended for row in report.rows], figures)
+    _reasons(page, report.rows)
+    for sentence in report.explained:
+        page.write(one_line(sentence))
+    if report.explained:
+        page.blank()
+    page.write(one_line(report.sentence), style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
+    return page.text()
+
+
+def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
+    """Why, of those that do not work, and the command of one that is alone with its reason."""
+    alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
+    for row in rows:
+        if row.ended is not Ended.WORKS:
+            alike.setdefault((row.ended, row.reason), []).append(row)
+    for (ended, reason), those in alike.items():
+        lead = f"{', '.join(row.method.value for row in those)} {ended.value}: "
+        if len(those) == 1:
+            page.write(one_line(reason), lead=lead, lead_style=STYLES[ended])
+            page.write(one_line(those[0].command), indent=4, style="dim")
+        else:
+            page.write(lead + one_line(reason))
+    deprecated = [
+        row.method
+        for row in rows
+        if row.ended is Ended.WORKS and row.method in (LaunchMethod.LAUNCH, LaunchMethod.LAUNCH_USE_ENV)
+    ]
+    if deprecated:
+        page.write("torch.distributed.launch is deprecated in favour of torchrun.", style="dim")
+    if alike or deprecated:
+        page.blank()

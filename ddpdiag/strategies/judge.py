@@ -27,6 +27,7 @@ from ddpdiag.strategies.runs import (
     reference,
     run_of,
     runs,
+    tolerance_of,
     why_not,
 )
 
@@ -37,40 +38,35 @@ _MOST_EFFICIENCY = 1.25
 _NOT_TRIED = "the run ended before this strategy was tried"
 
 
-def train_of(seen: Seen[Data], tolerance: float) -> TrainReport:
+def train_of(seen: Seen[Data]) -> TrainReport:
     """Rows and curves."""
     asked = asked_of(seen.options)
-    rows = tuple(_rows(seen, tolerance))
+    alone = _table_run(seen, Strategy.SINGLE)
+    # A line for each strategy that was asked for, and one for single, where it was run.
+    names = dict.fromkeys((Strategy.SINGLE, *asked.strategies) if alone is not None else asked.strategies)
+    rows = tuple(_row(seen, strategy, alone) for strategy in names)
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
         asked=asked,
         batch_size=batch_of(seen.world),
-        device=next((data.device for run in runs(seen, tolerance) for data in run.data.values() if data.device), ""),
+        device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
-        scaling=tuple(_scaling(seen, tolerance)) if asked.scaling else (),
-        tolerance=tolerance,
+        scaling=tuple(_scaling(seen, alone)) if asked.scaling else (),
+        tolerance=tolerance_of(seen),
         sentence=_sentence(rows),
         torch_version=next((data.torch for data in versions.values()), None),
     )
 
 
-def _rows(seen: Seen[Data], tolerance: float) -> Iterator[StrategyRow]:
-    """A line for each strategy that was asked for, and one for single, where it was run."""
-    asked = asked_of(seen.options).strategies
-    alone = _table_run(seen, Strategy.SINGLE, tolerance)
-    for strategy in dict.fromkeys((Strategy.SINGLE, *asked) if alone is not None else asked):
-        yield _row(seen, strategy, alone, tolerance)
-
-
-def _table_run(seen: Seen[Data], strategy: Strategy, tolerance: float) -> Run | None:
+def _table_run(seen: Seen[Data], strategy: Strategy) -> Run | None:
     job = job_of(strategy, seen.world)
-    return run_of(seen, job, tolerance) if job is not None else None
+    return run_of(seen, job) if job is not None else None
 
 
-def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None, tolerance: float) -> StrategyRow:
+def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow:
     if reason := why_not(strategy, seen.world):
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
-    run = _table_run(seen, strategy, tolerance)
+    run = _table_run(seen, strategy)
     if run is None:
         return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
     devices = devices_of(run.job, seen.world)
@@ -95,10 +91,9 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None, tolerance: flo
     )
 
 
-def _scaling(seen: Seen[Data], tolerance: float) -> Iterator[ScalingRow]:
-    alone = _table_run(seen, Strategy.SINGLE, tolerance)
+def _scaling(seen: Seen[Data], alone: Run | None) -> Iterator[ScalingRow]:
     for curve, job in points(seen.world):
-        run = run_of(seen, job, tolerance)
+        run = run_of(seen, job)
         speedup = _speedup(run, alone)
         yield ScalingRow(
             curve=curve,
@@ -121,7 +116,9 @@ def _sentence(rows: Sequence[StrategyRow]) -> str:
     if not worked:
         return "No strategy trained to the end."
     several = [row for row in worked if row.strategy is not Strategy.SINGLE]
-    said = f"{_names(worked)} {'works' if len(worked) == 1 else 'work'} here"
+    names = [row.strategy.value for row in worked]
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    said = f"{listed} {'works' if len(worked) == 1 else 'work'} here"
     if not several:
         others = all(row.ended is Ended.NOT_POSSIBLE for row in rows if row.strategy is not Strategy.SINGLE)
         return f"{said}{'; nothing else could be tried' if others and len(rows) > 1 else ''}."
@@ -147,11 +144,6 @@ def _best_text(best: StrategyRow) -> str:
     )
 
 
-def _names(rows: Sequence[StrategyRow]) -> str:
-    names = [row.strategy.value for row in rows]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 # Findings ------------------------------------------------------------------------------------------------------------
 
 _CHECK = (
@@ -160,25 +152,47 @@ _CHECK = (
 )
 
 
-def findings(seen: Seen[Data], tolerance: float) -> Iterator[Finding]:
+def findings(seen: Seen[Data]) -> Iterator[Finding]:
     """One for each training that fails, and one where nothing could be tried."""
     if not jobs(seen.world) and seen.world.arrivals:
         yield _nothing(seen, ())
-    tried = runs(seen, tolerance)
+    tried = runs(seen)
     for run in tried:
         match run.ended:
             case Ended.WRONG:
-                yield _wrong(seen, run, tolerance)
+                yield _wrong(seen, run)
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
             case Ended.UNFINISHED | Ended.NOT_COMPARED:
-                yield _unknown(seen, run)
+                what = _what(seen, run)
+                yield seen.finding(
+                    "unmeasured",
+                    f"{what} was not compared with one process"
+                    if run.ended is Ended.NOT_COMPARED
+                    else f"{what} was not finished",
+                    f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
+                    evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
+                    fix="Run `ddpdiag train --strategy single` first, and fix what it reports."
+                    if run.ended is Ended.NOT_COMPARED
+                    else f"Run again with more time (--set {run.trial.code}.deadline_seconds="
+                    f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps).",
+                    of_the_run=True,
+                )
             case _:
                 pass
     if tried and not _tried(seen, tried):
         yield _nothing(seen, tried)
-    elif seen.options.backend != "auto" and (absent := _without_backend(tried)):
-        yield _absent_backend(seen, absent)
+    elif seen.options.backend != "auto" and (
+        absent := [text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values()]
+    ):
+        # torch was built without the backend that was asked for; RUN003 reports one that it does not know at all.
+        yield seen.finding(
+            "unmeasured",
+            f"no training over {seen.world.backend} was tested",
+            f"{absent[0]}.",
+            fix="Install a torch that was built with this backend, or use another one (--backend).",
+            of_the_run=True,
+        )
 
 
 def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
@@ -204,38 +218,6 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     )
 
 
-def _without_backend(tried: Sequence[Run]) -> str:
-    """What torch reports of the backend that was asked for by its name, if it was built without; RUN003 reports one
-    that it does not know at all."""
-    said = (text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values())
-    return next(said, "")
-
-
-def _absent_backend(seen: Seen[Data], why: str) -> Finding:
-    return seen.finding(
-        "unmeasured",
-        f"no training over {seen.world.backend} was tested",
-        f"{why}.",
-        fix="Install a torch that was built with this backend, or use another one (--backend).",
-        of_the_run=True,
-    )
-
-
-def _unknown(seen: Seen[Data], run: Run) -> Finding:
-    what = _what(seen, run)
-    return seen.finding(
-        "unmeasured",
-        f"{what} was not compared with one process" if run.ended is Ended.NOT_COMPARED else f"{what} was not finished",
-        f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
-        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-        fix=f"Run again with more time (--set {run.trial.code}.deadline_seconds={2 * run.trial.deadline_seconds:.0f} "
-        "and a larger --budget), or with fewer steps (--steps)."
-        if run.ended is Ended.UNFINISHED
-        else "Run `ddpdiag train --strategy single` first, and fix what it reports.",
-        of_the_run=True,
-    )
-
-
 def _what(seen: Seen[Data], run: Run) -> str:
     """Such as "fsdp"; of a point of a curve, what distinguishes it from the others."""
     name = run.job.strategy.value
@@ -247,7 +229,7 @@ def _what(seen: Seen[Data], run: Run) -> str:
 # Wrong ---------------------------------------------------------------------------------------------------------------
 
 
-def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
+def _wrong(seen: Seen[Data], run: Run) -> Finding:
     apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
     told, odd = _other_weights(run)
     return seen.finding(
@@ -255,19 +237,19 @@ def _wrong(seen: Seen[Data], run: Run, tolerance: float) -> Finding:
         "one process alone does not train"
         if alone
         else f"{_what(seen, run)} does not give the same result as one process",
-        " ".join((_numbers(seen, run, apart, tolerance), *told)),
+        " ".join((_numbers(seen, run, apart), *told)),
         ranks=odd,
         evidence={
             "trial": run.trial.number,
             "first_bad_step": (apart.step or 0) + 1,
             "deviation": apart.most,
-            "tolerance": tolerance,
+            "tolerance": tolerance_of(seen),
         },
         fix=_CHECK,
     )
 
 
-def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
+def _numbers(seen: Seen[Data], run: Run, apart: Apart) -> str:
     """The loss of the first bad step, that of single, and how much they may differ."""
     losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
     asked = asked_of(seen.options)
@@ -277,7 +259,7 @@ def _numbers(seen: Seen[Data], run: Run, apart: Apart, tolerance: float) -> str:
     return (
         f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}; in one process "
         f"(single) it is {alone.losses[step]:.6g}. The largest difference of any step or rank is {apart.most:.2g}; at "
-        f"most {tolerance:.2g} is expected for {asked.dtype}."
+        f"most {tolerance_of(seen):.2g} is expected for {asked.dtype}."
     )
 
 

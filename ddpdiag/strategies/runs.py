@@ -66,7 +66,18 @@ def jobs(world: World) -> tuple[Job, ...]:
 
 def job_of(strategy: Strategy, world: World) -> Job | None:
     """The training of one line of the table; None if it is not possible here."""
-    return None if why_not(strategy, world) else Job(strategy, _ranks(strategy, world), batch_of(world))
+    if why_not(strategy, world):
+        return None
+    match strategy:
+        case Strategy.SINGLE | Strategy.DP:
+            ranks = world.living[:1]
+        case Strategy.PIPELINE:
+            ranks = world.living[:BLOCKS]
+        case Strategy.MODEL_PARALLEL if world.backend == "nccl":
+            ranks = _with_own_devices(world)
+        case _:
+            ranks = world.living
+    return Job(strategy, ranks, batch_of(world))
 
 
 def points(world: World) -> Iterator[tuple[Curve, Job]]:
@@ -115,18 +126,6 @@ def devices_of(job: Job, world: World) -> int:
             return len(job.ranks)
 
 
-def _ranks(strategy: Strategy, world: World) -> tuple[int, ...]:
-    match strategy:
-        case Strategy.SINGLE | Strategy.DP:
-            return world.living[:1]
-        case Strategy.PIPELINE:
-            return world.living[:BLOCKS]
-        case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            return _with_own_devices(world)
-        case _:
-            return world.living
-
-
 def _with_own_devices(world: World) -> tuple[int, ...]:
     """Of each host as many ranks as it has groups of GPUs."""
     groups = {rank: world.arrivals[rank].gpus // asked_of(world.options).group_size for rank in world.living}
@@ -137,7 +136,10 @@ def why_not(strategy: Strategy, world: World) -> str | None:
     """Why a strategy is not possible here, or None."""
     match strategy:
         case Strategy.DP:
-            return _why_not_dp(world)
+            if world.backend != "nccl":
+                return f"it copies the network to GPUs, and over {world.backend} ranks train on the CPU"
+            gpus = world.arrivals[world.living[0]].gpus if world.living else 0
+            return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
         case Strategy.MODEL_PARALLEL if world.backend == "nccl" and not _with_own_devices(world):
             most = max((arrival.gpus for arrival in world.arrivals.values()), default=0)
             least = asked_of(world.options).group_size
@@ -148,19 +150,17 @@ def why_not(strategy: Strategy, world: World) -> str | None:
             return "it needs 2 ranks or more, and there is one" if world.size == 1 else None
 
 
-def _why_not_dp(world: World) -> str | None:
-    if world.backend != "nccl":
-        return f"it copies the network to GPUs, and over {world.backend} ranks train on the CPU"
-    gpus = world.arrivals[world.living[0]].gpus if world.living else 0
-    return None if gpus > 1 else f"one process needs 2 GPUs or more, and rank {world.living[0]} sees {gpus}"
-
-
 # How they ended ------------------------------------------------------------------------------------------------------
 
 
 # In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
 # that were measured, of all strategies over 200 steps on a CPU, are a fifth of these or less.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.1}
+
+
+def tolerance_of(seen: Seen[Data]) -> float:
+    """How far a loss may be from that of single."""
+    return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
 
 
 class Apart(NamedTuple):
@@ -191,18 +191,18 @@ class Run(NamedTuple):
         return self.job.batch * next(iter(self.data.values())).timed_steps / seconds
 
 
-def run_of(seen: Seen[Data], job: Job, tolerance: float) -> Run | None:
-    """How the training of this job ended, if a loss may be so far from that of single; None if there was none."""
+def run_of(seen: Seen[Data], job: Job) -> Run | None:
+    """How the training of this job ended; None if there was none."""
     if (trial := trial_of(seen, job)) is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    return _compared(seen, _ended(seen, Run(job, trial, data, outcomes, Ended.WORKS)), tolerance)
+    return _compared(seen, _ended(seen, Run(job, trial, data, outcomes, Ended.WORKS)))
 
 
-def runs(seen: Seen[Data], tolerance: float) -> tuple[Run, ...]:
+def runs(seen: Seen[Data]) -> tuple[Run, ...]:
     """All trainings, in the order in which they were tried."""
-    found = (run_of(seen, key_of(trial), tolerance) for trial in seen.trials)
+    found = (run_of(seen, key_of(trial)) for trial in seen.trials)
     return tuple(run for run in found if run is not None)
 
 
@@ -221,7 +221,10 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
         return run._replace(ended=Ended.UNFINISHED, reason=reason, blame=blame)
     if blame.status is Status.HUNG:
         return run._replace(ended=Ended.HANGS, reason=blame.why, blame=blame)
-    return run._replace(ended=Ended.FAILS, reason=_own_words(run, blame), blame=blame)
+    # The error of the first rank that failed by itself.
+    failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
+    reason = next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
+    return run._replace(ended=Ended.FAILS, reason=reason, blame=blame)
 
 
 def _why_ended_early(seen: Seen[Data], run: Run) -> str:
@@ -238,16 +241,10 @@ def _why_ended_early(seen: Seen[Data], run: Run) -> str:
     return ""
 
 
-def _own_words(run: Run, blame: Blame) -> str:
-    """The error of the first rank that failed by itself."""
-    failed = [o for o in run.outcomes if o.status is blame.status and (not blame.ranks or o.rank in blame.ranks)]
-    return next((o.error.splitlines()[0] for o in failed if o.error), blame.why)
-
-
 # The loss ------------------------------------------------------------------------------------------------------------
 
 
-def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
+def _compared(seen: Seen[Data], run: Run) -> Run:
     """The same run, compared with single; single itself need only be finite."""
     if run.ended is not Ended.WORKS:
         return run
@@ -264,7 +261,7 @@ def _compared(seen: Seen[Data], run: Run, tolerance: float) -> Run:
         if single is not None and run.job.batch != single.batch:
             return run  # weak scaling: there is nothing to compare with, by design
         return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
-    apart = compare(run, alone, tolerance)
+    apart = compare(run, alone, tolerance_of(seen))
     if apart.step is None:
         return run._replace(apart=apart)
     return run._replace(

@@ -48,7 +48,14 @@ def render(
         write_head(page, report)
         torch = f"torch {train.torch_version}" if train.torch_version else ""
         parts = ", ".join(filter(None, (one_line(train.device), one_line(torch))))
-        page.write(f"{f'{parts}. ' if parts else ''}{_task(train)}", style="dim")
+        page.write(
+            f"{f'{parts}. ' if parts else ''}A ConvNet learns MNIST digits: {count(train.asked.steps, 'step')} of "
+            f"{count(train.batch_size, 'image')} over all ranks, {one_line(train.asked.dtype)}. x: times as fast as "
+            "single; eff.: that for each device; comm: share of time in which a collective is under way, waiting "
+            "included; peak, state: memory of a rank; off: largest difference of a loss from single's, at most "
+            f"{train.tolerance:.2g}.",
+            style="dim",
+        )
         page.blank()
         _write_rows(page, train.rows)
         _write_reasons(page, train.rows)
@@ -58,16 +65,6 @@ def render(
     write_notes(page, report.notes)
     write_verdict(page, report)
     return page.text()
-
-
-def _task(train: TrainReport) -> str:
-    asked = train.asked
-    return (
-        f"A ConvNet learns MNIST digits: {count(asked.steps, 'step')} of {count(train.batch_size, 'image')} over all "
-        f"ranks, {one_line(asked.dtype)}. x: times as fast as single; eff.: that for each device; comm: share of time "
-        "in which a collective is under way, waiting included; peak, state: memory of a rank; off: largest difference "
-        f"of a loss from single's, at most {train.tolerance:.2g}."
-    )
 
 
 def _write_rows(page: Page, rows: Sequence[StrategyRow]) -> None:
@@ -148,31 +145,39 @@ def section(report: Report) -> Section:
     if train is None:
         return Section(name="strategies", title="Strategies")
     drawn = (_speed(train), _communication(train), _loss(train), *(_curve(train, curve) for curve in Curve))
+    unit, memory = written("_bytes", [row.peak_bytes for row in train.rows], ABSENT)
+    heads = ("strategy", "outcome", "samples/s", "speed-up", "efficiency", f"memory {unit}", "communication", "loss")
     return Section(
         name="strategies",
         title="Strategies",
         figures=tuple(figure for figure in drawn if figure is not None),
-        tables=(_strategies(train), *_scaling(train)),
+        tables=(
+            html.Table(
+                name="strategy-table",
+                caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
+                columns=tuple(html.Column(head, right=number > 1) for number, head in enumerate(heads)),
+                rows=tuple(_strategy(row, peak) for row, peak in zip(train.rows, memory, strict=True)),
+                note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
+                f"loss: after the last step, within {train.tolerance:.2g} of single's if it trains correctly.",
+            ),
+            *([_scaling(train)] if train.scaling else ()),
+        ),
     )
 
 
 def _speed(train: TrainReport) -> html.Figure | None:
     """Samples a second beside those of one process alone."""
-    rows = {row: row.samples_per_second or 0.0 for row in train.rows if _is_shown(row)}
+    # What did not work is an empty row with its outcome; what could not be tried is in the table.
+    drawn = [row for row in train.rows if row.samples_per_second is not None or row.ended in _BAD]
+    rows = {row: row.samples_per_second or 0.0 for row in drawn}
     alone = next((rate for row, rate in rows.items() if rate and row.strategy.value == "single"), None)
-    told = ", ".join(f"{row.strategy.value} {_rate(row)}{_times(row)}" for row in rows)
-    return _bars("Speed", "speed", rows, f", in samples/s: {told}.", "samples/s", alone, "single")
-
-
-def _is_shown(row: StrategyRow) -> bool:
-    """What did not work is an empty row with its outcome; what could not be tried is in the table."""
-    return row.samples_per_second is not None or row.ended in _BAD
-
-
-def _times(row: StrategyRow) -> str:
-    if row.speedup is not None and row.strategy.value != "single":
-        return f" ({row.speedup:.2f} x)"
-    return f" ({row.ended.value})" if row.ended in _BAD else ""
+    told = []
+    for row in rows:
+        times = f" ({row.ended.value})" if row.ended in _BAD else ""
+        if row.speedup is not None and row.strategy.value != "single":
+            times = f" ({row.speedup:.2f} x)"
+        told.append(f"{row.strategy.value} {_rate(row)}{times}")
+    return _bars("Speed", "speed", rows, f", in samples/s: {', '.join(told)}.", "samples/s", alone, "single")
 
 
 def _communication(train: TrainReport) -> html.Figure | None:
@@ -239,19 +244,6 @@ def _share(share: float | None) -> str:
     return ABSENT if share is None else f"{share * 100:.0f} %"
 
 
-def _strategies(train: TrainReport) -> html.Table:
-    unit, memory = written("_bytes", [row.peak_bytes for row in train.rows], ABSENT)
-    heads = ("strategy", "outcome", "samples/s", "speed-up", "efficiency", f"memory {unit}", "communication", "loss")
-    return html.Table(
-        name="strategy-table",
-        caption=f"{train.asked.steps} steps of {train.batch_size} images on {words(train.device)}",
-        columns=tuple(html.Column(head, right=number > 1) for number, head in enumerate(heads)),
-        rows=tuple(_strategy(row, peak) for row, peak in zip(train.rows, memory, strict=True)),
-        note="Speed-up: times as fast as single; efficiency: that for each device; memory: the peak of a rank; "
-        f"loss: after the last step, within {train.tolerance:.2g} of single's if it trains correctly.",
-    )
-
-
 def _strategy(row: StrategyRow, peak: str) -> tuple[Cell, ...]:
     why = f": {row.reason}" if row.reason else ""
     return (
@@ -266,12 +258,10 @@ def _strategy(row: StrategyRow, peak: str) -> tuple[Cell, ...]:
     )
 
 
-def _scaling(train: TrainReport) -> Iterator[html.Table]:
-    if not train.scaling:
-        return
+def _scaling(train: TrainReport) -> html.Table:
     heads = ("curve", "ranks", "samples/s", "efficiency")
     cells = ((row.curve.value, str(row.ranks), _rate(row), _share(row.efficiency)) for row in train.scaling)
-    yield html.Table(
+    return html.Table(
         name="scaling",
         caption="DDP on 1, 2, 4, ... ranks",
         columns=tuple(html.Column(head, right=number > 0) for number, head in enumerate(heads)),
@@ -292,26 +282,25 @@ def pieces(report: Report) -> Iterator[Piece]:
     every = report.train.rows if report.train is not None else ()
     unit, memory = written("_bytes", [row.peak_bytes for row in every], "-")
     headers = ("strategy", "", "ranks", "samples/s", "speed-up", "efficiency", "communication", f"peak {unit}")
-    rows = [_markdown_row(row, peak) for row, peak in zip(every[:_ROWS], memory, strict=False)]
+    rows = [
+        (
+            name(row.strategy.value, cell=True),
+            row.ended.value,
+            str(len(row.ranks)) if row.ranks else "-",
+            shown(row.samples_per_second, "{:,.0f}"),
+            shown(row.speedup, "{:.2f}"),
+            "-" if row.efficiency is None else percent(row.efficiency),
+            "-" if row.communication_share is None else percent(row.communication_share),
+            peak,
+        )
+        for row, peak in zip(every[:_ROWS], memory, strict=False)
+    ]
     yield Piece("strategies", spaced(tabled(headers, rows, "row", total=len(every), most=_TABLE, right=3)))
     reasons = [
         f"- {name(row.strategy.value)} {row.ended.value}: {said(row.reason, _SENTENCE)}" for row in every if row.reason
     ]
     listing = listed(reasons[:_ROWS], "reason", total=len(reasons), most=_LIST)
     yield Piece("why strategies do not work", spaced(listing))
-
-
-def _markdown_row(row: StrategyRow, peak: str) -> tuple[str, ...]:
-    return (
-        name(row.strategy.value, cell=True),
-        row.ended.value,
-        str(len(row.ranks)) if row.ranks else "-",
-        shown(row.samples_per_second, "{:,.0f}"),
-        shown(row.speedup, "{:.2f}"),
-        "-" if row.efficiency is None else percent(row.efficiency),
-        "-" if row.communication_share is None else percent(row.communication_share),
-        peak,
-    )
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------------

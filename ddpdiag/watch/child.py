@@ -74,16 +74,12 @@ class Child:
         if info is None:
             self._probe.forget()
             return None
-        return Signal(info.si_signo, info.si_signo in PASSED and self._is_shared(info))
-
-    def _is_shared(self, info: signal.struct_siginfo) -> bool:
-        """Has the command received it directly?"""
-        if self.is_over() or os.getpgid(self.pid) != os.getpgrp():
-            return False
+        if info.si_signo not in PASSED or self.is_over() or os.getpgid(self.pid) != os.getpgrp():
+            return Signal(info.si_signo, shared=False)
         seen = self._probe.received(info.si_signo)
         if seen:
             signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) signals this process first, then its group
-        return info.si_code == _SI_KERNEL if seen is None else seen
+        return Signal(info.si_signo, info.si_code == _SI_KERNEL if seen is None else seen)
 
     def is_over(self) -> bool:
         """Has it ended? Its own children may live on."""

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import structs
 
@@ -25,18 +24,16 @@ from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.text import ranks_text
-from ddpdiag.watch import report
+from ddpdiag.watch import WatchOptions, report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
 from ddpdiag.watch.evidence import recorder_variables, timed_out
-from ddpdiag.watch.failure import read_failure
-from ddpdiag.watch.judge import is_start, judged, merged, progress_age
+from ddpdiag.watch.judge import is_start, judged, merged, progress_age, read_failure
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.observer import Observer
-from ddpdiag.watch.options import WatchOptions
 from ddpdiag.watch.output import CommandOutput, OutputMonitor, TerminalSink, open_output
 from ddpdiag.watch.peers import Peers, identity, job_name
-from ddpdiag.watch.remote_launchers import refuse_remote_launchers
-from ddpdiag.watch.report import Reporter
+from ddpdiag.watch.processes import refuse_remote_launchers
+from ddpdiag.watch.report import Bundle, Reporter
 from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
 
 _POLL_SECONDS = 1.0
@@ -54,17 +51,12 @@ _UNREAD = (
     "the command failed, and its output on a terminal cannot be read here. Save the output (2>&1 | tee FILE): then "
     "`ddpdiag explain FILE` names the known cause, and `ddpdiag watch` does so as well."
 )
+_UNOBSERVED = (
+    "Standard output and error go where writes cannot be seen (/dev/null), and no --output names another file."
+)
+_LEAST_STALL = 1.0
 # A rank that imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
-
-
-class Wanted(NamedTuple):
-    """What the command line asks for."""
-
-    command: Sequence[str]
-    how: WatchOptions
-    notes: tuple[str, ...] = ()
-    recorders: str | None = None  # the folder of the flight recorder's files
 
 
 class Silence:
@@ -91,17 +83,27 @@ class Silence:
 
 
 class Watch:
-    """One command, from its start to its end."""
+    """One command, from its start to its end; `recorders` is the folder of the flight recorder's files."""
 
-    def __init__(self, wanted: Wanted, command: Child, output: CommandOutput, peers: Peers, reporter: Reporter) -> None:
-        self._wanted = wanted
+    def __init__(
+        self,
+        program: str,
+        how: WatchOptions,
+        command: Child,
+        output: CommandOutput,
+        kept: Bundle | None,
+        recorders: str | None,
+    ) -> None:
+        self._program = program
+        self._recorders = recorders
+        self._how = how
         self._command = command
         self._output = output
-        self._peers = peers
-        self._reporter = reporter
+        self._peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
+        self._reporter = Reporter(lambda look, verdict: report.show(look, verdict, kept, how), complain)
         self._monitor = OutputMonitor(output.sinks)
         self._observer = Observer([command.pid])
-        self._silence = Silence(wanted.how.stall + output.step_seconds)
+        self._silence = Silence(how.stall + output.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
         self._timed_out = False  # a rank has written its recorder by itself
@@ -115,15 +117,18 @@ class Watch:
         """Until the command has ended."""
         while not self._command.is_over():
             signalled = self._command.next_signal(_POLL_SECONDS)
-            self._note_gap()
+            now = time.monotonic()
+            if now - self._turn > _GAP_SECONDS:
+                self._since = now
+            self._turn = now
             if signalled is not None:
                 self._obey(signalled.signum, shared=signalled.shared)
             if not self._command.is_over() and self.bug is None:
-                self._watch_safely()
-        self._drain()
-
-    def _drain(self) -> None:
-        """Pass on what the command has written, however slow its reader is; a signal ends that."""
+                try:
+                    self._watch()
+                except Exception:  # noqa: BLE001 - an edge: a bug in ddpdiag must not end a training
+                    self.bug = traceback.format_exc()
+        # Pass on what the command has written, however slow its reader is; a signal ends that.
         relays, ended = self._output.relays.values(), time.monotonic()
         while any(relay.is_owing(_DRAIN_SECONDS, ended) for relay in relays):
             signalled = self._command.next_signal(_DRAIN_POLL_SECONDS)
@@ -140,18 +145,6 @@ class Watch:
             self._reporter.tell(ended, judged(ended))
         elif status and self._output.sinks and all(isinstance(sink, TerminalSink) for sink in self._output.sinks):
             self._say(_UNREAD)
-
-    def _watch_safely(self) -> None:
-        try:
-            self._watch()
-        except Exception:  # noqa: BLE001 - an edge: a bug in ddpdiag must not end a training
-            self.bug = traceback.format_exc()
-
-    def _note_gap(self) -> None:
-        now = time.monotonic()
-        if now - self._turn > _GAP_SECONDS:
-            self._since = now
-        self._turn = now
 
     def _obey(self, signum: int, *, shared: bool) -> None:
         if signum == signal.SIGUSR1:
@@ -173,7 +166,7 @@ class Watch:
 
     def _watch(self) -> None:
         self._observer.refresh()
-        if self._wanted.how.flight_recorder and self._observer.remote_launcher:
+        if self._how.flight_recorder and self._observer.remote_launcher:
             self._say(_REMOTE_LAUNCHER.format(self._observer.remote_launcher))
         last = max(self._monitor.last, self._since)
         news = self._peers.exchange(self._command.pid, time.monotonic() - last)
@@ -185,41 +178,38 @@ class Watch:
         silent = time.monotonic() - max(last, self._since)
         if self._silence.is_due(silent):
             self._stalled(silent)
-        elif self._has_timed_out():
+        elif not self._timed_out and self._recorders is not None and timed_out(self._recorders):
+            self._timed_out = True  # torch ends the rank soon after that
             self._report(structs.replace(self._looked(silent, asked=False), timed_out=True))
         elif news.asked:
             self._report(self._looked(silent, asked=True))
 
-    def _has_timed_out(self) -> bool:
-        """Has a rank written its recorder by itself, for the first time? torch ends it soon after that."""
-        if self._timed_out or self._wanted.recorders is None:
-            return False
-        self._timed_out = timed_out(self._wanted.recorders)
-        return self._timed_out
-
     def _stalled(self, silent: float) -> None:
         stall = self._looked(silent, asked=False)
         posted = progress_age(stall)
-        if posted is not None and posted < self._wanted.how.stall:
+        if posted is not None and posted < self._how.stall:
             self._since = time.monotonic() - posted
         elif is_start(stall) and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
         # If the job continued during the look, the ranks were seen at different moments.
         if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
-        why = self._why_not_kill(stall) if self._wanted.how.kill else ""
+        why = self._why_not_kill(stall) if self._how.kill else ""
         stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
         self._silence.looked()
         verdict = self._report(stall, why)
-        if self._wanted.how.kill and not why and not verdict.moving:
-            self._kill(stall, verdict)
+        if self._how.kill and not why and not verdict.moving:
+            self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+            others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
+            self._say(kill_text(stall, verdict, [self._command.pid, *others]))
+            self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
 
     def _why_not_kill(self, stall: Stall) -> str:
         """A sentence where the silence does not prove that a healthy job would be seen to write; else nothing."""
         if progress_age(stall) is not None or self._output.files in self._monitor.active:
             return ""
         if not self._monitor.active:
-            files = f", nor to {' '.join(map(readable, self._wanted.how.output))}" if self._wanted.how.output else ""
+            files = f", nor to {' '.join(map(readable, self._how.output))}" if self._how.output else ""
             return f"Not ended: the command has never written to its output{files}, so silence does not prove a hang."
         if is_without_rank_0(stall):
             return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
@@ -238,13 +228,13 @@ class Watch:
             host=readable(socket.gethostname()),
             unix_seconds=time.time(),
             silent_seconds=silent,
-            stall_seconds=self._wanted.how.stall,
-            command=Path(self._wanted.command[0]).name,
+            stall_seconds=self._how.stall,
+            command=Path(self._program).name,
             asked=asked,
             number=self._silence.number + (self._silence.looks == 0),
             looks=self._silence.looks + 1,
-            notes=self._wanted.notes,
-            recorder=self._wanted.how.flight_recorder,
+            notes=() if self._output.sinks else (_UNOBSERVED,),
+            recorder=self._how.flight_recorder,
         )
 
     def _looked(self, silent: float, *, asked: bool) -> Stall:
@@ -253,12 +243,6 @@ class Watch:
         stall = structs.replace(stall, blocked_seconds=blocked, unmoved=is_unmoved(self._before, stall))
         self._before = stall
         return stall
-
-    def _kill(self, stall: Stall, verdict: Judged) -> None:
-        self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
-        others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
-        self._say(kill_text(stall, verdict, [self._command.pid, *others]))
-        self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
 
 
 def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
@@ -272,12 +256,6 @@ def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
     )
 
 
-_LEAST_STALL = 1.0
-_UNOBSERVED = (
-    "Standard output and error go where writes cannot be seen (/dev/null), and no --output names another file."
-)
-
-
 def run(command: Sequence[str], how: WatchOptions) -> int:
     """Start the command, watch it, and exit as it does."""
     if not command[0]:
@@ -285,22 +263,19 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
     refuse_remote_launchers(command, flight_recorder=how.flight_recorder)
     if not math.isfinite(how.stall) or how.stall < _LEAST_STALL:
         raise UsageError(f"--stall {how.stall:g}: expected {_LEAST_STALL:g} s or more")
-    kept = None if how.bundle is None else report.Bundle(how.bundle)
+    kept = None if how.bundle is None else Bundle(how.bundle)
     written = open_output(how.output)
     if how.kill and not written.sinks and not how.flight_recorder:
         raise UsageError(
             f"--kill: {_UNOBSERVED} Give --output FILE, or --flight-recorder: otherwise a healthy job would be killed"
         )
-    notes = () if written.sinks else (_UNOBSERVED,)
     folder = tempfile.mkdtemp(prefix="ddpdiag-watch-") if how.flight_recorder else None
     try:
         env = os.environ | (recorder_variables(folder) if folder is not None else {})
         child = Child(command, env, {number: relay.descriptor for number, relay in written.relays.items()})
         for relay in dict.fromkeys(written.relays.values()):
             relay.start()
-        peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
-        reporter = report.Reporter(lambda look, verdict: report.show(look, verdict, kept, how), complain)
-        watching = Watch(Wanted(command, how, notes, folder), child, written, peers, reporter)
+        watching = Watch(command[0], how, child, written, kept, folder)
         watching.run()
         watching.explain_failure()
     finally:

@@ -19,6 +19,7 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import shutil
 import stat
 import sys
@@ -117,25 +118,18 @@ def _once(program: str, pid: int, end: float) -> Stacks:
     if said is None:
         return Stacks(trouble=_LATE)
     if said.code != 0:
-        return _failed(said.err)
+        refused = re.search(r"ermission [dD]enied|EPERM|not permitted", said.err) is not None
+        first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it failed")
+        return Stacks(refused=refused, trouble=f"py-spy: {first.removeprefix('Error: ')[:_MOST_CHARACTERS]}")
     try:
-        return _read(_threads.decode(said.out), pid)
+        threads = _threads.decode(said.out)
+        main = next((thread for thread in threads if thread.os_thread_id == pid), None)
+        others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
+        if main is None or not main.frames:
+            return Stacks(others=others, trouble="its main thread runs no Python")
+        return Stacks(_frames(main), others, main.owns_gil)
     except msgspec.DecodeError as error:
         return Stacks(trouble=f"unexpected output of py-spy: {error}")
-
-
-def _failed(said: str) -> Stacks:
-    refused = "ermission denied" in said or "ermission Denied" in said or "EPERM" in said or "not permitted" in said
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "it failed")
-    return Stacks(refused=refused, trouble=f"py-spy: {first.removeprefix('Error: ')[:_MOST_CHARACTERS]}")
-
-
-def _read(threads: tuple[_Thread, ...], pid: int) -> Stacks:
-    main = next((thread for thread in threads if thread.os_thread_id == pid), None)
-    others = tuple(_frames(thread) for thread in threads if thread is not main and thread.frames)
-    if main is None or not main.frames:
-        return Stacks(others=others, trouble="its main thread runs no Python")
-    return Stacks(_frames(main), others, main.owns_gil)
 
 
 def _frames(thread: _Thread) -> tuple[str, ...]:

@@ -1,47 +1,53 @@
 """What a look at a silent training means: which rank holds it up, and why.
 
-If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost.
+If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost. Of a
+command that failed, what it wrote shows why: what passed through a pipe is read, and what files hold since the start;
+what went to a terminal cannot be.
 """
 
+import os
+import signal
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import structs
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.errors import UsageError
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.watch import failure
+from ddpdiag.text import begun
 from ddpdiag.watch.model import (
-    Activities,
     Activity,
+    Failure,
     Judged,
+    Look,
     RankGroup,
     RankSeen,
     Stall,
-    activities_of,
     call_of,
-    calls_text,
-    capitalised,
     is_busy,
     is_importing,
     place_of,
-    ranks_at,
-    waiting_text,
 )
+from ddpdiag.watch.output import Sink
 from ddpdiag.watch.rules import PATHS_FIX, RULES
 
 _MOST_STACKS = 4
 _MOST_HOSTS = 16
 # A look takes up to 5 s, and clocks of hosts differ by a second or two.
 _SLACK_SECONDS = 10.0
+# A file system may not respond.
+_READ_SECONDS = 5.0
 
 
 def is_start(stall: Stall) -> bool:
     """Are ranks still importing, and all others wait for them?"""
-    activities = activities_of(stall)
+    activities = Look(stall).activities
     at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
     return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
 
@@ -54,33 +60,61 @@ def progress_age(stall: Stall) -> float | None:
 def judged(stall: Stall) -> Judged:
     """What the look means, and what each rank does; of a command that failed, why."""
     if stall.failure is not None:
-        return structs.replace(failure.judged(stall.failure), notes=stall.notes)
-    activities = activities_of(stall)
-    verdict = next((v for rule in RULES if (v := rule(stall, activities)) is not None), None)
-    verdict = verdict or _undecided(stall, activities)
+        cause = stall.failure.known
+        who = f"{ranks_text(stall.failure.ranks)}: " if stall.failure.ranks else ""
+        awaited = f" It waited for {ranks_text(stall.failure.missing)}." if stall.failure.missing else ""
+        return Judged(
+            # Ranks that wait are not named, but those for which they wait.
+            named=stall.failure.missing if cause.is_wait else stall.failure.ranks,
+            title=f"{who}{cause.title}",
+            message=f'{cause.more}{awaited} The command printed "{cause.quote}".'.strip(),
+            fix=cause.fix,
+            notes=stall.notes,
+        )
+    look = Look(stall)
+    verdict = next((v for rule in RULES if (v := rule(look)) is not None), None) or _undecided(look)
     named = verdict.named
-    return structs.replace(verdict, groups=_groups(stall, named), stacks=_stacks(stall, named), notes=_notes(stall))
+    # Ranks that do the same; those that are named come first, then the smallest groups.
+    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for seen in stall.ranks:
+        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    # Stacks of some of the named, and of one of those that wait.
+    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
+    first = [row for row in known if row[0] in named][:_MOST_STACKS]
+    others = [row for row in known if row[0] not in named][:1]
+    guessed = "No variable names the ranks, so they are numbered in the order of their start."
+    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
+    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
+    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
+    traceless = _reasons("No collectives", silent)
+    return structs.replace(
+        verdict,
+        groups=tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered),
+        stacks={f"rank {rank}": stack for rank, stack in (*first, *others)},
+        notes=(*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else [])),
+    )
 
 
-def _undecided(stall: Stall, activities: Activities) -> Judged:
+def _undecided(look: Look) -> Judged:
     """The ranks do not differ."""
-    if not stall.ranks:
+    if not look.stall.ranks:
         message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
         return Judged(title="no rank was found", message=message)
-    waiting = ranks_at(activities, Activity.WAITING)
-    if len(waiting) == len(stall.ranks):
-        return _all_wait(stall, waiting)
-    who, loading = ranks_text(sorted(activities)), ranks_at(activities, Activity.LOADING)
-    if len(loading) == len(stall.ranks):
+    waiting = look.ranks(Activity.WAITING)
+    if len(waiting) == len(look.stall.ranks):
+        return _all_wait(look, waiting)
+    who, loading = ranks_text(sorted(look.activities)), look.ranks(Activity.LOADING)
+    if len(loading) == len(look.stall.ranks):
         return Judged(
             title=f"{who} wait for their data",
             message="Every rank waits for its data loader, and its workers are alive.",
             fix="Look at the source of the data: a file system, a download, memory; try num_workers=0.",
         )
-    unseen = ranks_at(activities, Activity.UNSEEN)
+    unseen = look.ranks(Activity.UNSEEN)
     if unseen:
         unknown = f"no stack of {ranks_text(unseen)} can be read"
-        waits = f"{waiting_text(stall, waiting)}; " if waiting else ""
+        waits = f"{look.waiting_text(waiting)}; " if waiting else ""
         message = "These ranks show no stack, and their states and use of cores do not distinguish them."
         return Judged(title=waits + unknown, message=message, fix="Make the stacks readable (a note shows how).")
     return Judged(
@@ -90,21 +124,21 @@ def _undecided(stall: Stall, activities: Activities) -> Judged:
     )
 
 
-def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
-    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in stall.ranks if seen.process is not None})
+def _all_wait(look: Look, waiting: Sequence[int]) -> Judged:
+    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in look.stall.ranks if seen.process is not None})
     if found is not None:
         parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in found.groups.items()]
         return Judged(
             named=found.ranks,
             title="the ranks wait in different collectives",
-            message=f"{capitalised('; '.join(parts))}: they took different paths in the code.",
+            message=f"{begun('; '.join(parts))}: they took different paths in the code.",
             fix=PATHS_FIX,
         )
-    what = calls_text(stall, waiting)
-    if stall.world_size is not None and stall.world_size > len(stall.ranks):
+    what = look.calls_text(waiting)
+    if look.stall.world_size is not None and look.stall.world_size > len(look.stall.ranks):
         return Judged(
             title=f"all ranks of this host wait in {what}",
-            message=f"{capitalised(ranks_text(waiting))} of {stall.world_size} wait there, for a rank of another host "
+            message=f"{begun(ranks_text(waiting))} of {look.stall.world_size} wait there, for a rank of another host "
             "or for a message that does not arrive.",
             fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
@@ -116,15 +150,6 @@ def _all_wait(stall: Stall, waiting: Sequence[int]) -> Judged:
 
 
 # What is shown -------------------------------------------------------------------------------------------------------
-
-
-def _groups(stall: Stall, named: Sequence[int]) -> tuple[RankGroup, ...]:
-    """Ranks that do the same; those that are named come first, then the smallest groups."""
-    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
-    for seen in stall.ranks:
-        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    return tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered)
 
 
 def _group_text(seen: RankSeen) -> str:
@@ -145,24 +170,6 @@ def _group_text(seen: RankSeen) -> str:
     return text
 
 
-def _stacks(stall: Stall, named: Sequence[int]) -> dict[str, tuple[str, ...]]:
-    """Of some of the named, and of one of those that wait."""
-    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
-    first = [row for row in known if row[0] in named][:_MOST_STACKS]
-    others = [row for row in known if row[0] not in named][:1]
-    return {f"rank {rank}": stack for rank, stack in (*first, *others)}
-
-
-def _notes(stall: Stall) -> tuple[str, ...]:
-    """What could not be seen, and why."""
-    guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
-    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
-    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
-    traceless = _reasons("No collectives", silent)
-    return (*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else []))
-
-
 def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
     """A sentence for each reason, with its ranks."""
     reasons: dict[str, list[int]] = defaultdict(list)
@@ -170,6 +177,30 @@ def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
         if reason:
             reasons[reason].append(rank)
     return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
+
+
+# A command that failed -----------------------------------------------------------------------------------------------
+
+
+def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
+    """Why a command with this wait status failed; None where it did not, or no known text in time gives the reason."""
+    if status == 0:
+        return None
+    found: list[Failure | None] = []
+    written = chain.from_iterable(sink.written() for sink in sinks)
+    reader = threading.Thread(target=lambda: found.append(failure_of(written, status)), daemon=True)
+    reader.start()
+    reader.join(_READ_SECONDS)
+    return found[0] if found else None
+
+
+def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
+    """The reason that `written` gives for the end of a command with this wait status."""
+    if (sighting := first_reason(written)) is None:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
 
 
 # Looks of several hosts ----------------------------------------------------------------------------------------------
@@ -183,7 +214,11 @@ def merged(stalls: Sequence[Stall]) -> Stall:
     """
     known = [stall for stall in stalls if not stall.guessed] or stalls
     newest = max(known, key=lambda stall: stall.unix_seconds)
-    joined = _joined([stall for stall in known if _of_one(newest, stall)]) if not newest.guessed else [newest]
+    joined = [newest]
+    if not newest.guessed:
+        # Looks at the same silence: each lies in the other's time.
+        close = [stall for stall in known if _is_within(newest, stall.unix_seconds)]
+        joined = _joined([stall for stall in close if _is_within(stall, newest.unix_seconds)])
     notes = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
     if len(joined) == 1:
         return structs.replace(newest, notes=notes)
@@ -200,11 +235,6 @@ def merged(stalls: Sequence[Stall]) -> Stall:
         gpus_unseen="",
         notes=(*notes, *_places(joined)) if len(hosts) > 1 else notes,
     )
-
-
-def _of_one(one: Stall, other: Stall) -> bool:
-    """May both be looks at the same silence? Each lies in the other's time."""
-    return _is_within(one, other.unix_seconds) and _is_within(other, one.unix_seconds)
 
 
 def _is_within(stall: Stall, unix_seconds: float) -> bool:

@@ -19,6 +19,7 @@ from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
+from ddpdiag.text import begun
 
 # Up to the year 5138, which clocks can show.
 Seconds = Annotated[float, Meta(ge=0, le=1e11)]
@@ -167,15 +168,8 @@ class Activity(Enum):
     UNSEEN = "unseen"  # there is no stack
 
 
-Activities = Mapping[int, Activity]
-
-
-def activities_of(stall: Stall) -> Activities:
-    """What each rank does, as far as it can be known from itself alone."""
-    return {seen.rank: _activity(seen) for seen in stall.ranks}
-
-
-def _activity(seen: RankSeen) -> Activity:
+def activity_of(seen: RankSeen) -> Activity:
+    """What a rank does, as far as it can be known from itself alone."""
     process = seen.process
     state = process.state if process is not None else None
     if process is None or state in ("Z", "X"):
@@ -184,10 +178,8 @@ def _activity(seen: RankSeen) -> Activity:
         return Activity.STOPPED
     if state == "D":
         return Activity.STUCK
-    return _in_python(seen, process) if process.stack else Activity.UNSEEN
-
-
-def _in_python(seen: RankSeen, process: ProcessState) -> Activity:
+    if not process.stack:
+        return Activity.UNSEEN
     in_collective = _file_of(process.stack[0]) in _COLLECTIVE_FILES or place_of(process) in _COLLECTIVE_FRAMES
     if in_collective and not (seen.holds_gil and is_busy(seen)):
         return Activity.WAITING
@@ -245,55 +237,9 @@ def agree(ranks: Sequence[int], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
 
 
-def capitalised(text: str) -> str:
-    """The text with a capital first letter; the others stay as they are."""
-    return text[:1].upper() + text[1:]
-
-
-def rank_seen(stall: Stall, rank: int) -> RankSeen:
-    """What was seen of a rank."""
-    return next(seen for seen in stall.ranks if seen.rank == rank)
-
-
-def ranks_at(activities: Activities, *wanted: Activity) -> tuple[int, ...]:
-    """The ranks that do one of these."""
-    return tuple(sorted(rank for rank, activity in activities.items() if activity in wanted))
-
-
 def subject(ranks: Sequence[int], one: str, many: str) -> str:
     """Such as "rank 1 is", or "ranks 1 and 2 are"."""
     return f"{ranks_text(ranks)} {agree(ranks, one, many)}"
-
-
-def waiting_text(stall: Stall, waiting: Sequence[int]) -> str:
-    """Such as "ranks 0 and 2 wait in all_reduce"."""
-    return f"{subject(waiting, 'waits', 'wait')} in {calls_text(stall, waiting)}"
-
-
-def others_waiting(stall: Stall, activities: Activities, ranks: Sequence[int]) -> str:
-    """A sentence on the ranks that wait, other than `ranks`; nothing where there are none."""
-    waiting = tuple(rank for rank in ranks_at(activities, Activity.WAITING) if rank not in ranks)
-    return f" {capitalised(waiting_text(stall, waiting))}." if waiting else ""
-
-
-def calls_text(stall: Stall, ranks: Sequence[int]) -> str:
-    """The collective in which they wait: from the flight recorder, else the name of the call."""
-    seen = [rank_seen(stall, rank) for rank in ranks]
-    ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
-    calls = dict.fromkeys(call_of(one.process) for one in seen if one.process is not None)
-    return ", ".join(sorted(ends)) if ends else " and ".join(filter(None, calls)) or "a collective"
-
-
-def where_text(stall: Stall, ranks: Sequence[int]) -> str:
-    """Such as ": it is running, in spin (train.py:7)"."""
-    doing = dict.fromkeys(doing_text(rank_seen(stall, rank)) for rank in ranks)
-    return f": {agree(ranks, 'it is', 'they are')} {'; '.join(list(doing)[:4])}"
-
-
-def place_text(stall: Stall, ranks: Sequence[int]) -> str:
-    """Where a single one is, for a title."""
-    process = rank_seen(stall, ranks[0]).process
-    return f", which is in {process.stack[0]}" if len(ranks) == 1 and process is not None and process.stack else ""
 
 
 def doing_text(seen: RankSeen) -> str:
@@ -304,3 +250,45 @@ def doing_text(seen: RankSeen) -> str:
     use = ", using a core" if is_busy(seen) else ""
     gil = ", holding the GIL" if seen.holds_gil else ""
     return state_text(process) + use + gil + (f", in {process.stack[0]}" if process.stack else "")
+
+
+class Look:
+    """What a look has seen, what each rank does (`activities`), and sentences on both."""
+
+    def __init__(self, stall: Stall) -> None:
+        self.stall = stall
+        self.activities: Mapping[int, Activity] = {seen.rank: activity_of(seen) for seen in stall.ranks}
+
+    def seen(self, rank: int) -> RankSeen:
+        """What was seen of a rank."""
+        return next(seen for seen in self.stall.ranks if seen.rank == rank)
+
+    def ranks(self, *wanted: Activity) -> tuple[int, ...]:
+        """The ranks that do one of these."""
+        return tuple(sorted(rank for rank, activity in self.activities.items() if activity in wanted))
+
+    def waiting_text(self, waiting: Sequence[int]) -> str:
+        """Such as "ranks 0 and 2 wait in all_reduce"."""
+        return f"{subject(waiting, 'waits', 'wait')} in {self.calls_text(waiting)}"
+
+    def others_waiting(self, ranks: Sequence[int]) -> str:
+        """A sentence on the ranks that wait, other than `ranks`; nothing where there are none."""
+        waiting = tuple(rank for rank in self.ranks(Activity.WAITING) if rank not in ranks)
+        return f" {begun(self.waiting_text(waiting))}." if waiting else ""
+
+    def calls_text(self, ranks: Sequence[int]) -> str:
+        """The collective in which they wait: from the flight recorder, else the name of the call."""
+        seen = [self.seen(rank) for rank in ranks]
+        ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
+        calls = dict.fromkeys(call_of(one.process) for one in seen if one.process is not None)
+        return ", ".join(sorted(ends)) if ends else " and ".join(filter(None, calls)) or "a collective"
+
+    def where_text(self, ranks: Sequence[int]) -> str:
+        """Such as ": it is running, in spin (train.py:7)"."""
+        doing = dict.fromkeys(doing_text(self.seen(rank)) for rank in ranks)
+        return f": {agree(ranks, 'it is', 'they are')} {'; '.join(list(doing)[:4])}"
+
+    def place_text(self, ranks: Sequence[int]) -> str:
+        """Where a single one is, for a title."""
+        process = self.seen(ranks[0]).process
+        return f", which is in {process.stack[0]}" if len(ranks) == 1 and process is not None and process.stack else ""

@@ -30,10 +30,10 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
+    remote_launcher,
     start_unix_seconds,
     thread_names,
 )
-from ddpdiag.watch.remote_launchers import remote_launcher
 
 # What a look may take: 5 s after the stall its report is promised.
 LOOK_SECONDS = 3.5
@@ -71,12 +71,9 @@ class Observer:
         self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
 
     def _find(self) -> None:
-        self._processes = descendants(self.tops)
-        self._known.update(self._processes)
-        known, spawned = self._known.environs(self._processes), self._known.spawned(self._processes)
-        programs = self._known.programs(self._processes)
-        self._ranks = self._with_lost(find_ranks(self._processes, known, spawned, programs))
-        launcher = remote_launcher(self._processes, programs)
+        self._processes = self._known.complete(descendants(self.tops))
+        self._ranks = self._with_lost(find_ranks(self._processes))
+        launcher = remote_launcher(self._processes)
         self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
@@ -110,7 +107,8 @@ class Observer:
         end = time.monotonic() + LOOK_SECONDS
         self._find()
         ranks = self._ranks.ranks
-        uses = self._begin_use()
+        before = {rank: _use_of(process.pid) for rank, process in ranks.items()}
+        measured = time.monotonic() + _USE_SECONDS
         # Whatever reads the memory of a process may hang behind a lock of that process: it is not waited for.
         pool = ThreadPoolExecutor(max_workers=min(_MOST_READERS, len(ranks) + 2))
         gpus = pool.submit(read_gpu_uses, end) if nvidia_gpus(proc_root(os.environ)) else None
@@ -121,9 +119,9 @@ class Observer:
         traced = _result(traces, end, {})
         cards, unseen = _result(gpus, end, ((), "NVML did not respond in time")) if gpus is not None else ((), "")
         pool.shutdown(wait=False, cancel_futures=True)
-        time.sleep(max(0.0, uses.begin + _USE_SECONDS - time.monotonic()))
+        time.sleep(max(0.0, measured - time.monotonic()))
         seen = tuple(
-            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), uses)
+            self._rank(rank, process, dumps[rank], traced.get(rank, _LATE.trouble), before[rank])
             for rank, process in ranks.items()
         )
         return structs.replace(
@@ -141,26 +139,22 @@ class Observer:
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
         asked = {
-            rank: ask_recorder(process.pid, rank, self._known.environ(process), start_unix_seconds(process))
+            rank: ask_recorder(process.pid, rank, process.environ, start_unix_seconds(process))
             for rank, process in self._ranks.ranks.items()
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
 
-    def _begin_use(self) -> "_Uses":
-        """What each rank had used of a core so far, and its state."""
-        ranks = self._ranks.ranks
-        seconds = {rank: used for rank, process in ranks.items() if (used := _used_seconds(process.pid)) is not None}
-        return _Uses(time.monotonic(), seconds, {rank: process_state(process.pid) for rank, process in ranks.items()})
-
-    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, uses: "_Uses") -> RankSeen:
-        now = read_process(process.pid)
-        if now is None or now.start != process.start:
+    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> RankSeen:
+        known = read_process(process.pid)
+        if known is None or known.start != process.start:
             return RankSeen(rank=rank, pid=process.pid)
-        state, wchan = process_state(process.pid)
-        if state == "D" and uses.states[rank] != (state, wchan):
+        now = _use_of(process.pid)
+        state, wchan = now.state
+        if state == "D" and before.state != now.state:
             state = "S"  # on its way through
-        used, before = _used_seconds(process.pid), uses.seconds.get(rank)
-        share = None if used is None or before is None else (used - before) / (time.monotonic() - uses.begin)
+        share = None
+        if now.seconds is not None and before.seconds is not None:
+            share = (now.seconds - before.seconds) / (now.at - before.at)
         shown = ProcessState(
             pid=process.pid,
             state=state,
@@ -168,6 +162,9 @@ class Observer:
             stack=shortened(dump.main, MOST_FRAMES),
             threads=tuple(shortened(frames, MOST_THREAD_FRAMES) for frames in dump.others[:MOST_THREADS]),
         )
+        posted = None if isinstance(trace, str) else trace.newest_unix_seconds
+        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
+        states = [process_state(child.pid) for child in children]
         return RankSeen(
             rank=rank,
             pid=process.pid,
@@ -177,28 +174,29 @@ class Observer:
             holds_gil=dump.holds_gil,
             no_stack=dump.trouble if state not in ("Z", "X") else "",
             threads=() if dump.main else thread_names(process.pid),
-            helpers=self._helpers(process),
+            helpers=tuple(
+                Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
+                for child, (state, wchan) in zip(children, states, strict=True)
+            ),
             collectives=None if isinstance(trace, str) else trace.collectives,
             no_collectives=trace if isinstance(trace, str) else "",
-            posted_seconds=_age(trace),
-        )
-
-    def _helpers(self, process: Process) -> tuple[Helper, ...]:
-        """What the rank itself has started."""
-        children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
-        states = [process_state(child.pid) for child in children]
-        return tuple(
-            Helper(pid=child.pid, name=child.name, state=state, wchan=wchan)
-            for child, (state, wchan) in zip(children, states, strict=True)
+            posted_seconds=None if posted is None else max(0.0, time.time() - posted),
         )
 
 
-class _Uses(NamedTuple):
-    """How much of a core each rank had used at the begin of a look, and how it stood."""
+class _Use(NamedTuple):
+    """What a rank's main thread had had of a core or waited for at a moment (without that, the whole process's time on
+    cores), and its state and wchan."""
 
-    begin: float
-    seconds: dict[int, float]
-    states: dict[int, tuple[str | None, str | None]]
+    at: float
+    seconds: float | None
+    state: tuple[str | None, str | None]
+
+
+def _use_of(pid: int) -> _Use:
+    ticks = cpu_ticks(pid)
+    seconds = core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
+    return _Use(time.monotonic(), seconds, process_state(pid))
 
 
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
@@ -216,15 +214,3 @@ def _result(future: Future[T], end: float, otherwise: T) -> T:
         return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
     except TimeoutError:
         return otherwise
-
-
-def _used_seconds(pid: int) -> float | None:
-    """What its main thread had of a core or waited for; without that the whole process's time on cores."""
-    ticks = cpu_ticks(pid)
-    return core_seconds(pid) or (None if ticks is None else ticks / os.sysconf("SC_CLK_TCK"))
-
-
-def _age(trace: TraceDump | str) -> float | None:
-    if isinstance(trace, str) or trace.newest_unix_seconds is None:
-        return None
-    return max(0.0, time.time() - trace.newest_unix_seconds)

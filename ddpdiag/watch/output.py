@@ -138,22 +138,16 @@ class Relay:
     def _carry(self) -> None:
         while chunk := os.read(self._inner, _CHUNK_BYTES):
             self._written = self._carried = time.monotonic()
-            self._keep(chunk)
+            self._tail.append(chunk)
+            self._tail_bytes += len(chunk)
+            while self._tail_bytes > _TAIL_BYTES:
+                self._tail_bytes -= len(self._tail.popleft())
             try:
                 self._put(memoryview(chunk))
                 self._carried = time.monotonic()
             except OSError:  # the reader closed it: the command's next write fails, as if unwatched (SIGPIPE)
                 break
         os.close(self._inner)
-
-    def _keep(self, chunk: bytes) -> None:
-        self._tail.append(chunk)
-        self._tail_bytes += len(chunk)
-        while self._tail_bytes > _TAIL_BYTES:
-            self._tail_bytes -= len(self._tail.popleft())
-
-    def written(self) -> Iterator[bytes]:
-        return iter(tuple(self._tail))
 
     def _put(self, rest: memoryview) -> None:
         self._since = time.monotonic()
@@ -165,6 +159,9 @@ class Relay:
                     select.select([], [self._outer], [])
         finally:
             self._since = None
+
+    def written(self) -> Iterator[bytes]:
+        return iter(tuple(self._tail))
 
     def last_write(self) -> float | None:
         last, self._written = self._written, 0.0
@@ -250,19 +247,16 @@ class OutputMonitor:
             begin, reports = time.monotonic(), self._reports
             if not self._reporting:
                 if forgotten == reports:
-                    self._check(sink, reports)
+                    written = sink.last_write()
+                    if written is not None and self._reports == reports:  # else it may have been ourselves
+                        self._last[sink] = max(self._last[sink], written)
+                        self.active.add(sink)
                 else:
                     sink.forget()
                     forgotten = reports
             wake = self._wake[sink]  # forget at once, before the command writes more
             wake.wait(max(_POLL_SECONDS, (time.monotonic() - begin) / _POLL_SHARE))
             wake.clear()
-
-    def _check(self, sink: Sink, reports: int) -> None:
-        written = sink.last_write()
-        if written is not None and self._reports == reports:  # else it may have been ourselves
-            self._last[sink] = max(self._last[sink], written)
-            self.active.add(sink)
 
     @contextlib.contextmanager
     def ignoring(self) -> Iterator[None]:

@@ -119,9 +119,8 @@ class Peers:
         self._receive()
         if not self._leads:
             self._tell(Message(pid, silent_seconds, self._asked, self._who))
-        return self._seen() if self._leads else PeersSeen(leads=False)
-
-    def _seen(self) -> PeersSeen:
+        if not self._leads:
+            return PeersSeen(leads=False)
         now = time.monotonic()
         fresh = self._fresh()
         asked = self._asked or any(message.asked for _, message in fresh.values())
@@ -135,18 +134,16 @@ class Peers:
         now = time.monotonic()
         return {pid: (at, message) for pid, (at, message) in self._messages.items() if now - at < _PATIENCE_SECONDS}
 
-    def _is_peer(self, message: Message) -> bool:
-        """Does it belong to the same launch, with a number that no other peer has?"""
-        others = [self._who.number, *(own.who.number for pid, (_, own) in self._fresh().items() if pid != message.pid)]
-        return message.who.run == self._who.run and message.who.number not in others
-
     def _receive(self) -> None:
         while True:
             try:
                 data, ancillary, _, sender = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError:
                 return
-            if not any(_is_ours(payload) for _, kind, payload in ancillary if kind == socket.SCM_CREDENTIALS):
+            senders = [payload for _, kind, payload in ancillary if kind == socket.SCM_CREDENTIALS]
+            if not any(
+                len(own) >= _CREDENTIALS.size and _CREDENTIALS.unpack_from(own)[1] == os.getuid() for own in senders
+            ):
                 continue
             if not self._leads:
                 self._answered = time.monotonic()
@@ -155,7 +152,9 @@ class Peers:
                 continue
             with contextlib.suppress(msgspec.DecodeError, OSError):
                 message = _message.decode(data)
-                if not self._is_peer(message):
+                # Does it belong to the same launch, with a number that no other peer has?
+                others = (own.who.number for pid, (_, own) in self._fresh().items() if pid != message.pid)
+                if message.who.run != self._who.run or message.who.number in (self._who.number, *others):
                     self._socket.sendto(_REFUSED, socket.MSG_DONTWAIT, sender)
                     continue
                 before = self._messages.get(message.pid)
@@ -174,17 +173,13 @@ class Peers:
         except BlockingIOError:
             pass  # it has not read for a while
         except OSError:
-            self._lead()
+            self._socket.close()
+            self._socket = _open_socket()
+            self._answered = time.monotonic()
+            self._leads = self._bind()
             return
         if now - self._answered > _PATIENCE_SECONDS:
             self._leads = True
-
-    def _lead(self) -> None:
-        """The leader has ended: take its place, or find the new leader at the next turn."""
-        self._socket.close()
-        self._socket = _open_socket()
-        self._answered = time.monotonic()
-        self._leads = self._bind()
 
     def close(self) -> None:
         """Close the socket: the next peer that sends a message here becomes the leader."""
@@ -196,7 +191,3 @@ def _open_socket() -> socket.socket:
     opened.setblocking(False)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # the kernel adds the sender
     return opened
-
-
-def _is_ours(payload: bytes) -> bool:
-    return len(payload) >= _CREDENTIALS.size and _CREDENTIALS.unpack_from(payload)[1] == os.getuid()

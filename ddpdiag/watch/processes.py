@@ -1,18 +1,24 @@
-"""The process tree below a command: which processes are ranks, and what /proc shows of each.
+"""The process tree below a command: which processes are ranks, what /proc shows of each, and programs that start ranks
+where a look from here does not see them, on other hosts or through a daemon.
 
 Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
 that a rank starts inherits that, so that of a rank's processes the topmost counts.
 """
 
+import contextlib
 import os
+import re
+import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from ddpdiag.codec import readable
+from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
@@ -36,7 +42,9 @@ class Process(Struct, frozen=True):
     """A process: its parent, its name (comm of proc(5)) and its start in clock ticks since boot, which with the pid
     identifies it.
 
-    `env_start` is where its environment lies: elsewhere after each exec, 0 where that is not shown.
+    `env_start` is where its environment lies: elsewhere after each exec, 0 where that is not shown. `KnownProcesses`
+    adds the rest: `environ` are those of its variables that show its rank, and where its flight recorder is; `program`
+    is the name of its program's file (None: not shown); `spawned`: multiprocessing's spawn started it.
     """
 
     pid: int
@@ -45,6 +53,14 @@ class Process(Struct, frozen=True):
     state: str
     start: int
     env_start: int = 0
+    environ: dict[str, str] = {}
+    program: str | None = None
+    spawned: bool = False
+
+    @property
+    def is_python(self) -> bool:
+        """By its program's file where that is known: a console script and setproctitle give it another name."""
+        return (self.program or self.name).startswith(_PYTHONS)
 
 
 class Ranks(Struct, frozen=True):
@@ -86,45 +102,33 @@ def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
     return found
 
 
-def find_ranks(
-    processes: Sequence[Process],
-    environs: Mapping[int, Mapping[str, str]],
-    spawned: Collection[int] = frozenset(),
-    programs: Mapping[int, str] = MappingProxyType({}),
-) -> Ranks:
-    """The ranks among some processes, parents first, given what could be read: environments, who was spawned, and the
-    names of the programs' files."""
+def find_ranks(processes: Sequence[Process]) -> Ranks:
+    """The ranks among some processes, parents first."""
     for name, beside in _TOLD:
-        if by_rank := _topmost(processes, environs, name, beside):
-            ranks = {rank: _trainer(top, processes, programs) for rank, top in sorted(by_rank.items())}
-            return Ranks(ranks, _world(environs, (*ranks.values(), *by_rank.values())))
-    born = {process.pid: process for process in processes if process.pid in spawned and process.state not in "ZX"}
-    tops = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
-    if len(tops) > 1:
-        return Ranks(dict(enumerate(sorted(tops, key=lambda process: (process.start, process.pid)))), None, True)
+        tops: dict[int, Process] = {}  # the topmost process of each rank, of those that have both variables
+        for process in processes:
+            value = process.environ.get(name, "")
+            is_step = name != "SLURM_PROCID" or not is_pseudo_step(process.environ)
+            if value.isdecimal() and beside in process.environ and is_step:
+                tops.setdefault(int(value), process)
+        if tops:
+            ranks = {rank: _trainer(top, processes) for rank, top in sorted(tops.items())}
+            values = (own.environ.get(name, "") for own in (*ranks.values(), *tops.values()) for name in WORLD_NAMES)
+            return Ranks(ranks, next((int(value) for value in values if value.isdecimal()), None))
+    born = {process.pid: process for process in processes if process.spawned and process.state not in "ZX"}
+    parents = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
+    if len(parents) > 1:
+        return Ranks(dict(enumerate(sorted(parents, key=lambda process: (process.start, process.pid)))), None, True)
     if not processes:
         return Ranks({})
     # What a script without any Python starts may be anything, one after the other: only the script stays.
-    return Ranks({0: _python(processes[0], processes, programs) or processes[0]}, None, True)
+    return Ranks({0: _python(processes[0], processes) or processes[0]}, None, True)
 
 
-def _topmost(
-    processes: Sequence[Process], environs: Mapping[int, Mapping[str, str]], name: str, beside: str
-) -> dict[int, Process]:
-    """The topmost process of each rank, of those that have both variables."""
-    tops: dict[int, Process] = {}
-    for process in processes:
-        env = environs.get(process.pid, {})
-        value = env.get(name, "")
-        if value.isdecimal() and beside in env and not (name == "SLURM_PROCID" and is_pseudo_step(env)):
-            tops.setdefault(int(value), process)
-    return tops
-
-
-def _trainer(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process:
+def _trainer(top: Process, processes: Sequence[Process]) -> Process:
     """The process that trains, behind a shell, numactl and such; without any Python the end of a chain of processes
     that start one and wait for it."""
-    if (python := _python(top, processes, programs)) is not None:
+    if (python := _python(top, processes)) is not None:
         return python
     last = top
     while len(children := [process for process in processes if process.parent == last.pid]) == 1:
@@ -132,54 +136,24 @@ def _trainer(top: Process, processes: Sequence[Process], programs: Mapping[int, 
     return last
 
 
-def _python(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> Process | None:
-    """The only Python, at this process or below; the process itself where there are more, for any of them may train."""
-    pythons = _topmost_pythons(top, processes, programs)
-    living = [process for process in pythons if process.state not in "ZX"] or pythons
-    if not living:
-        return None
-    return living[0] if len(living) == 1 else top
+def _python(top: Process, processes: Sequence[Process]) -> Process | None:
+    """The only Python, at this process or below; the process itself where there are more, for any of them may train.
 
-
-def _topmost_pythons(top: Process, processes: Sequence[Process], programs: Mapping[int, str]) -> list[Process]:
-    """It, or those below it that are below no other Python."""
-    found: list[Process] = []
+    Pythons below another Python do not count.
+    """
+    pythons: list[Process] = []
     others: set[int] = set()
     for process in processes:  # parents first
         if process.pid != top.pid and process.parent not in others:
             continue
-        if is_python(process, programs):
-            found.append(process)
+        if process.is_python:
+            pythons.append(process)
         else:
             others.add(process.pid)
-    return found
-
-
-def is_python(process: Process, programs: Mapping[int, str]) -> bool:
-    """By its program's file where that is known: a console script and setproctitle give a process another name."""
-    return programs.get(process.pid, process.name).startswith(_PYTHONS)
-
-
-def _world(environs: Mapping[int, Mapping[str, str]], ranks: Iterable[Process]) -> int | None:
-    for process in ranks:
-        for name in WORLD_NAMES:
-            value = environs.get(process.pid, {}).get(name, "")
-            if value.isdecimal():
-                return int(value)
-    return None
-
-
-def program(pid: int, root: Path = PROC) -> str | None:
-    """The name of its program's file, such as "python3.11"; None where that is not shown."""
-    try:
-        return os.path.basename(os.readlink(root / str(pid) / "exe"))
-    except OSError:
+    living = [process for process in pythons if process.state not in "ZX"] or pythons
+    if not living:
         return None
-
-
-def is_spawned(pid: int, root: Path = PROC) -> bool:
-    """Was it started by multiprocessing's spawn?"""
-    return _SPAWNED in (read_text(root / str(pid) / "cmdline") or "").replace("\0", " ")
+    return living[0] if len(living) == 1 else top
 
 
 def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]:
@@ -195,15 +169,6 @@ def thread_names(pid: int, most: int = 12, root: Path = PROC) -> tuple[str, ...]
     )
 
 
-class _Program(Struct, frozen=True):
-    """The program that a process runs, and how that was started."""
-
-    env_start: int
-    environ: dict[str, str]
-    program: str | None
-    spawned: bool
-
-
 class KnownProcesses:
     """Every process below a command, as it was when first seen; by pid and start, which together are of one only.
 
@@ -214,44 +179,145 @@ class KnownProcesses:
 
     def __init__(self, root: Path = PROC) -> None:
         self._root = root
-        self._known: dict[tuple[int, int], _Program] = {}
+        self._known: dict[tuple[int, int], Process] = {}
         self.variables: dict[str, str] = {}  # what decides how torch and NCCL talk, of the first that has any
 
-    def update(self, processes: Sequence[Process]) -> None:
-        """Read those that are new, or run something else than before."""
+    def complete(self, processes: Sequence[Process]) -> list[Process]:
+        """The same, with what is known of their programs; those that are new, or run something else, are read."""
+        completed = []
         for process in processes:
             before = self._known.get((process.pid, process.start))
-            if before is not None and process.env_start in (0, before.env_start):
-                continue
-            env, own = environ(process.pid, self._root) or {}, program(process.pid, self._root)
-            if env or own is not None:
-                self._known[process.pid, process.start] = _Program(
-                    env_start=process.env_start,
-                    environ={name: env[name] for name in _KEPT if name in env},
-                    program=own,
-                    spawned=is_spawned(process.pid, self._root),
+            if before is None or process.env_start not in (0, before.env_start):
+                before = self._read(process) or before
+            if before is not None:
+                self._known[process.pid, process.start] = before
+                process = structs.replace(
+                    process, environ=before.environ, program=before.program, spawned=before.spawned
                 )
-                self.variables = self.variables or {n: v for n, v in env.items() if is_recorded(n)}
+            completed.append(process)
+        return completed
 
-    def environ(self, process: Process) -> Mapping[str, str]:
-        """Those of its variables that show its rank, and where its flight recorder is."""
-        known = self._known.get((process.pid, process.start))
-        return known.environ if known is not None else {}
-
-    def environs(self, processes: Sequence[Process]) -> dict[int, Mapping[str, str]]:
-        """The same of each, by pid."""
-        return {process.pid: self.environ(process) for process in processes}
-
-    def programs(self, processes: Sequence[Process]) -> dict[int, str]:
-        """The names of their programs' files, as far as they are known."""
-        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
-        return {pid: own.program for pid, own in known.items() if own is not None and own.program}
-
-    def spawned(self, processes: Sequence[Process]) -> frozenset[int]:
-        """Those that multiprocessing's spawn started."""
-        known = {process.pid: self._known.get((process.pid, process.start)) for process in processes}
-        return frozenset(pid for pid, own in known.items() if own is not None and own.spawned)
+    def _read(self, process: Process) -> Process | None:
+        """The process with its program; None where /proc shows nothing of that."""
+        env = environ(process.pid, self._root) or {}
+        folder = self._root / str(process.pid)
+        program = None
+        with contextlib.suppress(OSError):
+            program = os.path.basename(os.readlink(folder / "exe"))
+        if not env and program is None:
+            return None
+        self.variables = self.variables or {name: value for name, value in env.items() if is_recorded(name)}
+        words = (read_text(folder / "cmdline") or "").replace("\0", " ")
+        kept = {name: env[name] for name in _KEPT if name in env}
+        return structs.replace(process, environ=kept, program=program, spawned=_SPAWNED in words)
 
     def all(self) -> Collection[tuple[int, int]]:
         """The pids and starts of all that were ever seen."""
         return self._known.keys()
+
+
+# Launchers of other hosts ---------------------------------------------------------------------------------------------
+
+# Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and CORAL; Cray ALPS and PALS; TACC; PBS; Tianhe; CEA;
+# Horovod. ReFrame's list of launchers (reframe/core/launchers) has most.
+LAUNCHERS = frozenset(
+    {
+        "srun", "mpirun", "mpiexec", "orterun", "prterun", "prun", "mpirun_rsh", "flux", "jsrun", "lrun", "blaunch",
+        "aprun", "ibrun", "pbsdsh", "yhrun", "ccc_mprun", "horovodrun",
+    }
+)  # fmt: skip
+# These may as well do something else beside a training, as git does with ssh.
+REMOTE_SHELLS = frozenset({"ssh", "rsh", "pdsh", "clush"})
+_REMOTE = LAUNCHERS | REMOTE_SHELLS
+# Programs that train, or start ranks on this host: the words behind them name no launchers.
+_TRAINS_HERE = re.compile(r"(python|pypy)[\d.]*t?|torchrun|accelerate|deepspeed|.*\.py")
+_WORD = re.compile(r"[;&|(){}`]|[^\s;&|(){}`]+")
+_SEPARATORS = ";&|(){}`"
+# Behind these a shell still expects a command, and behind their options, numbers and variables.
+_BEFORE = frozenset(
+    {
+        "if", "then", "elif", "else", "while", "until", "do", "!", "$", "exec", "time", "timeout", "nohup", "nice",
+        "env", "eval", "command",
+    }
+)  # fmt: skip
+_PASSED_OVER = re.compile(r"-.*|[\d.]+[smhd]?|[A-Za-z_]\w*=.*")
+_COMMENT = re.compile(r"(^|\s)#.*")
+_LARGEST_SCRIPT = 1 << 20
+_INLINE = re.compile("-[a-z]*c")  # a shell's option, as -c and -lc
+
+
+def is_remote(word: str) -> bool:
+    """Does this word of a command line name such a program? "/opt/bin/mpiexec.hydra" does."""
+    return os.path.basename(word).partition(".")[0] in _REMOTE
+
+
+def in_script(text: str) -> tuple[int, str] | None:
+    """The first line of a shell script that starts such a program, from 1, and which."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = next(filter(is_remote, _started(_COMMENT.sub("", line))), None)
+        if found is not None:
+            return number, os.path.basename(found)
+    return None
+
+
+def _started(line: str) -> Iterator[str]:
+    """The words of a line of a script at places where a shell expects a command."""
+    expected = True
+    for word in _WORD.findall(line):
+        if word in _SEPARATORS:
+            expected = True
+        elif expected and word not in _BEFORE and not _PASSED_OVER.fullmatch(word):
+            expected = False
+            yield word
+
+
+def remote_launcher(processes: Sequence[Process]) -> Process | None:
+    """Such a program among these processes; a remote shell only where no Python runs beside it."""
+    wanted = LAUNCHERS if any(process.is_python for process in processes) else _REMOTE
+    names = ((process, {process.program or process.name, process.name}) for process in processes)
+    return next((own for own, called in names if any(name.partition(".")[0] in wanted for name in called)), None)
+
+
+# On the command line --------------------------------------------------------------------------------------------------
+
+
+def refuse_remote_launchers(command: Sequence[str], *, flight_recorder: bool) -> None:
+    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in the directory.
+
+    A script is searched for launchers by name. Launchers that a program starts show only once it runs.
+    """
+    found = _named_by(command) if flight_recorder else None
+    if found is not None:
+        where, launcher = found
+        raise UsageError(
+            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files do not exist; start "
+            f"`ddpdiag watch` on each host: `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
+        )
+
+
+def _named_by(command: Sequence[str]) -> tuple[str, str] | None:
+    """Which remote launcher a command line names, or the script that it starts; and where that is, with ": ".
+
+    Words behind a script, or behind the program that trains, are arguments of it.
+    """
+    for before, word in pairwise(("", *command)):
+        inline = _INLINE.fullmatch(before) is not None
+        text = word if inline else _script(word)
+        if _TRAINS_HERE.fullmatch(os.path.basename(word)) or (text is not None and "python" in text.partition("\n")[0]):
+            return None
+        if is_remote(word):
+            return "", os.path.basename(word)
+        if text is not None:
+            found = in_script(text)
+            return None if found is None else (f"{readable(word)}:{found[0]}: " if not inline else "", found[1])
+    return None
+
+
+def _script(word: str) -> str | None:
+    """The text of a file of the command's that is one."""
+    try:
+        with open(word, "rb") as file:
+            data = file.read(_LARGEST_SCRIPT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"\0"
+    except (OSError, ValueError):
+        return None
+    return None if b"\0" in data else data.decode(errors="replace")

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.text import byte_count, count, fold_ranks, percent
-from ddpdiag.watch.model import Judged, RankSeen, Stall
+from ddpdiag.watch.model import Judged, Stall
 
 _MOST_LINES = 24
 _MOST_FRAMES = 24
@@ -121,20 +121,30 @@ def render(stall: Stall, judged: Judged, *, color: bool, width: int, stacks: boo
     Stacks are shown at the first look at a silence, on request, and if `stacks` is set; never if `quiet` is.
     """
     page = Page(color=color, width=width)
-    page.write(_head(stall, judged), lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
+    when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
+    head = f"{one_line(stall.host)} {when}, {_why(stall)}: {one_line(judged.title)}"
+    page.write(head, lead="ddpdiag watch: ", lead_style="bold red" if judged.named else "bold yellow")
     page.write(one_line(judged.message), indent=4)
     if judged.fix:
         page.write(one_line(judged.fix), indent=4, lead="Fix: ", lead_style="bold")
-    _groups(page, judged)
+    for group in judged.groups[:_MOST_LINES]:
+        word = "rank" if len(group.ranks) == 1 else "ranks"
+        page.write(one_line(group.text), indent=4, lead=f"{word} {fold_ranks(group.ranks, limit=8)}: ")
+    if len(judged.groups) > _MOST_LINES:
+        page.write(f"and {count(len(judged.groups) - _MOST_LINES, 'more group')} of ranks", indent=4)
     if quiet:
         _notes(page, judged)
         return page.text()
     if stall.looks <= 1 or stall.asked or stacks:
         _stacks(page, judged)
-        _threads(page, stall.ranks)
+        for seen in [seen for seen in stall.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
+            page.write(
+                ", ".join(map(one_line, seen.threads)), indent=4, lead=f"threads of rank {seen.rank}: ", style="dim"
+            )
     elif judged.stacks:
         page.write("stacks: shown at the first look; SIGUSR1 shows them again", indent=4, style="dim")
-    _gpus(page, stall)
+    if text := ", ".join(map(_gpu, stall.gpus)) or one_line(stall.gpus_unseen):
+        page.write(text, indent=4, lead="GPUs: ", style="dim")
     _notes(page, judged)
     return page.text()
 
@@ -144,20 +154,13 @@ def _notes(page: Page, judged: Judged) -> None:
         page.write(one_line(note), indent=4, lead="note: ")
 
 
-def _head(stall: Stall, judged: Judged) -> str:
-    when = time.strftime("%H:%M:%S", time.localtime(stall.unix_seconds))
-    why = "requested" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
-    why = "a collective timed out" if stall.timed_out else why
-    why = f"the command failed ({stall.failure.ended})" if stall.failure else why
-    return f"{one_line(stall.host)} {when}, {why}: {one_line(judged.title)}"
-
-
-def _groups(page: Page, judged: Judged) -> None:
-    for group in judged.groups[:_MOST_LINES]:
-        word = "rank" if len(group.ranks) == 1 else "ranks"
-        page.write(one_line(group.text), indent=4, lead=f"{word} {fold_ranks(group.ranks, limit=8)}: ")
-    if len(judged.groups) > _MOST_LINES:
-        page.write(f"and {count(len(judged.groups) - _MOST_LINES, 'more group')} of ranks", indent=4)
+def _why(stall: Stall) -> str:
+    """Why there is a look."""
+    if stall.failure:
+        return f"the command failed ({stall.failure.ended})"
+    if stall.timed_out:
+        return "a collective timed out"
+    return "requested" if stall.asked else f"nothing new for {stall.silent_seconds:.0f} s"
 
 
 def _stacks(page: Page, judged: Judged) -> None:
@@ -167,16 +170,6 @@ def _stacks(page: Page, judged: Judged) -> None:
             page.write(one_line(frame), indent=6, style="dim")
         if len(frames) > _MOST_FRAMES:
             page.write(f"... and {len(frames) - _MOST_FRAMES} more frames", indent=6, style="dim")
-
-
-def _threads(page: Page, ranks: Sequence[RankSeen]) -> None:
-    for seen in [seen for seen in ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
-        page.write(", ".join(map(one_line, seen.threads)), indent=4, lead=f"threads of rank {seen.rank}: ", style="dim")
-
-
-def _gpus(page: Page, stall: Stall) -> None:
-    if text := ", ".join(map(_gpu, stall.gpus)) or one_line(stall.gpus_unseen):
-        page.write(text, indent=4, lead="GPUs: ", style="dim")
 
 
 def _gpu(use: GpuUse) -> str:

@@ -10,31 +10,24 @@ from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import begun
 from ddpdiag.watch.model import (
-    Activities,
     Activity,
     Judged,
+    Look,
     RankSeen,
     Stall,
     agree,
-    calls_text,
-    capitalised,
     doing_text,
     is_busy,
     is_idle,
     is_launching,
-    others_waiting,
     place_of,
-    place_text,
-    rank_seen,
-    ranks_at,
     subject,
-    waiting_text,
-    where_text,
 )
-from ddpdiag.watch.remote_launchers import is_remote
+from ddpdiag.watch.processes import is_remote
 
-Rule = Callable[[Stall, Activities], Judged | None]
+Rule = Callable[[Look], Judged | None]
 
 # A waiting kernel of NCCL shows as 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
@@ -48,79 +41,78 @@ PATHS_FIX = (
 _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
 
 
-def _gone(stall: Stall, activities: Activities) -> Judged | None:
-    ranks = ranks_at(activities, Activity.GONE)
-    if not ranks or (len(ranks) < len(activities) and not ranks_at(activities, Activity.WAITING)):
+def _gone(look: Look) -> Judged | None:
+    ranks = look.ranks(Activity.GONE)
+    if not ranks or (len(ranks) < len(look.activities) and not look.ranks(Activity.WAITING)):
         return None
     who = ranks_text(ranks)
     return Judged(
         named=ranks,
         title=f"{who} {agree(ranks, 'has', 'have')} ended, and the command still runs",
         message=f"The process of {who} has ended; the launcher has not noticed, or waits for something else."
-        + others_waiting(stall, activities, ranks),
+        + look.others_waiting(ranks),
         fix="Look at its last output, and at the kernel log of the host (out of memory, segfault).",
     )
 
 
-def _last_to_end(stall: Stall, activities: Activities) -> Judged | None:
+def _last_to_end(look: Look) -> Judged | None:
     """Some have ended, and no rank is known to wait for them: mostly rank 0 saves the model."""
-    ended = ranks_at(activities, Activity.GONE)
-    left = tuple(sorted(rank for rank in activities if rank not in ended))
+    ended = look.ranks(Activity.GONE)
+    left = tuple(sorted(rank for rank in look.activities if rank not in ended))
     if not ended or not left:
         return None
     return Judged(
-        title=f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{place_text(stall, left)}",
+        title=f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{look.place_text(left)}",
         message="No rank is known to wait for another one; "
-        f"{subject(left, 'has', 'have')} not ended{where_text(stall, left)}.",
+        f"{subject(left, 'has', 'have')} not ended{look.where_text(left)}.",
         fix="Check what it does there: it may be the last save.",
         moving=True,
     )
 
 
-def _stopped(stall: Stall, activities: Activities) -> Judged | None:
-    ranks = ranks_at(activities, Activity.STOPPED)
+def _stopped(look: Look) -> Judged | None:
+    ranks = look.ranks(Activity.STOPPED)
     if not ranks:
         return None
-    pids = ", ".join(str(rank_seen(stall, rank).pid) for rank in ranks)
+    pids = ", ".join(str(look.seen(rank).pid) for rank in ranks)
     return Judged(
         named=ranks,
         title=f"{subject(ranks, 'is', 'are')} stopped",
         message=f"pid {pids} {agree(ranks, 'is', 'are')} in state T, after SIGSTOP or in a debugger."
-        + others_waiting(stall, activities, ranks),
+        + look.others_waiting(ranks),
         fix=f"Find out what stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` continues it.",
     )
 
 
-def _blocked(stall: Stall, activities: Activities) -> Judged | None:
-    if stall.blocked_seconds < stall.stall_seconds:
+def _blocked(look: Look) -> Judged | None:
+    if look.stall.blocked_seconds < look.stall.stall_seconds:
         return None
     return Judged(
         title="the output of the command is not read",
-        message=f"The program behind the pipe has read no output for {stall.blocked_seconds:.0f} s, so the ranks wait "
-        "until they can print.",
+        message=f"The program behind the pipe has read no output for {look.stall.blocked_seconds:.0f} s, so the ranks "
+        "wait until they can print.",
         fix="Look at the program that reads the output (a pager, a full disk), or write the output to a file.",
     )
 
 
-def _stuck(stall: Stall, activities: Activities) -> Judged | None:
-    ranks = ranks_at(activities, Activity.STUCK)
+def _stuck(look: Look) -> Judged | None:
+    ranks = look.ranks(Activity.STUCK)
     if not ranks:
         return None
-    places = {p.wchan for rank in ranks if (p := rank_seen(stall, rank).process) is not None and p.wchan}
+    places = {p.wchan for rank in ranks if (p := look.seen(rank).process) is not None and p.wchan}
     where = f", in {', '.join(sorted(places))}" if places else ""
     return Judged(
         named=ranks,
         title=f"{subject(ranks, 'is', 'are')} stuck in the kernel",
-        message=f"State D{where}: a file system, a disk or a driver does not respond."
-        + others_waiting(stall, activities, ranks),
+        message=f"State D{where}: a file system, a disk or a driver does not respond." + look.others_waiting(ranks),
         fix="Look at the kernel log of the host (NFS server not responding, NVRM: Xid), and at its mounts.",
     )
 
 
-def _starved(stall: Stall, activities: Activities) -> Judged | None:
+def _starved(look: Look) -> Judged | None:
     """Ranks that wait for data from a worker that is stopped, stuck or dead."""
-    loading = ranks_at(activities, Activity.LOADING)
-    helpers = {rank: [one for one in rank_seen(stall, rank).helpers if one.state in _HELPER_STATES] for rank in loading}
+    loading = look.ranks(Activity.LOADING)
+    helpers = {rank: [one for one in look.seen(rank).helpers if one.state in _HELPER_STATES] for rank in loading}
     ranks = tuple(rank for rank in loading if helpers[rank])
     if not ranks:
         return None
@@ -130,16 +122,16 @@ def _starved(stall: Stall, activities: Activities) -> Judged | None:
         named=ranks,
         title=f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",
         message=f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
-        f"{_HELPER_STATES[helper.state or '']}{where}." + others_waiting(stall, activities, ranks),
+        f"{_HELPER_STATES[helper.state or '']}{where}." + look.others_waiting(ranks),
         fix=f"Find out what stopped it; `kill -CONT {helper.pid}` continues it."
         if helper.state in ("T", "t")
         else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
     )
 
 
-def _posted(stall: Stall, activities: Activities) -> Judged | None:
+def _posted(look: Look) -> Judged | None:
     """Ranks that posted another collective than most, or fewer."""
-    traces = {seen.rank: seen.collectives for seen in stall.ranks if seen.collectives is not None}
+    traces = {seen.rank: seen.collectives for seen in look.stall.ranks if seen.collectives is not None}
     if found := split(traces):
         sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
         return Judged(
@@ -151,114 +143,107 @@ def _posted(stall: Stall, activities: Activities) -> Judged | None:
             fix=PATHS_FIX,
         )
     behind = lag(traces)
-    ranks = tuple(rank for rank in behind.ranks if activities[rank] is not Activity.WAITING)
+    ranks = tuple(rank for rank in behind.ranks if look.activities[rank] is not Activity.WAITING)
     if not ranks or behind.lacking is None:
         return None
     return Judged(
         named=ranks,
         title=f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
-        message=f"{capitalised(ranks_text(ranks))} did not post it{where_text(stall, ranks)}.",
+        message=f"{begun(ranks_text(ranks))} did not post it{look.where_text(ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
 
 
-def _in_time(stall: Stall, activities: Activities) -> Judged | None:
+def _in_time(look: Look) -> Judged | None:
     """Ranks that wrote no recorder where a collective of others timed out: they posted nothing that is overdue."""
-    overdue = [seen.rank for seen in stall.ranks if seen.collectives]
-    ranks = tuple(seen.rank for seen in stall.ranks if seen.collectives is None and seen.process is not None)
-    if not stall.timed_out or not overdue or not ranks:
+    overdue = [seen.rank for seen in look.stall.ranks if seen.collectives]
+    ranks = tuple(seen.rank for seen in look.stall.ranks if seen.collectives is None and seen.process is not None)
+    if not look.stall.timed_out or not overdue or not ranks:
         return None
     return Judged(
         named=ranks,
         title=f"{ranks_text(overdue)} waited for {ranks_text(ranks)} until the time-out",
-        message=f"{capitalised(waiting_text(stall, overdue))}; no collective of {ranks_text(ranks)} is overdue"
-        f"{where_text(stall, ranks)}.",
+        message=f"{begun(look.waiting_text(overdue))}; no collective of {ranks_text(ranks)} is overdue"
+        f"{look.where_text(ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
 
 
-def _awaited(stall: Stall, activities: Activities) -> Judged | None:
+def _awaited(look: Look) -> Judged | None:
     """Ranks that are elsewhere while others wait in a collective."""
-    waiting, away = ranks_at(activities, Activity.WAITING), ranks_at(activities, Activity.ELSEWHERE, Activity.LOADING)
+    waiting, away = look.ranks(Activity.WAITING), look.ranks(Activity.ELSEWHERE, Activity.LOADING)
     if not waiting or not away:
         return None
     return Judged(
         named=away,
-        title=f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{place_text(stall, away)}",
-        message=f"{capitalised(waiting_text(stall, waiting))}; "
-        f"{subject(away, 'is', 'are')} not in it{where_text(stall, away)}.",
+        title=f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{look.place_text(away)}",
+        message=f"{begun(look.waiting_text(waiting))}; {subject(away, 'is', 'are')} not in it{look.where_text(away)}.",
         fix=_ELSEWHERE_FIX,
     )
 
 
-def _unseen(stall: Stall, activities: Activities) -> Judged | None:
+def _unseen(look: Look) -> Judged | None:
     """Ranks without a stack that use a core, where all others sleep, as ranks do that wait over gloo."""
-    if _may_wait_on_gpus(stall):
+    # Where a rank may wait on GPUs, one that uses a core may be one that waits.
+    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in look.stall.ranks)
+    if any(seen.holds_gpu for seen in look.stall.ranks) or (hidden and bool(look.stall.gpus or look.stall.gpus_unseen)):
         return None
-    busy = tuple(rank for rank in ranks_at(activities, Activity.UNSEEN) if is_busy(rank_seen(stall, rank)))
-    rest = [seen for seen in stall.ranks if seen.rank not in busy]
+    busy = tuple(rank for rank in look.ranks(Activity.UNSEEN) if is_busy(look.seen(rank)))
+    rest = [seen for seen in look.stall.ranks if seen.rank not in busy]
     if not busy or not rest or not all(map(is_idle, rest)):
         return None
     others = [seen.rank for seen in rest]
-    waiting = ranks_at(activities, Activity.WAITING)
-    doing = f"waits in {calls_text(stall, waiting)}" if len(waiting) == len(rest) == 1 else "sleeps"
+    waiting = look.ranks(Activity.WAITING)
+    doing = f"waits in {look.calls_text(waiting)}" if len(waiting) == len(rest) == 1 else "sleeps"
     return Judged(
         named=busy,
         title=f"only {subject(busy, 'runs', 'run')}, {subject(others, doing, 'sleep')}",
-        message=f"{capitalised(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
+        message=f"{begun(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
         f"ranks that wait for another one over gloo. No stack of {ranks_text(busy)} can be read.",
         fix="Make its stack readable (a note shows how), and request a new look with SIGUSR1.",
     )
 
 
-def _may_wait_on_gpus(stall: Stall) -> bool:
-    """Then a rank that uses a core may be one that waits."""
-    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in stall.ranks)
-    return any(seen.holds_gpu for seen in stall.ranks) or (hidden and bool(stall.gpus or stall.gpus_unseen))
-
-
-def _idle_gpus(stall: Stall, activities: Activities) -> Judged | None:
+def _idle_gpus(look: Look) -> Judged | None:
     """Ranks whose GPU idles, where those of all others are busy, as they are in a kernel of NCCL that waits."""
-    busy_shares = {pid: use.busy_share for use in stall.gpus for pid in use.pids}
-    shares = {seen.rank: busy_shares.get(seen.pid) for seen in stall.ranks if activities[seen.rank] is Activity.OPEN}
+    busy_shares = {pid: use.busy_share for use in look.stall.gpus for pid in use.pids}
+    shares = {rank: busy_shares.get(look.seen(rank).pid) for rank in look.ranks(Activity.OPEN)}
     idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
     busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU)
-    if not idle or not busy or len(idle) + len(busy) != len(stall.ranks):
+    if not idle or not busy or len(idle) + len(busy) != len(look.stall.ranks):
         return None
     return Judged(
         named=idle,
         title=f"the GPU of {ranks_text(idle)} is idle, while the others are busy",
         message=f"The GPUs of {ranks_text(busy)} are busy, as in an NCCL kernel that waits for another rank; "
-        f"{ranks_text(idle)} launched no kernel{where_text(stall, idle)}.",
+        f"{ranks_text(idle)} launched no kernel{look.where_text(idle)}.",
         fix=_ELSEWHERE_FIX,
     )
 
 
-def _odd(stall: Stall, activities: Activities) -> Judged | None:
+def _odd(look: Look) -> Judged | None:
     """Ranks that are elsewhere in the code than most, where no rank is known to wait."""
-    known = [
-        seen for seen in stall.ranks if activities[seen.rank] in (Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)
-    ]
+    known = [look.seen(rank) for rank in look.ranks(Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)]
     places = {seen.rank: place_of(seen.process) for seen in known if seen.process is not None}
-    found = odd_ones_out(places) if len(known) == len(stall.ranks) else None
+    found = odd_ones_out(places) if len(known) == len(look.stall.ranks) else None
     if found is None or not found.ranks:
         return None
     rest = tuple(rank for rank in places if rank not in found.ranks)
     return Judged(
         named=found.ranks,
         title=f"{subject(found.ranks, 'is', 'are')} elsewhere in the code than the others",
-        message=f"{capitalised(subject(rest, 'is', 'are'))} in {found.usual}), "
-        f"{subject(found.ranks, 'is', 'are')} not{where_text(stall, found.ranks)}.",
+        message=f"{begun(subject(rest, 'is', 'are'))} in {found.usual}), "
+        f"{subject(found.ranks, 'is', 'are')} not{look.where_text(found.ranks)}.",
         fix=_ELSEWHERE_FIX,
     )
 
 
-def _alone(stall: Stall, activities: Activities) -> Judged | None:
-    if len(stall.ranks) != 1 or (stall.world_size or 1) > 1:
+def _alone(look: Look) -> Judged | None:
+    if len(look.stall.ranks) != 1 or (look.stall.world_size or 1) > 1:
         return None
-    seen = stall.ranks[0]
-    launcher = stall.remote_launcher or (stall.command if is_remote(stall.command) else "")
-    if stall.guessed and launcher:
+    seen = look.stall.ranks[0]
+    launcher = look.stall.remote_launcher or (look.stall.command if is_remote(look.stall.command) else "")
+    if look.stall.guessed and launcher:
         return Judged(
             title="no rank was found on this host",
             message=f"{launcher} started the ranks on other hosts, or not as its own children.",
@@ -305,9 +290,9 @@ def _same_place(before: RankSeen, now: RankSeen) -> bool:
     return place and abs(before.core_share - now.core_share) <= _SAME_CORES
 
 
-def _apart(stall: Stall, activities: Activities) -> Judged | None:
+def _apart(look: Look) -> Judged | None:
     """No rank is named where the training may continue, with rank 0, on another host."""
-    if not is_without_rank_0(stall) or stall.unmoved:
+    if not is_without_rank_0(look.stall) or look.stall.unmoved:
         return None
     return Judged(
         title="no output on this host, and nothing shows whether the training continues",

@@ -19,9 +19,8 @@ from ddpdiag.lint import command as lint
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
-from ddpdiag.watch import command
+from ddpdiag.watch import WatchOptions, command
 from ddpdiag.watch.model import RankSeen, Stall
-from ddpdiag.watch.options import WatchOptions
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import Bound, busbw, factor
 from ddpdiag.bench.bottleneck import Facts, Slow, assess
+from ddpdiag.bench.data import fit
 from ddpdiag.bench.options import COLLECTIVES
-from ddpdiag.bench.series import fit
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 
 # The machine may be busy.

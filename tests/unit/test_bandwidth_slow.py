@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bench.slow import MIN_RANKS_FOR_PAIRS, RankEvidence, copy_ratios, pair_ratios, slow_ranks
+from ddpdiag.bench.series import MIN_RANKS_FOR_PAIRS, RankEvidence, copy_ratios, pair_ratios, slow_ranks
 from ddpdiag.stats import quantile
 
 # The machine may be busy.

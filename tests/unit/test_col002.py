@@ -8,8 +8,7 @@ from seen import with_arrivals, world_of
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, spread
 from ddpdiag.bench.judge import bench_of
-from ddpdiag.bench.series import links_up
-from ddpdiag.bench.slow import standing
+from ddpdiag.bench.series import links_up, standing
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.model.bench import Average, Bench, Bottleneck, Limits

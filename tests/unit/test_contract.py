@@ -18,7 +18,7 @@ from ddpdiag.comparison.benchmarks import _File as Baseline
 from ddpdiag.errors import ExitCode
 from ddpdiag.lint.formats import LintReport
 from ddpdiag.model.report import Report
-from ddpdiag.strategies.launchers.methods import LaunchersReport
+from ddpdiag.strategies.launchers import LaunchersReport
 from ddpdiag.watch.model import Stall
 
 CONTRACT = Path(__file__).parents[1] / "data" / "contract.txt"

@@ -1,37 +1,33 @@
 """The command lines of each way of starting a training, and what the ways' output says."""
 
+import sys
+
 import pytest
 
-from ddpdiag.strategies.launchers.methods import (
-    Compare,
-    LaunchMethod,
-    RankError,
-    Tools,
-    arguments,
-    commands,
-    environment,
-    typed,
-)
-from ddpdiag.strategies.launchers.turns import first_error
+from ddpdiag.codec import decode
+from ddpdiag.strategies.launchers import Compare, LaunchMethod, RankError, typed
+from ddpdiag.strategies.turns import commands, environment, first_error
 
-TOOLS = Tools(python="/py", torchrun="/bin/torchrun")
 ASKED = Compare(ranks=2, steps=8)
-TRAINING = ("-m", "ddpdiag.strategies.launchers.training", *arguments(ASKED, out="/out", seconds=15.4))
 LAUNCHER = ("--nproc-per-node", "2", "--master-port", "1234")
 WHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
 
 
-def of(method: LaunchMethod, tools: Tools = TOOLS):
-    return commands(method, tools, ASKED, port=1234, out="/out", seconds=15.4)
+def of(method: LaunchMethod, asked: Compare = ASKED, torchrun: str | None = "/bin/torchrun"):
+    return commands(method, torchrun, asked, port=1234, out="/out", seconds=15.4)
+
+
+# By hand there is nothing before the training but this Python, and nothing behind it.
+TRAINING = of(LaunchMethod.BY_HAND)[0].words[1:]
 
 
 @pytest.mark.parametrize(
     ("method", "head"),
     [
         (LaunchMethod.TORCHRUN, ("/bin/torchrun",)),
-        (LaunchMethod.RUN, ("/py", "-m", "torch.distributed.run")),
-        (LaunchMethod.LAUNCH, ("/py", "-m", "torch.distributed.launch")),
-        (LaunchMethod.LAUNCH_USE_ENV, ("/py", "-m", "torch.distributed.launch", "--use-env")),
+        (LaunchMethod.RUN, (sys.executable, "-m", "torch.distributed.run")),
+        (LaunchMethod.LAUNCH, (sys.executable, "-m", "torch.distributed.launch")),
+        (LaunchMethod.LAUNCH_USE_ENV, (sys.executable, "-m", "torch.distributed.launch", "--use-env")),
     ],
 )
 def test_a_launcher_is_one_command_with_the_training_behind_it(method, head):
@@ -42,41 +38,42 @@ def test_a_launcher_is_one_command_with_the_training_behind_it(method, head):
 
 def test_spawn_is_one_command_that_is_told_how_many():
     (command,) = of(LaunchMethod.SPAWN)
-    assert command.words == ("/py", *TRAINING, "--spawn", "2")
+    assert command.words == (sys.executable, *TRAINING, "--spawn")
     assert command.variables == WHERE
 
 
 def test_by_hand_is_a_command_for_each_rank():
     first, second = of(LaunchMethod.BY_HAND)
-    assert first.words == second.words == ("/py", *TRAINING)
+    assert first.words == second.words == (sys.executable, *TRAINING)
     assert first.variables == {"RANK": "0", "WORLD_SIZE": "2", **WHERE}
     assert second.variables == {"RANK": "1", "WORLD_SIZE": "2", **WHERE}
 
 
 def test_without_torchrun_there_is_no_command_for_it():
-    without = Tools(python="/py", torchrun=None)
-    assert of(LaunchMethod.TORCHRUN, without) is None
-    assert of(LaunchMethod.RUN, without) is not None
+    assert of(LaunchMethod.TORCHRUN, torchrun=None) is None
+    assert of(LaunchMethod.RUN, torchrun=None) is not None
 
 
 def test_the_training_is_told_the_same_in_every_way():
     asked = Compare(ranks=4, steps=9, batch_size=12, backend="gloo", data_dir="/digits")
-    words = arguments(asked, out="/o", seconds=20)
-    assert " ".join(words) == (
-        "--out /o --steps 9 --batch-size 12 --backend gloo --seconds 20 --data-dir /digits"
-    )  # fmt: skip
-    assert "--data-dir" not in arguments(ASKED, out="/o", seconds=20)
+    assert TRAINING[:-1] == ("-m", "ddpdiag.strategies.workloads.launched", "/out", "15")
+    for method in LaunchMethod:
+        words = [word for command in of(method, asked) for word in command.words]
+        (training,) = {word for word in words if word.startswith("{")}
+        assert decode(training.encode(), Compare) == asked
+        assert words[words.index("--data-dir") + 1] == "/digits"
+    assert "--data-dir" not in TRAINING
 
 
 def test_what_an_earlier_launch_left_is_not_handed_on():
     env = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1", "PATH": "/bin", "OMP_NUM_THREADS": "4", "TMPDIR": "/old"}
-    made = environment(env, {"OMP_NUM_THREADS": "1"}, python="/py", folder="/new")
+    made = environment(env, {"OMP_NUM_THREADS": "1"}, folder="/new")
     assert made == {
         "PATH": "/bin",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": "/new",
         "PYTHONSAFEPATH": "1",
-        "PYTHON_EXEC": "/py",
+        "PYTHON_EXEC": sys.executable,
     }
 
 

@@ -8,13 +8,11 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.launchers.environment import read_launch
 from ddpdiag.runtime.launchers.launch import Asked
-from ddpdiag.strategies.launchers.command import as_json, checked, refuse_launched, refuse_others, render
-from ddpdiag.strategies.launchers.judge import Seen, judged
-from ddpdiag.strategies.launchers.methods import Compare, LaunchersReport, LaunchMethod, RankTimes, Start
+from ddpdiag.strategies.command import as_json, checked, refuse_launched, refuse_others, render
+from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankTimes, Start, judged
 from ddpdiag.strategies.options import TrainOptions
 
 ASKED = Compare(ranks=2)
-TYPED = {method: f"start {method.value}" for method in LaunchMethod}
 
 
 def rank(number: int, *, group: float, step: float, threads: int, begun: float = 100.0) -> RankTimes:
@@ -47,8 +45,7 @@ def fails(method: LaunchMethod, ended: Ended = Ended.FAILS, reason: str = "rank 
 
 
 def report(*starts: Start, controls=(), told: int | None = None) -> LaunchersReport:
-    seen = Seen(starts=starts, controls=tuple(controls), host="n0", cores=2, seconds=61.0, told=told)
-    return judged(ASKED, seen, TYPED)
+    return judged(ASKED, starts, controls, host="n0", cores=2, seconds=61.0, told=told)
 
 
 def everything(*, run_step: float = 0.01, spawn_step: float = 0.02, threads: int = 2, controls=()) -> LaunchersReport:

@@ -22,7 +22,7 @@ from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.parsing import FORMER_NAMES
 from ddpdiag.errors import UsageError
 from ddpdiag.strategies.options import TrainOptions
-from ddpdiag.watch.options import WatchOptions
+from ddpdiag.watch import WatchOptions
 
 ROOT = Path(__file__).parents[2]
 KINDS = (LaunchOptions, CheckOptions, HostOptions, Outputs, BenchOptions, BenchOutputs, TrainOptions, WatchOptions)

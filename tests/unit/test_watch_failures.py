@@ -11,9 +11,8 @@ from test_watch_waiting import _soon
 
 from ddpdiag.checks.known_errors import first_reason
 from ddpdiag.explain.card import all_cards
-from ddpdiag.watch.failure import failure_of, judged, read_failure
-from ddpdiag.watch.judge import judged as look_judged
-from ddpdiag.watch.judge import merged
+from ddpdiag.watch.judge import failure_of, judged, merged, read_failure
+from ddpdiag.watch.model import Failure, Judged
 from ddpdiag.watch.output import FileSink, Relay, TerminalSink
 from ddpdiag.watch.report import Bundle, read_bundle, render
 
@@ -22,6 +21,10 @@ EXITED, KILLED = 1 << 8, 9
 NO_FILES = b"[rank1]: OSError: [Errno 24] Too many open files\n"
 CLOSED = b"[rank0]: RuntimeError: [x/pair.cc:553] Connection closed by peer [10.0.0.1]:8066. This is typically\n"
 BARRIER = b"[rank0]: RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms\n"
+
+
+def judged_failure(failure: Failure) -> Judged:
+    return judged(structs.replace(stalled(), failure=failure))
 
 
 # The page of the card that explains each log, and the ranks that are named; no card knows the script's own error.
@@ -43,12 +46,12 @@ PAGES = {card.name: card.code for card in all_cards()}
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_log_of_a_job_gives_the_cause_if_it_is_known(name) -> None:
     failure = failure_of([(LOGS / f"{name}.log").read_bytes()], EXITED)
-    assert (failure and (PAGES[failure.known.name], judged(failure).named)) == EXPECTED[name]
+    assert (failure and (PAGES[failure.known.name], judged_failure(failure).named)) == EXPECTED[name]
 
 
 def test_title_meaning_text_and_fix_are_shown(golden) -> None:
     failure = failure_of([(LOGS / "interface_is_missing.log").read_bytes()], EXITED)
-    text = render(structs.replace(stalled(), failure=failure), judged(failure), color=False, width=80)
+    text = render(structs.replace(stalled(), failure=failure), judged_failure(failure), color=False, width=80)
     golden(text[text.index("the command failed") :])
 
 
@@ -61,7 +64,7 @@ def test_a_card_that_knows_no_text_gives_no_reason() -> None:
 def test_the_cause_comes_before_echoes_and_names_its_rank() -> None:
     failure = failure_of([CLOSED, NO_FILES, CLOSED], EXITED)
     assert failure is not None
-    assert (judged(failure).named, failure.ended, failure_of([NO_FILES], KILLED).ended) == (
+    assert (judged_failure(failure).named, failure.ended, failure_of([NO_FILES], KILLED).ended) == (
         (1,),
         "exit code 1",
         "SIGKILL",
@@ -70,7 +73,7 @@ def test_the_cause_comes_before_echoes_and_names_its_rank() -> None:
 
 def test_a_rank_that_waited_is_not_named_but_those_for_which_it_did() -> None:
     failure = failure_of([BARRIER], EXITED)
-    assert (failure.ranks, judged(failure).named) == ((0,), (2, 3))
+    assert (failure.ranks, judged_failure(failure).named) == ((0,), (2, 3))
 
 
 def test_echoes_and_the_scripts_own_errors_give_no_reason() -> None:
@@ -126,7 +129,7 @@ def test_a_bundle_keeps_the_cause(tmp_path) -> None:
     bundle = Bundle(str(tmp_path))
     bundle.keep(structs.replace(stalled(), failure=failure))
     (look,) = read_bundle(str(bundle.path))
-    assert (look.failure, look_judged(look).title) == (failure, judged(failure).title)
+    assert (look.failure, judged(look).title) == (failure, judged_failure(failure).title)
 
 
 def test_of_several_hosts_the_first_with_a_reason_of_its_own_is_shown() -> None:

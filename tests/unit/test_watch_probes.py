@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.visibility import holds_gpu
@@ -52,12 +53,14 @@ ENTRY = {
 TRACE = {"version": "2.10", "pg_status": {"0": {"last_enqueued_collective": 3}}, "entries": [ENTRY]}
 
 
-def task(pid: int, parent: int, name: str = "python", state: str = "S") -> Process:
-    return Process(pid, parent, name, state, pid)
+def task(pid: int, parent: int, name: str = "python", *, spawned: bool = False) -> Process:
+    return Process(pid, parent, name, "S", pid, spawned=spawned)
 
 
 def ranks_of(tasks, environs) -> dict[int, int]:
-    return {rank: own.pid for rank, own in find_ranks(tasks, environs).ranks.items()}
+    found = find_ranks([structs.replace(one, environ=environs.get(one.pid, {})) for one in tasks])
+    assert found.world_size in (None, 2)
+    return {rank: own.pid for rank, own in found.ranks.items()}
 
 
 def env(rank: int | None = None, **more: str) -> dict[str, str]:
@@ -68,7 +71,6 @@ def test_of_what_a_rank_started_the_topmost_is_the_rank():
     tasks = [task(1, 0), task(2, 1), task(3, 1), task(4, 2), task(5, 3)]
     environs = {1: env(), 2: env(0), 3: env(1), 4: env(0), 5: env(1)}
     assert ranks_of(tasks, environs) == {0: 2, 1: 3}
-    assert find_ranks(tasks, environs).world_size == 2
 
 
 def test_torchrun_below_a_launcher_that_gives_ranks_itself():
@@ -86,12 +88,13 @@ def test_a_shell_in_front_of_the_training_is_not_it():
 
 
 def test_without_variables_there_is_one_process():
-    found = find_ranks([task(1, 0), task(2, 1)], {})
+    found = find_ranks([task(1, 0), task(2, 1)])
     assert (found.ranks[0].pid, found.guessed, found.world_size) == (1, True, None)
 
 
 def test_spawned_ranks_are_numbered_as_they_were_started_and_their_own_children_are_none():
-    found = find_ranks([task(1, 0), task(2, 1), task(3, 1), task(4, 1), task(5, 3)], {}, {3, 4, 5})
+    spawned = [task(3, 1, spawned=True), task(4, 1, spawned=True), task(5, 3, spawned=True)]
+    found = find_ranks([task(1, 0), task(2, 1), *spawned])
     assert ({rank: own.pid for rank, own in found.ranks.items()}, found.guessed) == ({0: 3, 1: 4}, True)
 
 

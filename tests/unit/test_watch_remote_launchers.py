@@ -3,8 +3,7 @@
 import pytest
 
 from ddpdiag.errors import UsageError
-from ddpdiag.watch.processes import Process, find_ranks
-from ddpdiag.watch.remote_launchers import in_script, refuse_remote_launchers, remote_launcher
+from ddpdiag.watch.processes import Process, find_ranks, in_script, refuse_remote_launchers, remote_launcher
 
 
 def refusal(*command: str) -> str:
@@ -70,21 +69,21 @@ def test_a_script_that_calls_one_is_refused(golden, tmp_path):
     refuse_remote_launchers([str(script)], flight_recorder=True)
 
 
-def task(pid: int, parent: int, name: str) -> Process:
-    return Process(pid, parent, name, "S", pid)
+def task(pid: int, parent: int, name: str, environ=None, program: str | None = None) -> Process:
+    return Process(pid, parent, name, "S", pid, environ=environ or {}, program=program)
 
 
 def test_a_far_launcher_among_the_processes_is_found_by_its_program():
     bash, srun, python = task(1, 0, "bash"), task(2, 1, "srun"), task(3, 1, "python3")
-    assert remote_launcher([bash, srun], {}) == srun
-    assert remote_launcher([bash, python, task(4, 3, "mpirun")], {4: "prterun"}).pid == 4
-    assert remote_launcher([bash, task(2, 1, "ssh")], {}).name == "ssh"
-    assert remote_launcher([bash, python, task(4, 3, "git"), task(5, 4, "ssh")], {}) is None, "a training may call git"
-    assert remote_launcher([bash, python], {}) is None
+    assert remote_launcher([bash, srun]) == srun
+    assert remote_launcher([bash, python, task(4, 3, "mpirun", program="prterun")]).pid == 4
+    assert remote_launcher([bash, task(2, 1, "ssh")]).name == "ssh"
+    assert remote_launcher([bash, python, task(4, 3, "git"), task(5, 4, "ssh")]) is None, "a training may call git"
+    assert remote_launcher([bash, python]) is None
 
 
 def test_the_number_of_a_batch_script_is_no_rank():
     batch = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291", "SLURM_NTASKS": "8"}
-    assert find_ranks([task(1, 0, "bash"), task(2, 1, "srun")], {1: batch, 2: batch}).guessed
+    assert find_ranks([task(1, 0, "bash", batch), task(2, 1, "srun", batch)]).guessed
     step = batch | {"SLURM_STEP_ID": "0"}
-    assert find_ranks([task(1, 0, "bash")], {1: step}).ranks[0].pid == 1
+    assert find_ranks([task(1, 0, "bash", step)]).ranks[0].pid == 1

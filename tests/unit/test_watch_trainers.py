@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
 from ddpdiag.watch.processes import KnownProcesses, Process, find_ranks
 
 RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
@@ -13,7 +15,7 @@ def task(pid: int, parent: int, name: str, state: str = "S") -> Process:
 
 def trainer(*tasks: Process, **programs: str) -> int:
     known = {int(pid.removeprefix("p")): program for pid, program in programs.items()}
-    return find_ranks(tasks, dict.fromkeys((one.pid for one in tasks), RANK), (), known).ranks[0].pid
+    return find_ranks([structs.replace(one, environ=RANK, program=known.get(one.pid)) for one in tasks]).ranks[0].pid
 
 
 def test_a_console_script_or_a_renamed_process_is_python_by_its_program():
@@ -36,7 +38,7 @@ def test_of_several_pythons_that_a_script_started_none_is_taken_for_the_trainer(
 
 def test_without_any_python_the_only_child_trains_as_far_as_there_is_one():
     assert trainer(task(1, 0, "sh"), task(2, 1, "train.exe")) == 2
-    found = find_ranks([task(1, 0, "sh"), task(2, 1, "rsync")], {})
+    found = find_ranks([task(1, 0, "sh"), task(2, 1, "rsync")])
     assert (found.ranks[0].pid, found.guessed) == (1, True), "where nothing names a rank it may be anything"
 
 
@@ -57,39 +59,35 @@ def put(root: Path, env_start: int, program: str, environ: str = "", command: st
 def test_the_environment_is_read_again_after_an_exec(tmp_path):
     known = KnownProcesses(tmp_path)
     shell = put(tmp_path, 5000, "bash", "SLURM_PROCID=3\0")
-    known.update([shell])
-    assert known.environ(shell) == {"SLURM_PROCID": "3"}
+    (seen,) = known.complete([shell])
+    assert seen.environ == {"SLURM_PROCID": "3"}
     trains = put(tmp_path, 6000, "python3.11", "SLURM_PROCID=3\0RANK=3\0HOME=/\0")
-    known.update([trains])
-    assert known.environ(trains) == {"SLURM_PROCID": "3", "RANK": "3"}
-    assert known.programs([trains]) == {7: "python3.11"}
+    (seen,) = known.complete([trains])
+    assert seen.environ == {"SLURM_PROCID": "3", "RANK": "3"}
+    assert (seen.program, seen.is_python) == ("python3.11", True)
 
 
 def test_a_process_that_overwrites_its_environment_or_hides_it_stays_what_it_was(tmp_path):
     known = KnownProcesses(tmp_path)
-    trains = put(tmp_path, 5000, "python3.11", "RANK=3\0")
-    known.update([trains])
-    known.update([put(tmp_path, 5000, "python3.11", "my job\0")])  # setproctitle
-    assert known.environ(trains) == {"RANK": "3"}
-    hidden = put(tmp_path, 0, "python3.11", "")
-    known.update([hidden])
-    assert known.environ(hidden) == {"RANK": "3"}
+    known.complete([put(tmp_path, 5000, "python3.11", "RANK=3\0")])
+    (renamed,) = known.complete([put(tmp_path, 5000, "python3.11", "my job\0")])  # setproctitle
+    assert renamed.environ == {"RANK": "3"}
+    (hidden,) = known.complete([put(tmp_path, 0, "python3.11", "")])
+    assert hidden.environ == {"RANK": "3"}
 
 
 def test_who_has_overwritten_its_environment_before_it_was_met_is_known_by_its_program(tmp_path):
     known = KnownProcesses(tmp_path)
-    trains = put(tmp_path, 5000, "python3.11", "my job")
-    known.update([trains])
-    assert (known.environ(trains), known.programs([trains])) == ({}, {7: "python3.11"})
-    found = find_ranks([task(1, 0, "bash"), trains], {1: RANK, 7: {}}, (), {1: "bash", 7: "python3.11"})
+    (trains,) = known.complete([put(tmp_path, 5000, "python3.11", "my job")])
+    assert (trains.environ, trains.program) == ({}, "python3.11")
+    found = find_ranks([structs.replace(task(1, 0, "bash"), environ=RANK, program="bash"), trains])
     assert (found.ranks[0].pid, found.world_size) == (7, 2)
 
 
 def test_what_multiprocessing_spawned_is_known_by_its_command_line(tmp_path):
     known = KnownProcesses(tmp_path)
-    forked = put(tmp_path, 5000, "python3.11", "A=1\0")
-    known.update([forked])
-    assert known.spawned([forked]) == frozenset()
-    spawned = put(tmp_path, 6000, "python3.11", "A=1\0", "python3 -c from multiprocessing.spawn import spawn_main")
-    known.update([spawned])
-    assert known.spawned([spawned]) == {7}
+    (forked,) = known.complete([put(tmp_path, 5000, "python3.11", "A=1\0")])
+    assert not forked.spawned
+    command = "python3 -c from multiprocessing.spawn import spawn_main"
+    (spawned,) = known.complete([put(tmp_path, 6000, "python3.11", "A=1\0", command)])
+    assert spawned.spawned

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
+from ddpdiag.watch import WatchOptions
 from ddpdiag.watch import command as watch
-from ddpdiag.watch.options import WatchOptions
 
 
 def refused(*words: str) -> str:

@@ -7,8 +7,7 @@ over, with fewer calls or sizes.
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,7 +27,8 @@ def time_calls(operations: Sequence[Operation], calls: int, device: torch.device
     """
     if not calls:
         return []
-    with _without_garbage_collection():
+    gc.disable()
+    try:
         if device.type == "cuda":
             seconds = _by_events(operations, calls, device, how)
         elif how is Blocking.PIPELINED:
@@ -37,12 +37,11 @@ def time_calls(operations: Sequence[Operation], calls: int, device: torch.device
             seconds = one_by_one(operations[0].call, calls)
         else:
             seconds = [_at_once_by_clock(operations, how) for _ in range(calls)]
-    return [each / _at_once(operations, device, how) for each in seconds]
-
-
-def _at_once(operations: Sequence[Operation], device: torch.device, how: Blocking) -> int:
+    finally:
+        gc.enable()
     # The pipeline of a CPU goes round its buffers: each call is one operation.
-    return 1 if how is Blocking.PIPELINED and device.type != "cuda" else len(operations)
+    at_once = 1 if how is Blocking.PIPELINED and device.type != "cuda" else len(operations)
+    return [each / at_once for each in seconds]
 
 
 def one_by_one(call: Callable[[], object], calls: int) -> list[float]:
@@ -59,15 +58,6 @@ def finish(device: torch.device) -> None:
     """Wait for the GPU."""
     if device.type != "cpu":
         torch.get_device_module(device.type).synchronize(device)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _at_once_by_clock(operations: Sequence[Operation], how: Blocking) -> float:
@@ -106,7 +96,14 @@ def _by_events(operations: Sequence[Operation], calls: int, device: torch.device
     """Events between the calls on the current stream, which waits for each collective."""
     torch.cuda.synchronize(device)
     if how is Blocking.PIPELINED:
-        return _between_events(operations, calls, device)
+        # One event before the first call and one behind each: a small message shows what a second record takes.
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+        events[0].record()
+        for event in events[1:]:
+            _together(operations)
+            event.record()
+        torch.cuda.synchronize(device)
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
     begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(calls)] for _ in range(2))
     for begin, end in zip(begins, ends, strict=True):
         begin.record()
@@ -119,17 +116,6 @@ def _by_events(operations: Sequence[Operation], calls: int, device: torch.device
             dist.barrier()
     torch.cuda.synchronize(device)
     return [begin.elapsed_time(end) / 1e3 for begin, end in zip(begins, ends, strict=True)]
-
-
-def _between_events(operations: Sequence[Operation], calls: int, device: torch.device) -> list[float]:
-    """One event before the first call and one behind each: a small message shows what a second record takes."""
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
-    events[0].record()
-    for event in events[1:]:
-        _together(operations)
-        event.record()
-    torch.cuda.synchronize(device)
-    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
 # How many there is time for ------------------------------------------------------------------------------------------

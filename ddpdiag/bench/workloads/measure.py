@@ -2,21 +2,21 @@
 
 import os
 import time
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from ddpdiag.bench.data import Line
+from ddpdiag.bandwidth import busbw
+from ddpdiag.bench.data import Data, Line
 from ddpdiag.bench.workloads.calls import finish
 from ddpdiag.bench.workloads.operations import OUT_OF_PLACE_ONLY
 from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
-from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model.bench import Bench
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
+from ddpdiag.text import rate_text, size_text
 from ddpdiag.workloads.devices import gpu_limits
 
 # 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
@@ -34,30 +34,22 @@ _REPORT_SECONDS = 0.5
 _REPORT_SECONDS_PER_LINE = 800 / 5e6
 
 
-class TrialResult(NamedTuple):
-    """What a trial gave. `copies` are the rates of this rank's own copies at moments that all ranks share."""
+def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
+    """A sweep over the open group, within so many seconds; `known` is what this rank knows before it.
 
-    result: SweepResult
-    copies: tuple[float, ...]
-    limits: Limits
-
-
-def bench(
-    ctx: Context,
-    asked: Bench,
-    collective: str,
-    device: torch.device,
-    seconds: float,
-    report: Callable[[TrialResult, Line], None],
-) -> TrialResult:
-    """A sweep over the open group, within so many seconds.
-
-    `report` gets, from time to time, what there is so far and the last line.
+    From time to time it reports what there is so far.
     """
     end = _end(ctx, seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
-    limits = _limits(device, copies)
+    # All ranks measure at the same time: behind a barrier, as in the collective itself.
+    dist.barrier()
+    copy = copies.take(_COPY_SECONDS)
+    dist.barrier()
+    loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
+    limits = structs.replace(
+        gpu_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
+    )
     lines: list[Line] = []
     reported_at = time.monotonic()
 
@@ -68,23 +60,27 @@ def bench(
             copies.take(_MOMENT_SECONDS)
         if time.monotonic() - reported_at > _REPORT_SECONDS + len(lines) * len(ctx.group) * _REPORT_SECONDS_PER_LINE:
             reported_at = time.monotonic()
-            report(TrialResult(SweepResult(tuple(lines), (), ()), tuple(copies.rates), limits), line)
+            so_far = structs.replace(known, lines=tuple(lines), copies=tuple(copies.rates), limits=limits, whole=False)
+            cell = line.in_place or line.out_of_place
+            rate = busbw(known.collective, line.size_bytes, cell.seconds.median, known.ranks) if cell else 0.0
+            what = f"{known.collective} {known.backend} {size_text(line.size_bytes)}"
+            ctx.report(so_far, f"{what}: {rate_text(rate)}")
 
-    free = _free_bytes(ctx, device)
-    result = sweep(SweepContext(asked, collective, device, free, end, ctx.step, on_line))
+    asked, free = ctx.options.bench or Bench(), _free_bytes(ctx, device)
+    result = sweep(SweepContext(asked, known.collective, device, free, end, ctx.step, on_line))
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
         copies.take(_MOMENT_SECONDS)
-    return TrialResult(result, tuple(copies.rates), limits)
+    return structs.replace(known, **result._asdict(), copies=tuple(copies.rates), limits=limits)
 
 
-def one_size(ctx: Context, asked: Bench, collective: str, device: torch.device, seconds: float) -> TrialResult:
-    """The same, without own limits: two ranks alone, or all of them once more."""
+def one_size(ctx: Context, asked: Bench, collective: str, device: torch.device, seconds: float) -> SweepResult:
+    """One size, without own limits: two ranks alone, or all of them once more."""
     free, end = _free_bytes(ctx, device), _end(ctx, seconds)
     in_place = collective not in OUT_OF_PLACE_ONLY
     context = SweepContext(asked, collective, device, free, end, ctx.step, on_line=lambda _: None, modes=(in_place,))
-    return TrialResult(sweep(context), (), Limits())
+    return sweep(context)
 
 
 def _end(ctx: Context, seconds: float) -> float:
@@ -106,28 +102,16 @@ class _Copies:
 
     def take(self, seconds: float) -> float:
         """One more rate, in bytes copied per second."""
-        rate = self._by_events() if self._device.type == "cuda" else self._copier.bytes_per_s(seconds)
-        self.rates.append(rate)
-        return rate
-
-    def _by_events(self) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self._target.copy_(self._source)
-        end.record()
-        finish(self._device)
-        return float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9))
-
-
-def _limits(device: torch.device, copies: _Copies) -> Limits:
-    """All ranks measure at the same time: behind a barrier, as in the collective itself."""
-    dist.barrier()
-    copy = copies.take(_COPY_SECONDS)
-    dist.barrier()
-    loopback = loopback_bytes_per_s(_LOOPBACK_SECONDS) if device.type != "cuda" else None
-    return structs.replace(
-        gpu_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
-    )
+        if self._device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self._target.copy_(self._source)
+            end.record()
+            finish(self._device)
+            self.rates.append(float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9)))
+        else:
+            self.rates.append(self._copier.bytes_per_s(seconds))
+        return self.rates[-1]
 
 
 def _free_bytes(ctx: Context, device: torch.device) -> int:

@@ -177,7 +177,19 @@ class _Run:
 
     def kind(self, cycle: int, kind: Kind, kinds_left: int) -> bool:
         """All sizes of one kind; False when the time is over."""
-        sizes = self._affordable(kind)
+        # The sizes for which all ranks have memory; each real size once.
+        context, bench = self._context, self._context.bench
+        width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
+        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
+        sizes = sorted(distinct.values())
+        counted = [counts_of(context.collective, kind, size) for size in sizes]
+        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
+        least = self._agree([len(fits)])[0]
+        if least < len(sizes):
+            self.has_room = False
+            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
+            self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
+        sizes = sizes[:least]
         for number, wanted in enumerate(sizes):
             ahead = sum(sizes[number:]) + (kinds_left - 1) * sum(sizes)
             line = self._line(cycle, kind, wanted, ahead / wanted)
@@ -190,21 +202,6 @@ class _Run:
                 self._note(f"it ended after {len(self.lines):,} rows: no report holds more")
                 return False
         return True
-
-    def _affordable(self, kind: Kind) -> list[int]:
-        """The sizes for which all ranks have memory; each real size once."""
-        context, bench = self._context, self._context.bench
-        width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR * self._at_once
-        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
-        sizes = sorted(distinct.values())
-        counted = [counts_of(context.collective, kind, size) for size in sizes]
-        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
-        least = self._agree([len(fits)])[0]
-        if least < len(sizes):
-            self.has_room = False
-            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out, for want of memory"
-            self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
-        return sizes[:least]
 
     @property
     def _at_once(self) -> int:
@@ -244,7 +241,12 @@ class _Run:
         label = f"{case.collective} {size} B {case.dtype}"
         context.step(f"{label}: is there time?")
         if size > PROBE_BYTES and not self._agree([int(self._call_budget.knows(size))])[0]:
-            self._probe(case)
+            # One call of a size that cannot take long, so that a large one is not begun that would.
+            kind = Kind(case.dtype, case.op, case.root)
+            small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
+            operation = prepare(small, self._context.device)
+            operation.call()  # connects
+            self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
         if not self._agree([int(self._call_budget.has_time(size))])[0]:
             return None
         operations = [prepare(case, context.device) for _ in range(self._at_once)]
@@ -264,14 +266,6 @@ class _Run:
         self._used[0] += after.user + after.system - before.user - before.system
         self._used[1] += time.monotonic() - begin
         return self._timed(case, timed, wrong)
-
-    def _probe(self, case: Case) -> None:
-        """Time one call of a size that cannot take long, so that a large one is not begun that would."""
-        kind = Kind(case.dtype, case.op, case.root)
-        small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
-        operation = prepare(small, self._context.device)
-        operation.call()  # connects
-        self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
 
     def _seconds(self, operation: Operation) -> float:
         begin = time.perf_counter()

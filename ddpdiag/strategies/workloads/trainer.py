@@ -182,18 +182,18 @@ class Trainer:
             yield next(self._batches)
         self._finish()
         self._seconds = time.perf_counter() - begin
-        self._peak_bytes = self._measured_peak()
+        if self._devices[0].type == "cuda":
+            self._peak_bytes = sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
+        else:
+            self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
         if dist.is_initialized():
-            yield from self._watched()
-
-    def _watched(self) -> Iterator[tuple[Tensor, Tensor]]:
-        traffic = Traffic(self._devices[0])
-        traffic.begin()
-        for step in range(WATCHED_STEPS):
-            self._ctx.step(f"watch communication in step {step + 1} of {WATCHED_STEPS}")
-            yield next(self._batches)
-        self._finish()
-        self._share = traffic.end()
+            traffic = Traffic(self._devices[0])
+            traffic.begin()
+            for step in range(WATCHED_STEPS):
+                self._ctx.step(f"watch communication in step {step + 1} of {WATCHED_STEPS}")
+                yield next(self._batches)
+            self._finish()
+            self._share = traffic.end()
 
     def note(self, loss: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """The mean loss of this step's images, as this rank saw them; `parts` are those of parts of them.
@@ -226,11 +226,6 @@ class Trainer:
         """Wait until the devices have finished their work."""
         for device in self._devices:
             synchronize(device)
-
-    def _measured_peak(self) -> int:
-        if self._devices[0].type == "cuda":
-            return sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
 
 
 def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:

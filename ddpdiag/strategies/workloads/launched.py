@@ -1,12 +1,12 @@
 """A training that any launcher can start: one script for every way of starting the ranks of a host.
 
-    torchrun --nproc-per-node 2 -m ddpdiag.strategies.launchers.training ...                   (and distributed.run)
-    python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.strategies.launchers.training ...
-    python -m ddpdiag.strategies.launchers.training --spawn 2 ...
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.launchers.training ...
+    torchrun --nproc-per-node 2 -m ddpdiag.strategies.workloads.launched ...                   (and distributed.run)
+    python -m torch.distributed.launch --nproc-per-node 2 [--use-env] -m ddpdiag.strategies.workloads.launched ...
+    python -m ddpdiag.strategies.workloads.launched --spawn ...
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.workloads.launched ...
 
 All of them must answer three questions for each process: its rank, the number of ranks, and the address of rank 0. Each
-rank writes what it saw as JSON to `rank-<n>.json` in `--out`, or `error-<n>.json` if it gave up.
+rank writes what it saw as JSON to `rank-<n>.json` in its first argument, or `error-<n>.json` if it gave up.
 """
 
 import time
@@ -26,8 +26,8 @@ import torch.multiprocessing as mp  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ddpdiag.codec import encode  # noqa: E402
-from ddpdiag.strategies.launchers.methods import RankError, RankTimes  # noqa: E402
+from ddpdiag.codec import decode, encode  # noqa: E402
+from ddpdiag.strategies.launchers import Compare, RankError, RankTimes  # noqa: E402
 from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
 from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
@@ -44,25 +44,21 @@ class Arguments(argparse.Namespace):
     """The command line."""
 
     out: Path
-    steps: int
-    batch_size: int
-    backend: str
-    data_dir: str | None
     seconds: float
-    spawn: int | None
+    asked: Compare
+    data_dir: str | None
+    spawn: bool
     local_rank: int | None
 
 
 def read_arguments() -> Arguments:
     """The command line, with `--local-rank`, which torch.distributed.launch adds without being asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for what each rank saw")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--batch-size", type=int, required=True, help="images of a step, over all ranks")
-    parser.add_argument("--backend", required=True, help="auto: nccl with GPUs, else gloo")
+    parser.add_argument("out", type=Path, help="folder for what each rank saw")
+    parser.add_argument("seconds", type=float, help="time-out of the process group")
+    parser.add_argument("asked", type=lambda text: decode(text.encode(), Compare), help="what is trained, as JSON")
     parser.add_argument("--data-dir", help="MNIST files other than those shipped")
-    parser.add_argument("--seconds", type=float, required=True, help="time-out of the process group")
-    parser.add_argument("--spawn", type=int, metavar="N", help="start N ranks with torch.multiprocessing.spawn")
+    parser.add_argument("--spawn", action="store_true", help="start all ranks with torch.multiprocessing.spawn")
     # Until torch 2.0 it was spelt with an underscore.
     parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     return parser.parse_args(namespace=Arguments())
@@ -85,7 +81,8 @@ def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int,
 
 def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, learnt_from: str) -> RankTimes:
     """DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
-    backend = ("nccl" if torch.cuda.is_available() else "gloo") if arguments.backend == "auto" else arguments.backend
+    asked = arguments.asked
+    backend = ("nccl" if torch.cuda.is_available() else "gloo") if asked.backend == "auto" else asked.backend
     device = choose_device(backend, local_rank)
     # Rank 0's address is read from MASTER_ADDR and MASTER_PORT, with every launcher.
     timeout = timedelta(seconds=arguments.seconds)
@@ -94,13 +91,13 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
     synchronize(device)
     group_at = time.monotonic()
 
-    task = Task(steps=arguments.steps, batch=arguments.batch_size)
+    task = Task(steps=asked.steps, batch=asked.batch_size)
     model = DistributedDataParallel(task.network().to(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = task.optimizer(model.parameters())
     seconds: list[float] = []
-    affordable = arguments.steps
+    affordable = asked.steps
     batches = task.batches(load(arguments.data_dir), rank, world_size, device)
-    while len(seconds) < min(arguments.steps, affordable):
+    while len(seconds) < min(asked.steps, affordable):
         begin = time.perf_counter()
         images, labels = next(batches)
         loss = cross_entropy(model(images), labels)
@@ -135,8 +132,9 @@ def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> i
     return max(3, int(seconds / slowest.item()))
 
 
-def spawned(index: int, arguments: Arguments, world_size: int) -> None:
+def spawned(index: int, arguments: Arguments) -> None:
     """A process of torch.multiprocessing.spawn: its rank is the first argument, and nothing is in the environment."""
+    world_size = arguments.asked.ranks
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world_size))
     take_part(arguments, index, index, world_size, "spawn's argument")
 
@@ -144,8 +142,8 @@ def spawned(index: int, arguments: Arguments, world_size: int) -> None:
 def main() -> None:
     """One rank, or with `--spawn` the process that starts them all."""
     arguments = read_arguments()
-    if arguments.spawn is not None:
-        mp.spawn(spawned, args=(arguments, arguments.spawn), nprocs=arguments.spawn)
+    if arguments.spawn:
+        mp.spawn(spawned, args=(arguments,), nprocs=arguments.asked.ranks)
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if arguments.local_rank is not None:  # the old launcher's users read its argument, torchrun's the variable

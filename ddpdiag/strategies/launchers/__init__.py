@@ -1,1 +1,0 @@
-"""`ddpdiag train --compare-launchers`: one training, started by each common launcher."""

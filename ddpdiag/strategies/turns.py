@@ -1,0 +1,313 @@
+"""Start a training by each launcher, watch it, and leave nothing of it: no process, and no file.
+
+torchrun puts every rank into a session of its own, so ending a process group is not enough. Whatever descends from a
+command inherits a mark in its environment, and by that mark it is found and ended.
+"""
+
+import contextlib
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import psutil
+from msgspec import Struct
+
+from ddpdiag.checks.known_errors import known_error
+from ddpdiag.codec import decode, encode
+from ddpdiag.model.train import Ended
+from ddpdiag.probes.net.tcp_connect import free_port
+from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process, with_home
+from ddpdiag.strategies.launchers import HEADS, Compare, LaunchMethod, RankError, RankTimes, Start
+
+# How long the end of a training may take: torchrun needs some of it to end its ranks.
+_GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
+END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
+# By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
+_ECHO_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+# A turn that worked is repeated if so many times its seconds are left, and has not hung before it took that long.
+_NOISE = 2.0
+_MARK = "DDPDIAG_LAUNCHED"
+_ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
+# torch's own hook for exceptions, once a group was open.
+_PREFIX = re.compile(r"\[rank\d+\]: ?")
+_LONGEST_REASON = 300
+
+T = TypeVar("T")
+Processes = Sequence[subprocess.Popen[bytes]]
+
+
+# Command lines -------------------------------------------------------------------------------------------------------
+
+
+MODULE = "ddpdiag.strategies.workloads.launched"
+LOOPBACK = "127.0.0.1"
+# The launcher of a rank sets these again: what an earlier job left in the shell must not decide.
+_STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Command(Struct, frozen=True):
+    """One process to start: its words, and the variables that its launch method sets beside the user's."""
+
+    words: tuple[str, ...]
+    variables: dict[str, str] = {}
+
+
+def find_torchrun() -> str | None:
+    """The `torchrun` that came with this Python's torch; else one beside this Python, else one on PATH."""
+    places = [Path(sys.executable).with_name("torchrun")]
+    with contextlib.suppress(PackageNotFoundError):
+        torch = distribution("torch")  # where its installer put the script, without importing torch
+        files = [file for file in torch.files or () if file.name == "torchrun"]
+        places = [*(Path(str(torch.locate_file(file))).resolve() for file in files), *places]
+    return next((str(path) for path in places if os.access(path, os.X_OK)), None) or shutil.which("torchrun")
+
+
+def commands(
+    method: LaunchMethod, torchrun: str | None, asked: Compare, *, port: int, out: str, seconds: float
+) -> tuple[Command, ...] | None:
+    """What to start, in this order; None if the tool is not there. All but "by hand" are one command."""
+    training = ["-m", MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
+    # Apart from the others: a path need not be UTF-8.
+    training += [] if asked.data_dir is None else ["--data-dir", asked.data_dir]
+    count = str(asked.ranks)
+    where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    if method is LaunchMethod.SPAWN:
+        return (Command((sys.executable, *training, "--spawn"), where),)
+    if method is LaunchMethod.BY_HAND:
+        ranks = ({"RANK": str(rank), "WORLD_SIZE": count} for rank in range(asked.ranks))
+        return tuple(Command((sys.executable, *training), {**rank, **where}) for rank in ranks)
+    program, *options = HEADS[method]
+    path = torchrun if program == "torchrun" else sys.executable
+    if path is None:
+        return None
+    return (Command((path, *options, "--nproc-per-node", count, "--master-port", str(port), *training)),)
+
+
+def environment(env: Mapping[str, str], own: Mapping[str, str], *, folder: str) -> dict[str, str]:
+    """The user's environment for a command, without what an earlier launch left there; `own` wins over it.
+
+    `folder` takes the temporary files of launchers.
+    """
+    return {
+        **{name: value for name, value in env.items() if name not in _STALE},
+        # A module in the user's current directory must not take the place of one of the standard library.
+        "PYTHONSAFEPATH": "1",
+        # torchrun's ranks run under the Python that runs this, wherever torchrun comes from.
+        "PYTHON_EXEC": sys.executable,
+        "TMPDIR": folder,
+        **own,
+    }
+
+
+# Rounds --------------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """The turns of all methods, whose launchers write into `folder`.
+
+    `starts` are those that were made, `controls` those of the experiment on threads.
+    """
+
+    def __init__(
+        self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod, int], None]
+    ) -> None:
+        self.asked = asked
+        self.starts: list[Start] = []
+        self.controls: list[Start] = []
+        self._torchrun = find_torchrun()
+        self._signals = signals
+        self._tell = tell
+        self._folder = folder
+        self._end = time.monotonic() + asked.budget_seconds
+
+    def run(self) -> None:
+        """Let each have its turns. What fails is not repeated; what is left of the budget is not exceeded."""
+        for index, method in enumerate(LaunchMethod):
+            self._tell(method, 0)
+            self._turn(method, self._left() / (len(LaunchMethod) - index))
+        self._control(0)
+        for number in range(1, self.asked.rounds):
+            for method in LaunchMethod:
+                self._repeat(method, number)
+            self._control(number)
+
+    def _control(self, number: int) -> None:
+        """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
+        launched = self._good(LaunchMethod.TORCHRUN)
+        free = self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND)
+        if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
+            self._repeat(free[0].method, number, threads=launched[0].ranks[0].threads)
+
+    def _repeat(self, method: LaunchMethod, number: int, *, threads: int | None = None) -> None:
+        """Another turn, if all before worked and there is time for it."""
+        done = self._good(method)
+        if len(done) < number:
+            return
+        longest = _NOISE * max(start.seconds for start in done) + END_SECONDS
+        if longest < self._left():
+            self._tell(method, number)
+            usual = self.asked.budget_seconds / len(LaunchMethod)
+            self._turn(method, min(self._left(), max(usual, longest)), threads=threads)
+
+    def _left(self) -> float:
+        return self._end - time.monotonic()
+
+    def _good(self, method: LaunchMethod) -> list[Start]:
+        return [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
+
+    def _turn(self, method: LaunchMethod, seconds: float, *, threads: int | None = None) -> None:
+        """One training, with so many threads a rank; none if there is no time, or a signal asked to stop."""
+        seconds -= END_SECONDS
+        if seconds <= 0 or self._signals.told is not None:
+            return
+        starts = self.starts if threads is None else self.controls
+        out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
+        found = commands(method, self._torchrun, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
+        if found is None:
+            why = f"there is no torchrun beside {sys.executable} or on PATH; reinstall torch"
+            starts.append(Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=why))
+            return
+        own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        environ = environment(with_home(os.environ), own, folder=self._folder)
+        done = self._start(method, found, environ, out, seconds)
+        if self._signals.told is None:  # else it was ended from here, and nothing is known of it
+            starts.append(done)
+
+    def _start(
+        self, method: LaunchMethod, found: Sequence[Command], environ: Mapping[str, str], out: Path, limit: float
+    ) -> Start:
+        """Run the commands for at most `limit` seconds, or until a signal; the ranks write into `out`."""
+        log = Log()
+        processes: list[subprocess.Popen[bytes]] = []
+        begun_at = time.monotonic()
+        in_time, reason = True, ""
+        try:
+            for command in found:
+                # Its own session: Ctrl-C is handled here. If this process is killed, the command is asked to stop.
+                process = subprocess.Popen(
+                    command.words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                    env={**environ, **command.variables, _MARK: out.name},
+                    start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
+                )
+                processes.append(process)
+            in_time = _wait(processes, begun_at + limit, self._signals)
+        except OSError as error:
+            reason = f"it cannot be started: {error}"
+        finally:
+            seconds = time.monotonic() - begun_at
+            output = log.tail(1 << 16)  # before they say that we ended them
+            left = _end_all(processes, out.name)
+        log.close()
+        ranks = tuple(sorted(_read_all(out, "rank", RankTimes), key=lambda seen: seen.rank))
+        ended = Ended.FAILS
+        if left:
+            reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
+        elif not reason:
+            failed = next((process.returncode for process in processes if process.returncode), 0)
+            errors = _read_all(out, "error", RankError)
+            ended, reason = self._result(ranks, errors, output, failed, None if in_time else limit)
+        return Start(method=method, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
+
+    def _result(
+        self, ranks: Sequence[RankTimes], errors: Sequence[RankError], output: str, failed: int, late: float | None
+    ) -> tuple[Ended, str]:
+        """Whether all of it worked, and if not, why: the first rank's own error, else the launcher's words.
+
+        `failed` is the first exit code that is not 0, `late` are the seconds within which it did not end.
+        """
+        words = first_error(errors, output)
+        if errors or (late is None and failed):
+            return Ended.FAILS, words or how_it_ended(failed)
+        if late is not None:
+            last = f"; its last output: {words}" if words else ""
+            return Ended.HANGS, f"it did not end within {late:.3g} s, its share of --budget{last}"
+        wanted = self.asked.ranks
+        if [seen.rank for seen in ranks] != [*range(wanted)] or any(seen.world_size != wanted for seen in ranks):
+            trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
+            said = f"it ended without an error, but the ranks that trained are {trained}; expected {wanted}"
+            return Ended.FAILS, said
+        return Ended.WORKS, ""
+
+
+def _wait(processes: Processes, end: float, signals: Signals) -> bool:
+    """Did all end before `end`? Ranks whose group reports that another one has failed are not waited for."""
+    failed_at: float | None = None
+    while any(process.poll() is None for process in processes):
+        now = time.monotonic()
+        if failed_at is None and any(process.returncode for process in processes):
+            failed_at = now
+        if failed_at is not None and now > failed_at + _ECHO_SECONDS:
+            return True
+        if now > end or signals.told is not None:
+            return False
+        select.select([signals.woken], [], [], min(0.5, max(0.0, end - now)))
+        signals.drain()
+    return True
+
+
+def _end_all(processes: Processes, mark: str) -> list[int]:
+    """End the commands, politely first, then all that descends from them; the pids that cannot be ended."""
+    for process in processes:
+        if process.poll() is None:
+            signal_process(process.pid, signal.SIGTERM)
+    end = time.monotonic() + _GRACE_SECONDS
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
+    end = time.monotonic() + _KILL_SECONDS
+    while (left := list(_marked(mark))) and time.monotonic() < end:
+        for pid in left:
+            signal_process(pid, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+        for process in processes:
+            process.poll()
+    return left
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """The living processes that carry the mark; a zombie has no environment."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == mark:
+                yield process.pid
+
+
+def first_error(errors: Sequence[RankError], output: str) -> str:
+    """The earliest rank's error, which the others echo; else a known cause in the output, else its first line that
+    looks like an error, else its last one."""
+    if errors:
+        first = min(errors, key=lambda error: error.at)
+        lines = [line.strip() for line in first.error.splitlines() if line.strip()]
+        # NCCL's reason is in the last line.
+        ends = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
+        return f"rank {first.rank}: {ends[:_LONGEST_REASON]}"
+    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
+    if (known := known_error(output)) is not None:
+        return known.quote[:_LONGEST_REASON]
+    found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
+    return found[:_LONGEST_REASON]
+
+
+def _read_all(out: Path, name: str, kind: type[T]) -> list[T]:
+    """What the ranks wrote; a file that was cut off counts as none."""
+    found: list[T] = []
+    for path in out.glob(f"{name}-*.json"):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found.append(decode(path.read_bytes(), kind))
+    return found
