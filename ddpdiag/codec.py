@@ -18,8 +18,8 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Event, Header, Outcome, Recording, Skip, Trial
-from ddpdiag.model.place import Arrival
 from ddpdiag.model.recording import SCHEMA, Line
+from ddpdiag.model.trial import Arrival
 
 T = TypeVar("T")
 K = TypeVar("K", int, tuple[int, int])
@@ -59,6 +59,11 @@ def _spell(value: Any) -> Any:  # noqa: ANN401 - any tree of plain data
 def encode(value: object) -> bytes:
     """`value` (a Struct or plain data) as one line of JSON, without a newline."""
     return msgspec.json.encode(_spell(msgspec.to_builtins(value)))
+
+
+def pretty(value: object) -> str:
+    """`value` as indented JSON with a newline at the end; a non-finite number is the string "nan", "inf" or "-inf"."""
+    return msgspec.json.format(encode(value), indent=2).decode() + "\n"
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T], *, least: float = 0.0) -> T:

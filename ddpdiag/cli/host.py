@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
-from ddpdiag.cli.edge import guarded
+from ddpdiag.cli import guarded
 from ddpdiag.cli.options import HostOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
@@ -20,8 +20,8 @@ from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.terminal.live import Silent
-from ddpdiag.runtime.launchers.environment import own_arrival
+from ddpdiag.render.progress import Silent
+from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals

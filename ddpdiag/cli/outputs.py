@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
     from ddpdiag.render import Sections
-    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
@@ -39,6 +39,12 @@ def rendered(module: str, *, features: bool = False) -> "Content":
 def written(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
     """An option that names a file to write, and what makes its content."""
     return option(None, help, *names, metavar="FILE", panel=panel, advanced=advanced, variable=False, content=content)
+
+
+def as_json(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
+    from ddpdiag.codec import pretty
+
+    return pretty(report)
 
 
 def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
@@ -63,7 +69,7 @@ FORMATS = {
 class Outputs(DisplayOptions):
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
-    json: str | None = written(rendered("ddpdiag.render.json"), "The JSON report ('-': standard output).")
+    json: str | None = written(as_json, "The JSON report ('-': standard output).")
     markdown: str | None = written(
         rendered("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
     )
@@ -284,7 +290,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
     """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
     from ddpdiag.render.files import Display, display_of
-    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.progress import Counter
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
     progress = Counter(sys.stderr, display, patience_seconds)

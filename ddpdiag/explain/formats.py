@@ -7,7 +7,7 @@ from msgspec import Struct
 from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import STANDARD_INPUT, Explanation, Sighting
-from ddpdiag.render.github import annotation
+from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import one_line
 
 EXPLAIN_SCHEMA = "ddpdiag.explain/1"

@@ -221,9 +221,10 @@ def takes(stream: TextIO) -> bool:
     return bool(poll.poll(0))
 
 
-def columns(stream: TextIO) -> int:
-    """Width of the terminal behind the stream; 80 where there is none."""
+def size(stream: TextIO) -> tuple[int, int]:
+    """Columns and lines of the terminal behind the stream; 80 and 25 where there is none."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
+        columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return 80
+        return 80, 25
+    return columns or 80, lines or 25

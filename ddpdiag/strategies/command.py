@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ddpdiag.cli import check
-from ddpdiag.cli.backends import refuse_nccl_without_gpus
+from ddpdiag.cli.check import refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import readable

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ddpdiag.cli.edge import complain
+from ddpdiag.cli import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError

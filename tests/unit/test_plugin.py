@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.cli.edge import guarded, unparsed
+from ddpdiag.cli import guarded, unparsed
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.render.nagios import State
 

@@ -17,7 +17,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown
-from ddpdiag.render.html.findings import boxes
+from ddpdiag.render.html import boxes
 from ddpdiag.render.markup import block, code, folded, table, words
 from ddpdiag.render.terminal import report as terminal
 

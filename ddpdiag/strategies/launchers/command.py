@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from ddpdiag.cli.backends import refuse_nccl_without_gpus
-from ddpdiag.cli.check import launched
+from ddpdiag.cli.check import launched, refuse_nccl_without_gpus
 from ddpdiag.cli.options import LaunchOptions, spelled
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import encode, readable
