@@ -26,7 +26,7 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement import read_report
-from ddpdiag.render.terminal import report as terminal
+from ddpdiag.render import terminal
 
 _COLUMNS = 100
 

@@ -167,7 +167,7 @@ class Outputs(DisplayOptions):
             return features[-1].render(
                 report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
             )
-        from ddpdiag.render.terminal import report as terminal
+        from ddpdiag.render import terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 

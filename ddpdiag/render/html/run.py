@@ -12,9 +12,9 @@ from ddpdiag.model import CheckLine, Report, Severity
 from ddpdiag.model.report import KINDS, Lane, Timeline, Unfinished
 from ddpdiag.render.html.page import Cell, Figure, Section, Table, columns, words
 from ddpdiag.render.plots import BAD, INK, MUTED, PAPER, SERIES, SMALL, WIDTH, inline, word
+from ddpdiag.render.terminal import outcomes_text
 from ddpdiag.render.terminal.findings import SEVERITIES
 from ddpdiag.render.terminal.ranks import blamed
-from ddpdiag.render.terminal.report import outcomes_text
 from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, ranks_text, seconds
 
 if TYPE_CHECKING:
