@@ -23,7 +23,7 @@ from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
 from ddpdiag.judgement import judge, read_baseline
 from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.selection import validate
-from ddpdiag.judgement.timings import timings_of, with_judge_seconds
+from ddpdiag.judgement.timings import timings_of
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.news import Listener
@@ -149,9 +149,11 @@ class _Reporter:
         begin = time.monotonic()
         recording = assemble(lines)
         report = judge(recording, all_checks())
-        recording = with_judge_seconds(recording, time.monotonic() - begin)
-        report = with_signal(structs.replace(report, timings=timings_of(recording, all_checks())), late_signal())
-        lines = [recording.end if isinstance(line, End) and recording.end is not None else line for line in lines]
+        if recording.end is not None:
+            end = structs.replace(recording.end, judge_seconds=time.monotonic() - begin)
+            report = structs.replace(report, timings=timings_of(structs.replace(recording, end=end), all_checks()))
+            lines = [end if isinstance(line, End) else line for line in lines]
+        report = with_signal(report, late_signal())
         try:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
             report = with_signal(report, late_signal())

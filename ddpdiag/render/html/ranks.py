@@ -19,7 +19,7 @@ from ddpdiag.text import Unit, begun, byte_count, column_unit, count, figure, is
 
 _ARRIVAL = "arrival_seconds"
 _BARS_SHOWN = 24
-# Ranks that come within a second come together, however little the others scatter: judgement/timeline.py.
+# Ranks that come within a second come together, however little the others scatter: judgement/timings.py.
 _LEAST_AWAY = {_ARRIVAL: 1.0}
 _ROWS_SHOWN = 128
 # In this order; others follow, as far as there is room.
