@@ -206,16 +206,13 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
         source = f"{NVLINK_SHARE} x {rate_text(rate)} of the GPU's NVLinks, as a ring; {beyond}"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
     if slots := _known(limit.pcie_bytes_per_s for limit in own):
-        return _pcie(min(slots), through_memory=cut is not None and not cut.p2p)
-    return None
-
-
-def _pcie(rate: float, *, through_memory: bool) -> Bound:
-    """By NCCL's figure for the slot; half where a byte goes into the host's memory and out of it again."""
-    if through_memory:
+        rate = min(slots)
+        if cut is None or cut.p2p:
+            return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
+        # A byte goes into the host's memory and out of it again.
         source = f"half of {rate_text(rate)} of PCIe, since NCCL uses the host's memory (no P2P here)"
         return Bound(rate / 2, Bottleneck.PCIE, source)
-    return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
+    return None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -227,20 +224,16 @@ def _nccl_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -
     """One bound for each host whose cards are known: NCCL spreads its rings over all of them."""
     bounds = []
     for host, cards in _cards_by_host(hosts, limits).items():
-        if collective == "send_recv":
-            bounds.append(_one_card(cards, _stream(collective, hosts[host], ranks, cards), host))
-        else:
+        if collective != "send_recv":
             rate = cards.total * _leaving(collective, hosts[host], ranks)
             bounds.append(_network(NETWORK_SHARE, cards, rate, host))
+            continue
+        # A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send.
+        rate = _stream(collective, hosts[host], ranks, cards)
+        source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
+        share = Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
+        bounds.append(_network(NETWORK_SHARE, cards, rate, host) if cards.number == 1 else share)
     return bounds
-
-
-def _one_card(cards: _Cards, rate: float, host: str) -> Bound:
-    """A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send."""
-    if cards.number == 1:
-        return _network(NETWORK_SHARE, cards, rate, host)
-    source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
-    return Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
 
 
 def _gloo_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:

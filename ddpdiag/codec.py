@@ -80,15 +80,12 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], *, least: float = 0.0) -> T
     return value
 
 
-def _nothing(_raw: object) -> None:
-    """What stands for `Raw`, whose numbers are looked at when they are decoded."""
-
-
 def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> None:
     """msgspec.ValidationError where `value`, which `data` gave, has a number that no machine has."""
     if _SUSPECT.search(data) is None:
         return
-    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=_nothing)]
+    # Numbers in `Raw` are looked at when they are decoded.
+    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=lambda _raw: None)]
     while waiting:
         match waiting.pop():
             case dict() as item:

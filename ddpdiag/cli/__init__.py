@@ -96,14 +96,12 @@ def complain(sentence: str) -> None:
         return
     with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
         text = printable(f"ddpdiag: {sentence}")
-        print(_broken(text, size(sys.stderr)[0]) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _broken(text: str, width: int) -> str:
-    """The first line of `text`, wrapped between words; what follows it (a traceback) stays as it is."""
-    first, *others = text.split("\n")
-    lines = textwrap.wrap(first, max(width, _LEAST_COLUMNS), break_long_words=False, break_on_hyphens=False)
-    return "\n".join([*lines, *others])
+        if sys.stderr.isatty():
+            # What follows the first line (a traceback) stays as it is.
+            first, *others = text.split("\n")
+            width = max(size(sys.stderr)[0], _LEAST_COLUMNS)
+            text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def open_standard_streams() -> None:
@@ -135,11 +133,6 @@ def _flush() -> None:
         return
 
 
-def unparsed(code: int) -> int:
-    """The exit code of a process whose arguments could not be read: a command that could begin leaves by itself."""
-    return unknown("wrong usage; what was expected is on standard error") if code == ExitCode.USAGE else code
-
-
 def unknown(sentence: str) -> int:
     """Print the plug-in's line; its exit code."""
     from ddpdiag.cli.outputs import show
@@ -156,7 +149,10 @@ def main() -> None:
     """Entry of the console script; exits with the code of the contract."""
     open_standard_streams()
     code = guarded(_command_line)
-    sys.exit(unparsed(code) if NAGIOS in sys.argv[1:] else code)
+    # A command that could begin leaves by itself: the arguments could not be read.
+    if NAGIOS in sys.argv[1:] and code == ExitCode.USAGE:
+        code = unknown("wrong usage; what was expected is on standard error")
+    sys.exit(code)
 
 
 def _command_line() -> int | None:

@@ -70,7 +70,9 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
 def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
     stand("check the files to write")
     outputs.check()
-    place = _place()
+    # The whole host, whatever a launcher around this process says.
+    node = node_name(os.environ, readable(socket.gethostname()))
+    place = Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
     stand("count the GPUs")
@@ -78,25 +80,7 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announc
     stand("test the host")
     chosen = tuple(check for check in checks if selected(check, options))
     signals = Signals()
-    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), signals)
-    told_before = signals.told is not None
-    stand("judge")
-    report = judge(assemble(lines), checks)
-    if not told_before:
-        report = with_signal(report, signals.told)
-    stand("write the report")
-    publish(report, lines, outputs, sys.stdout, sys.stderr)
-    return outputs.exit_code(report)
-
-
-def _place() -> Place:
-    """The whole host, whatever a launcher around this process says."""
-    node = node_name(os.environ, readable(socket.gethostname()))
-    return Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
-
-
-def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:
-    return Header(
+    header = Header(
         run_id=secrets.token_hex(6),
         world_size=1,
         launcher=place.launcher,
@@ -105,3 +89,12 @@ def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:
         version=ddpdiag.__version__,
         checks=names,
     )
+    lines = run_alone(arrival, header, chosen, Silent(), signals)
+    told_before = signals.told is not None
+    stand("judge")
+    report = judge(assemble(lines), checks)
+    if not told_before:
+        report = with_signal(report, signals.told)
+    stand("write the report")
+    publish(report, lines, outputs, sys.stdout, sys.stderr)
+    return outputs.exit_code(report)

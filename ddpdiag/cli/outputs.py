@@ -308,7 +308,14 @@ def publish(
     A stream is None where it was closed before the start. With --nagios nothing is shown of a report whose files could
     not be written: the one line is the error's, as the exit code is.
     """
-    failed = _write_files(report, lines, outputs)
+    from ddpdiag.render import files
+
+    failed: list[str] = []
+    for path, content in outputs.contents(report, lines):
+        try:
+            files.write(path, content())
+        except (UsageError, OSError, ValueError) as error:
+            failed.append(str(error))
     if failed and outputs.nagios:
         raise Unwritten("; ".join((*failed, report.sentence)), report.exit_code)
     stream = stderr if outputs.takes_stdout else stdout
@@ -332,16 +339,3 @@ def show(text: str, stream: TextIO | None) -> None:
     except (OSError, ValueError) as error:  # ValueError: the stream was closed under us
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"cannot write to the terminal or pipe: {reason}") from error
-
-
-def _write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
-    """Write what was asked for; a sentence for each file that could not be written."""
-    from ddpdiag.render import files
-
-    failed: list[str] = []
-    for path, content in outputs.contents(report, lines):
-        try:
-            files.write(path, content())
-        except (UsageError, OSError, ValueError) as error:
-            failed.append(str(error))
-    return failed

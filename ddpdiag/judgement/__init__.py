@@ -229,20 +229,15 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[s
 
 
 def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
-    """The checks' figures; what the run cost comes last."""
+    """The checks' figures, and what the run cost: of each kind, the sum over the trials of the rank that spent most."""
     figures = {name: value for own in judged for name, value in own.figures.items()}
     spent = {name: figures.pop(name) for name in [*figures] if name.startswith("seconds.")}
-    return figures | spent | _seconds_spent(recording)
-
-
-def _seconds_spent(recording: Recording) -> dict[str, Scalar]:
-    """What the run cost beside the measurements: of each kind, the sum over the trials of the rank that spent most."""
     sums: dict[str, defaultdict[int, float]] = {}
     for outcome in recording.outcomes:
         for kind in _SPENT if outcome.timings else ():
             if kind in outcome.timings:
                 sums.setdefault(kind, defaultdict(float))[outcome.rank] += outcome.timings[kind]
-    return {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}
+    return figures | spent | {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}
 
 
 # Reports of earlier runs ---------------------------------------------------------------------------------------------
@@ -264,20 +259,16 @@ def read_report(path: str) -> Report:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _of_recording(path)  # many lines, and so no JSON by itself
     if schema == SCHEMA:
-        return _of_json(data, where)
+        try:
+            return decode(data, Report, least=SMALLEST_NUMBER)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
     if schema.startswith("ddpdiag.recording/"):
         return _of_recording(path)
     raise UsageError(
         f"{where} is neither a recording (--record) nor a report (--json) of ddpdiag"
         + (f": its schema is {readable(schema)!r}" if schema else "")
     )
-
-
-def _of_json(data: bytes, where: str) -> Report:
-    try:
-        return decode(data, Report, least=SMALLEST_NUMBER)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
 
 
 def _of_recording(path: str) -> Report:

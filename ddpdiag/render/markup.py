@@ -62,11 +62,11 @@ def code(text: str, *, cell: bool = False) -> str:
     return words(text) if cell and "|" in line else span
 
 
-def block(text: str, language: str = "") -> list[str]:
-    """Lines to be copied, as a fenced block."""
+def block(text: str) -> list[str]:
+    """Lines for a shell to be copied, as a fenced block."""
     lines = printable(text).split("\n")
     ticks = "`" * max(3, max((len(run) for line in lines for run in _RUNS.findall(line)), default=0) + 1)
-    return [f"{ticks}{language}", *lines, ticks]
+    return [f"{ticks}sh", *lines, ticks]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> list[str]:

@@ -84,24 +84,23 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         environment_section(report),
         checks_section(report),
     )
+    world = report.world
+    # Of many alike one, with their number.
+    found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
+    left = len(found) - _NOTES_SHOWN
+    rest = [f"{left:,} more notes are in the JSON report"] if left > 0 else []
     return Page(
         verdict=report.verdict.value,
         verdict_text=report.verdict_text,
         sentence=words(report.sentence),
-        head=words(_head(report)),
+        head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands="\n".join(_commands(report)),
         findings=boxes(report.findings),
         sections=tuple(section for section in sections if section.figures or section.tables),
-        notes=_notes(report),
+        notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
-
-
-def _head(report: Report) -> str:
-    """The name of the page in a list of tabs."""
-    world = report.world
-    return f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -130,14 +129,6 @@ def _commands(report: Report) -> Iterator[str]:
     yield from map(printable, shell_lines(report.workarounds))
     for sentence, command in exclude_lines(report):
         yield printable(command if report.world.scheduler else f"# {sentence} {command}")
-
-
-def _notes(report: Report) -> tuple[str, ...]:
-    found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
-    left = len(found) - _NOTES_SHOWN
-    return tuple(map(words, found[:_NOTES_SHOWN])) + (
-        (f"{left:,} more notes are in the JSON report",) if left > 0 else ()
-    )
 
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.

@@ -8,10 +8,10 @@ can end in a log file.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict
+from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.report import KINDS, Spent, Timings, Wait
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
@@ -41,7 +41,10 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_skipped(page, report.checks, details=details)
     _ranks(page, report, details=details)
     if details:
-        _measurements(page, report.measurements)
+        for name, value in report.measurements.items():
+            page.write(f"{one_line(label(name))} = {value_text(name, value)}")
+        if report.measurements:
+            page.blank()
     write_matrices(page, report.matrices, report.findings, details=details)
     if timings:
         write_timings(page, report, details=details)
@@ -58,7 +61,11 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
 def write_head(page: Page, report: Report) -> None:
     """The verdict and the world, and below it which run this was."""
     page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
-    page.write(_run(report), style="dim")
+    version = f"ddpdiag {one_line(report.version)}" if report.version else ""
+    spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    # What tells one log from another.
+    run = (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)
+    page.write(", ".join(filter(None, run)), style="dim")
 
 
 def _world(report: Report) -> str:
@@ -70,13 +77,6 @@ def _world(report: Report) -> str:
     on_hosts = f" on {count(len(world.nodes), 'host')} ({hosts})" if world.nodes else ", no host known"
     words = (count(world.size, "rank") + on_hosts, one_line(world.launcher), one_line(world.backend))
     return ", ".join(filter(None, words))
-
-
-def _run(report: Report) -> str:
-    """When, which run, by what, and how long: what tells one log from another."""
-    version = f"ddpdiag {one_line(report.version)}" if report.version else ""
-    spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
-    return ", ".join(filter(None, (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)))
 
 
 def _begin(created: str) -> str:
@@ -105,13 +105,6 @@ def _ranks(page: Page, report: Report, *, details: bool) -> None:
         page.blank()
     if ranks.note:
         page.write(ranks.note, style="dim")
-        page.blank()
-
-
-def _measurements(page: Page, measurements: dict[str, Scalar]) -> None:
-    for name, value in measurements.items():
-        page.write(f"{one_line(label(name))} = {value_text(name, value)}")
-    if measurements:
         page.blank()
 
 
@@ -315,7 +308,13 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
     names = {check.code: check.name for check in checks}
     page.write("ranks that the others waited for (time behind the median rank)", style="bold")
     for wait in shown:
-        page.write(_where(wait, names), indent=2, lead=f"{_who(wait)}: ")
+        # "1.2 s, 3 times, longest in COL001 (all-reduce), by its import".
+        check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
+        place = f"in {one_line(check)}" if check else "at the start"
+        often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
+        why = f", by its {one_line(wait.why)}" if wait.why else ""
+        old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
+        page.write(f"{seconds(wait.seconds)}, {often}{why}{old}", indent=2, lead=f"{_who(wait)}: ")
     page.blank()
 
 
@@ -324,13 +323,3 @@ def _who(wait: Wait) -> str:
         return "many ranks"
     hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
     return ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts
-
-
-def _where(wait: Wait, names: Mapping[str, str]) -> str:
-    """ "1.2 s, 3 times, longest in COL001 (all-reduce), by its import"."""
-    check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
-    place = f"in {one_line(check)}" if check else "at the start"
-    often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
-    why = f", by its {one_line(wait.why)}" if wait.why else ""
-    old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
-    return f"{seconds(wait.seconds)}, {often}{why}{old}"

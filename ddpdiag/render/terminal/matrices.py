@@ -103,7 +103,9 @@ def _gpus_text(own: Alike, *, details: bool) -> str:
 
 
 def _table(page: Page, matrix: Matrix) -> None:
-    cells = _cells(matrix, ABSENT if page.color else "-")
+    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
+    absent = ABSENT if page.color else "-"
+    cells = [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
     drawn = [*_namings(matrix)]
     fitting = (own for own in drawn if _width(*_columns(own, cells)) <= page.width)
     naming = next(fitting, drawn[-1])
@@ -138,12 +140,6 @@ def _namings(matrix: Matrix) -> Iterator[Naming]:
         width = len(str(len(rows) - 1))
         numbered = (f"{number:>{width}}  {short.names[name]}" for number, name in enumerate(rows))
         yield Naming(tuple(numbered), tuple(map(str, range(len(rows)))), short.rule)
-
-
-def _cells(matrix: Matrix, absent: str) -> list[tuple[str, ...]]:
-    """Of each column."""
-    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
-    return [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
 
 
 def _columns(naming: Naming, cells: Sequence[tuple[str, ...]]) -> tuple[Column, list[Column]]:

@@ -25,7 +25,6 @@ from ddpdiag.runtime.launchers.launch import (
     Launch,
     Names,
     agreed,
-    block_place,
     check_below,
     check_positive,
     check_world,
@@ -97,7 +96,16 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
 
 def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
     """torchrun, torch.distributed.launch, or any other launcher that sets what torch's env:// reads."""
-    _check_whole_env(env, asked, rank)
+    # A RANK alone is mostly left over in the shell: one error names all that is missing, and how to do without it.
+    given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    missing = [name for name, value in given.items() if name not in env and value is None]
+    if "WORLD_SIZE" in missing:
+        stray = " ".join(f"-u {name}" for name in ("RANK", "LOCAL_RANK", *given) if name in env)
+        raise UsageError(
+            f"{rank}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: expected RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, as torchrun sets them; to test this host alone: "
+            f"env {stray} ddpdiag check"
+        )
     world, ours = _one_rank(env, asked, here, TORCHRUN, rank)
     coordinator, port = _env_endpoint(env, asked, f"{rank} and {world}", needed=world.value > 1)
     own, restarts = env.get("TORCHELASTIC_RUN_ID"), number(env, "TORCHELASTIC_RESTART_COUNT")
@@ -116,19 +124,6 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
         nodes=groups.value if groups else None,
         given={name: env[name] for name in TORCHRUN_EXTRAS if name in env},
     )
-
-
-def _check_whole_env(env: Environ, asked: Asked, rank: Given) -> None:
-    """A RANK alone is mostly left over in the shell: one error names all that is missing, and how to do without it."""
-    given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
-    missing = [name for name, value in given.items() if name not in env and value is None]
-    if "WORLD_SIZE" in missing:
-        stray = " ".join(f"-u {name}" for name in ("RANK", "LOCAL_RANK", *given) if name in env)
-        raise UsageError(
-            f"{rank}, but {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: expected RANK, "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process, as torchrun sets them; to test this host alone: "
-            f"env {stray} ddpdiag check"
-        )
 
 
 def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
@@ -180,7 +175,9 @@ def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
 
 def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Launch:
     """srun started this process: as one rank, or alone on its host, to start one rank per GPU."""
-    _check_step_options(asked, step)
+    # The command line's options for hosts must be true of the step.
+    agreed(step.node_rank, option("--node-rank", asked.node_rank))
+    agreed(step.nodes, option("--nnodes", asked.nnodes))
     count = _ranks_per_task(asked, here, step)
     ours = _task_place(env, asked, here, step) if count is None else None
     ranks = () if count is None else tuple(range(step.rank.value * count, (step.rank.value + 1) * count))
@@ -188,12 +185,11 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     world = Given(f"{each} for each task of {step.tasks}, world size", step.tasks.value * (count or 1))
     agreed(step.tasks if ours else world, option("--world-size", asked.world_size))
     check_world(world)
-    node = step.node_rank.value if step.node_rank else None
     address = master_addr(env, asked.master_addr)
     if address is not None:
         slurm.check_master(env, address, step)
     return Launch(
-        place=ours or block_place(here, "slurm", ranks, world, node),
+        place=ours or place(here, "slurm", ranks[0], world, local_rank=0, local_size=len(ranks), node=step.node_rank),
         coordinator=address or step.first_node,
         # jobs and steps that share a host have different ids
         port=master_port(env, asked.master_port) or derived_port(step.job_id * 101 + step.step_id),
@@ -203,12 +199,6 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
         nodes=step.nodes.value if step.nodes else None,
         layout=tuple(host for host in step.hosts for _ in range(count or 1)),
     )
-
-
-def _check_step_options(asked: Asked, step: slurm.Step) -> None:
-    """The command line's options for hosts must be true of the step."""
-    agreed(step.node_rank, option("--node-rank", asked.node_rank))
-    agreed(step.nodes, option("--nnodes", asked.nnodes))
 
 
 def _ranks_per_task(asked: Asked, here: Here, step: slurm.Step) -> int | None:
@@ -280,7 +270,7 @@ def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
     coordinator, port = _endpoint(env, asked, node, others=nodes.value > 1)
     ranks = tuple(range(node.value * count, (node.value + 1) * count))
     return Launch(
-        place=block_place(here, "hand", ranks, world, node.value),
+        place=place(here, "hand", ranks[0], world, local_rank=0, local_size=count, node=node),
         coordinator=coordinator,
         port=port,
         run_id=run_id(asked, None, port),
@@ -292,11 +282,23 @@ def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
 def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
     """No launcher started this process: it tests this host with ranks that it starts."""
     refuse_single(asked, "--rank is not given")
-    _refuse_half_a_launch(env, asked)
+    # A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps.
+    if asked.master_addr is not None:
+        raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given")
+    if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
+        world = option("--world-size", asked.world_size)
+        raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node")
+    stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
+    if stray and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
+        unset = " ".join(f"-u {name}" for name in stray)
+        raise UsageError(
+            f"{stray[0]}={env[stray[0]]}, but RANK is not set: expected the rank of this process in RANK; "
+            f"to test this host alone: env {unset} ddpdiag check"
+        )
     count = ranks_here(asked) or _default_count(here, alone=True)
     ranks = tuple(range(count))
     return Launch(
-        place=block_place(here, "standalone", ranks, Given("--nproc-per-node", count), 0),
+        place=place(here, "standalone", 0, Given("--nproc-per-node", count), local_rank=0, local_size=count, node=0),
         coordinator="127.0.0.1",
         port=master_port({}, asked.master_port),
         run_id=run_id(asked, here.fresh),
@@ -317,22 +319,6 @@ def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[
     if address is None and others:
         raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere")
     return address or "127.0.0.1", master_port(env, asked.master_port) or TORCH_PORT
-
-
-def _refuse_half_a_launch(env: Environ, asked: Asked) -> None:
-    """A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps."""
-    if asked.master_addr is not None:
-        raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given")
-    if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
-        world = option("--world-size", asked.world_size)
-        raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node")
-    stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
-    if stray and number(env, "SLURM_JOB_ID", "SLURM_JOBID") is None:
-        unset = " ".join(f"-u {name}" for name in stray)
-        raise UsageError(
-            f"{stray[0]}={env[stray[0]]}, but RANK is not set: expected the rank of this process in RANK; "
-            f"to test this host alone: env {unset} ddpdiag check"
-        )
 
 
 def _core_note(here: Here, count: int) -> str:

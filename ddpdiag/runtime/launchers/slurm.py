@@ -57,6 +57,8 @@ def read_step(env: Environ) -> Step:
     if per_node and node_rank:
         local_tasks = Given("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count_at(per_node, node_rank.value))
         check_below(local_rank, local_tasks)
+    nodelist = env.get("SLURM_STEP_NODELIST", "")
+    known = rank.value == 0 and sum(count * repeated for count, repeated in per_node) == tasks.value
     return Step(
         job_id=job.value,
         step_id=step.value,
@@ -67,15 +69,9 @@ def read_step(env: Environ) -> Step:
         node_rank=node_rank,
         nodes=nodes,
         one_task_per_node=bool(per_node) and all(count == 1 for count, _ in per_node),
-        first_node=first_of(env.get("SLURM_STEP_NODELIST", "")),
-        hosts=_hosts(env, tasks.value, per_node) if rank.value == 0 else (),
+        first_node=first_of(nodelist),
+        hosts=task_hosts(nodelist, per_node, env.get("SLURM_DISTRIBUTION", "block")) if known else (),
     )
-
-
-def _hosts(env: Environ, tasks: int, per_node: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-    if sum(count * repeated for count, repeated in per_node) != tasks:
-        return ()
-    return task_hosts(env.get("SLURM_STEP_NODELIST", ""), per_node, env.get("SLURM_DISTRIBUTION", "block"))
 
 
 def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
@@ -226,7 +222,12 @@ def job_left_seconds(env: Environ) -> float | None:
     if not re.fullmatch(r"[0-9]{1,10}", job):
         return None
     if end := _epoch(env.get("SLURM_JOB_END_TIME", "")):
-        return _by_our_clock(_epoch(env.get("SLURM_JOB_START_TIME", "")), end)
+        start = _epoch(env.get("SLURM_JOB_START_TIME", ""))
+        now = time.time()
+        # Else this host's clock cannot be right: the job has begun, and is not over for long.
+        if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
+            return None
+        return end - now
     return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_record(job, _asked(job)))
 
 
@@ -239,14 +240,6 @@ def within(budget_seconds: float, left_seconds: float | None) -> float:
 
 def _epoch(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
-
-
-def _by_our_clock(start: int | None, end: int) -> float | None:
-    """None where this host's clock cannot be right: the job has begun, and is not over for long."""
-    now = time.time()
-    if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
-        return None
-    return end - now
 
 
 def _record(job: str, told: str) -> str:

@@ -107,26 +107,20 @@ class Record:
         with contextlib.suppress(OSError), _alone_in(folder):  # a full disk loses the record, not the run
             if is_held(self.path):
                 self._lie_in(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
-            self._open()
+            self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
+            # An earlier run of the same id kept its record: it is evidence, and no part of this run.
+            if self.path.exists():
+                stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
+                self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
+            self._descriptor = os.open(self.path, _FLAGS, 0o600)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.write(header)
 
     def _lie_in(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / f"rank-{self.rank}.jsonl"
         self.scratch = folder / f"scratch-{self.rank}"
-
-    def _open(self) -> None:
-        self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
-        self._move_old_aside()
-        self._descriptor = os.open(self.path, _FLAGS, 0o600)
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _move_old_aside(self) -> None:
-        """An earlier run of the same id kept its record: it is evidence, and no part of this run."""
-        if self.path.exists():
-            stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
-            self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
 
     def set_nonce(self, nonce: str) -> None:
         """Rank 0 sent which of all runs with this run id this one is."""

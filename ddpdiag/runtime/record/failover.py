@@ -17,7 +17,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes, within
+from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, within
 
 
 class Published(NamedTuple):
@@ -54,7 +54,13 @@ class Handover:
         if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
             raise RunLost("rank 0 did not run for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
-        explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
+        noted = list(lines)
+        for place, line in enumerate(lines):
+            if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
+                continue
+            if (note := notes.get(line.rank)) is not None:
+                noted[place] = structs.replace(line, node=note.node, detail=note.sentence)
+        explained = with_host_answers(noted, 0, at.host, at.port)
         self._readers = tuple(unreachable_ranks(explained))
         return explained
 
@@ -236,7 +242,12 @@ def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: in
     with ThreadPoolExecutor(len(some)) as pool:
         said = pool.map(lambda rank: _answers(arrivals, rank, coordinator, port), some.values())
         heard = dict(zip(some, said, strict=True))
-    return [_with_host_answer(line, arrivals, heard) for line in lines]
+    return [
+        structs.replace(line, answers=heard.get(arrivals[line.rank].host))
+        if isinstance(line, Event) and line.kind is EventKind.LOST and line.rank in arrivals
+        else line
+        for line in lines
+    ]
 
 
 def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
@@ -247,12 +258,3 @@ def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port:
         addresses = resolve(coordinator, port, DEADLINES.host_answer) or ()
     asked = [address for address in addresses[:2] if address and not is_loopback(address)]
     return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in asked) if asked else None
-
-
-def _with_host_answer(
-    line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]
-) -> Line:
-    if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
-        return line
-    own = arrivals.get(line.rank)
-    return structs.replace(line, answers=heard.get(own.host)) if own is not None else line

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.codec import encode_line
-from ddpdiag.model import Arrival, Event, EventKind
+from ddpdiag.model import Arrival
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -289,18 +289,6 @@ def read_notes(folder: Path, since: float) -> Iterator[Note]:
         if plain and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 yield msgspec.json.decode(path.read_bytes(), type=Note)
-
-
-def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
-    """The lines with the notes of absent ranks."""
-    return [_with_note(line, notes) for line in lines]
-
-
-def _with_note(line: Line, notes: Mapping[int, Note]) -> Line:
-    if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
-        return line
-    note = notes.get(line.rank)
-    return line if note is None else structs.replace(line, node=note.node, detail=note.sentence)
 
 
 def _is_ours(folder: Path) -> bool:
