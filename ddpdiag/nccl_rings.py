@@ -54,7 +54,10 @@ def weakest_cut(own: Sequence[Limits]) -> Cut | None:
     count = len(own)
     if not 1 < count <= _MOST_GPUS or len({limit.uuid for limit in own if limit.uuid}) < count:
         return None
-    paths = {pair: _path(own[pair[0]], own[pair[1]]) for pair in combinations(range(count), 2)}
+    paths = {
+        (a, b): own[a].peers.get(own[b].uuid or "") or own[b].peers.get(own[a].uuid or "")
+        for a, b in combinations(range(count), 2)
+    }
     known = {pair: path for pair, path in paths.items() if path is not None}
     if len(known) < len(paths):
         return None
@@ -72,10 +75,6 @@ def _parts(count: int) -> Iterator[frozenset[int]]:
     for size in range(count - 1):
         for others in combinations(range(1, count), size):
             yield frozenset((0, *others))
-
-
-def _path(one: Limits, other: Limits) -> Peer | None:
-    return one.peers.get(other.uuid or "") or other.peers.get(one.uuid or "")
 
 
 def _link_rate(limit: Limits) -> float:

@@ -22,7 +22,7 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
 from ddpdiag.judgement import judge, read_baseline
 from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.selection import validate
+from ddpdiag.judgement.judged import validate
 from ddpdiag.judgement.timings import timings_of
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench

@@ -17,7 +17,7 @@ from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.selection import selected, validate
+from ddpdiag.judgement.judged import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
 from ddpdiag.render.progress import Silent

@@ -17,8 +17,7 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, r
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
-from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, stages_of
-from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.judgement.judged import Judged, affected_by_code, asked_for, by_code, concerns_of, selected, stages_of
 from ddpdiag.judgement.timings import timeline_of, timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine

@@ -16,8 +16,7 @@ from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
 from ddpdiag.judgement.hosts import slower_share
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.selection import lacks_named_backend
+from ddpdiag.judgement.judged import Judged, lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, share_text

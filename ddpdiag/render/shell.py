@@ -39,19 +39,17 @@ def render(report: Report) -> str:
     if report.workarounds:
         does = "needs here" if "P2P003.fallback" in found else "is faster with"
         why = f"variables that {report.world.backend} {does}, as tested"
+    elif known := [said for code, said in _WITHOUT.items() if code in found]:
+        why = known[0]
     else:
-        why = next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)
+        # Where nothing was found: was anything looked for?
+        search = next((check for check in report.checks if check.code == "P2P003"), None)
+        skipped = f" ({' '.join(search.skipped_because.split())})" if search and search.skipped_because else ""
+        why = f"no variables: none were tried{skipped}"
+        if search is not None and search.statuses:
+            why = "no variables: none is needed, and none makes it faster"
     lines = (f"# ddpdiag, run {report.run_id}: {why}", *shell_lines(report.workarounds))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _unasked(report: Report) -> str:
-    """Where nothing was found: was anything looked for?"""
-    fallback = next((check for check in report.checks if check.code == "P2P003"), None)
-    if fallback is not None and fallback.statuses:
-        return "no variables: none is needed, and none makes it faster"
-    why = f" ({' '.join(fallback.skipped_because.split())})" if fallback and fallback.skipped_because else ""
-    return f"no variables: none were tried{why}"
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
-from ddpdiag.judgement.selection import selected
+from ddpdiag.judgement.judged import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line

@@ -23,7 +23,7 @@ from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.selection import validate
+from ddpdiag.judgement.judged import validate
 from ddpdiag.model import Options
 
 ROOT = Path(__file__).parents[2]

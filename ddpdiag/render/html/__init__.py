@@ -85,6 +85,9 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         checks_section(report),
     )
     world = report.world
+    # What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm.
+    excluding = ((command if world.scheduler else f"# {says} {command}") for says, command in exclude_lines(report))
+    commands = (*shell_lines(report.workarounds), *excluding)
     # Of many alike one, with their number.
     found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
     left = len(found) - _NOTES_SHOWN
@@ -95,7 +98,7 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         sentence=words(report.sentence),
         head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
-        commands="\n".join(_commands(report)),
+        commands="\n".join(map(printable, commands)),
         findings=boxes(report.findings),
         sections=tuple(section for section in sections if section.figures or section.tables),
         notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
@@ -122,13 +125,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "took", f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
     if report.created:
         yield "run", report.created
-
-
-def _commands(report: Report) -> Iterator[str]:
-    """What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm."""
-    yield from map(printable, shell_lines(report.workarounds))
-    for sentence, command in exclude_lines(report):
-        yield printable(command if report.world.scheduler else f"# {sentence} {command}")
 
 
 # Boxes of one code, and in all; the others are rows of a table, as far as those are read.

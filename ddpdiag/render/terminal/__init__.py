@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
-from ddpdiag.model.report import KINDS, Spent, Timings, Wait
+from ddpdiag.model.report import KINDS, Spent, Timings
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
@@ -181,14 +181,18 @@ def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
 
 def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
     """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
-    words = [_counted(severity, findings) for severity in SEVERITIES]
+    words = []
+    for severity in SEVERITIES:  # "2 errors: COL002.slow, COL003.wrong"
+        if codes := [one_line(finding.code) for finding in findings if finding.severity is severity]:
+            names = listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)
+            words.append(f"{count(len(codes), severity.value)}: {names}")
     broken = [
         f"{one_line(check.code)}: {outcomes_text(check)}"
         for check in checks
         if check.statuses.keys() - {"done", "skipped"}
     ]
-    if any(words) or broken:
-        return "; ".join(filter(None, words)) or "; ".join(broken)
+    if words or broken:
+        return "; ".join(words or broken)
     # The mark says it of all stages but those that were not looked at to the end.
     status = one_line(stage.status) if mark == "??" else ""
     return "; ".join(filter(None, (status, _numbers(mark, checks))))
@@ -204,12 +208,6 @@ def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
     parts = [count(ran, "check")] if ran else []
     parts += [f"{number:,} {what}" for number, what in ((skipped, "skipped"), (idle, "not run")) if number]
     return ", ".join(parts) or "no checks"
-
-
-def _counted(severity: Severity, findings: Sequence[Finding]) -> str:
-    """ "2 errors: COL002.slow, COL003.wrong"."""
-    codes = [one_line(finding.code) for finding in findings if finding.severity is severity]
-    return f"{count(len(codes), severity.value)}: {listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)}" if codes else ""
 
 
 def outcomes_text(check: CheckLine) -> str:
@@ -308,18 +306,13 @@ def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details
     names = {check.code: check.name for check in checks}
     page.write("ranks that the others waited for (time behind the median rank)", style="bold")
     for wait in shown:
+        hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
+        who = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
         # "1.2 s, 3 times, longest in COL001 (all-reduce), by its import".
         check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
         place = f"in {one_line(check)}" if check else "at the start"
         often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
         why = f", by its {one_line(wait.why)}" if wait.why else ""
         old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
-        page.write(f"{seconds(wait.seconds)}, {often}{why}{old}", indent=2, lead=f"{_who(wait)}: ")
+        page.write(f"{seconds(wait.seconds)}, {often}{why}{old}", indent=2, lead=f"{who}: ")
     page.blank()
-
-
-def _who(wait: Wait) -> str:
-    if not wait.ranks:
-        return "many ranks"
-    hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
-    return ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts

@@ -283,16 +283,12 @@ def _gpus(ranks: Ranks, absent: str) -> Column | None:
     """The GPUs' UUIDs, with `details` whole; None if nobody has one."""
     if all(row.get("gpu_uuid") is None for row in ranks.shown):
         return None
-    short = {} if ranks.details else _short_uuids(ranks.rows)
+    whole = {one_line(uuid) for row in ranks.rows if isinstance(uuid := row.get("gpu_uuid"), str)}
+    short = {uuid: uuid[:SHORT_UUID] for uuid in whole}
+    if ranks.details or len(set(short.values())) < len(short):
+        short = {}
     uuids = (_word(row.get("gpu_uuid"), absent) for row in ranks.shown)
     return Column("gpu", tuple(short.get(uuid, uuid) for uuid in uuids), right=False, whole=ranks.brief)
-
-
-def _short_uuids(rows: Sequence[Row]) -> dict[str, str]:
-    """The beginning of each GPU's UUID, as far as those are all different; else nothing."""
-    uuids = {one_line(uuid) for row in rows if isinstance(uuid := row.get("gpu_uuid"), str)}
-    short = {uuid: uuid[:SHORT_UUID] for uuid in uuids}
-    return short if len(set(short.values())) == len(short) else {}
 
 
 def _word(value: Scalar, absent: str) -> str:

@@ -17,7 +17,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, within
+from ddpdiag.runtime.record.shared_folder import RUN, Note, NoteReader, SharedFolder, SharedRunLog, within
 
 
 class Published(NamedTuple):
@@ -54,13 +54,7 @@ class Handover:
         if self._run_log is not None and self._run_log.was_replaced(DEADLINES.replaced):
             raise RunLost("rank 0 did not run for so long that another rank made the report in its place")
         notes = self._notes.stop() if self._notes is not None else {}
-        noted = list(lines)
-        for place, line in enumerate(lines):
-            if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
-                continue
-            if (note := notes.get(line.rank)) is not None:
-                noted[place] = structs.replace(line, node=note.node, detail=note.sentence)
-        explained = with_host_answers(noted, 0, at.host, at.port)
+        explained = with_host_answers(with_notes(lines, notes), 0, at.host, at.port)
         self._readers = tuple(unreachable_ranks(explained))
         return explained
 
@@ -68,6 +62,17 @@ class Handover:
         """Write the verdict for ranks that cannot receive messages any more, and remove the shared files."""
         if self._run_log is not None:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
+
+
+def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
+    """The lines with the notes of absent ranks."""
+    noted = list(lines)
+    for place, line in enumerate(lines):
+        if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
+            continue
+        if (note := notes.get(line.rank)) is not None:
+            noted[place] = structs.replace(line, node=note.node, detail=note.sentence)
+    return noted
 
 
 def unreachable_ranks(lines: Sequence[Line]) -> list[int]:

@@ -227,28 +227,28 @@ class NoteWriter:
         self._left = False
 
     def write(self, sentence: str) -> None:
-        """Write it, in a thread."""
+        """Write it, in a thread; what fails costs the note, not the run."""
         self._left = True
         place = self._arrival.place
         note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
-        self._executor.submit(self._write, msgspec.json.encode(note))
 
-    def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the note is lost, not the run
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            if _is_ours(self._folder):
-                append(self._path, data, os.O_EXCL)
+        def act(folder: Path) -> None:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if _is_ours(folder):
+                append(self._path, msgspec.json.encode(note), os.O_EXCL)
+
+        self._executor.submit(attempt, act, self._folder)
 
     def remove(self) -> None:
         """Remove it."""
+
+        def act(folder: Path) -> None:
+            self._path.unlink(missing_ok=True)
+            folder.rmdir()
+
         if self._left:
             with contextlib.suppress(TimeoutError):
-                self._executor.submit(self._remove).result(DEADLINES.tidy)
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-            self._folder.rmdir()
+                self._executor.submit(attempt, act, self._folder).result(DEADLINES.tidy)
 
 
 class NoteReader:
