@@ -30,7 +30,6 @@ from ddpdiag.model import (
 )
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.report import Setting
-from ddpdiag.model.trial import spent_seconds
 
 # So many names fit into a sentence.
 _FEW = 12
@@ -180,12 +179,20 @@ def _line(
         name=stage.value,
         status=status,
         # The others waited for ranks that never joined before any trial.
-        seconds=sum(spent_seconds(outcomes.get(j.check.code, ())) for j in own)
+        seconds=sum(trials_seconds(outcomes.get(j.check.code, ())) for j in own)
         + (waited if stage is Stage.LAUNCH else 0.0),
         severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
         codes=tuple(dict.fromkeys(finding.code for finding in findings)),
         note=note,
     )
+
+
+def trials_seconds(outcomes: Iterable[Outcome]) -> float:
+    """What trials took, each as long as its slowest rank."""
+    slowest: dict[int, float] = {}
+    for outcome in outcomes:
+        slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
+    return sum(slowest.values())
 
 
 def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) -> str:

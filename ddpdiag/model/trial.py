@@ -1,6 +1,5 @@
 """Trials, what a measurement may know and do in one, and what came of them."""
 
-from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, NamedTuple, Protocol
 
@@ -205,14 +204,6 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     survivors: tuple[ProcessState, ...] = ()
     seconds: float = 0.0
     timings: dict[str, float] = field(default_factory=dict)
-
-
-def spent_seconds(outcomes: Iterable[Outcome]) -> float:
-    """What trials took, each as long as its slowest rank."""
-    slowest: dict[int, float] = {}
-    for outcome in outcomes:
-        slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
-    return sum(slowest.values())
 
 
 class Opening(NamedTuple):

@@ -4,7 +4,6 @@ Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and 
 the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
 """
 
-import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -228,7 +227,7 @@ def job_left_seconds(env: Environ) -> float | None:
         if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
             return None
         return end - now
-    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_record(job, _asked(job)))
+    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(job)
 
 
 def within(budget_seconds: float, left_seconds: float | None) -> float:
@@ -242,30 +241,26 @@ def _epoch(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
-def _record(job: str, told: str) -> str:
-    """The line of this very job, or nothing: a job array's first number gets the lines of all its tasks."""
-    lines = [line for line in told.splitlines() if re.match(rf"JobId={job}\b", line)]
-    return lines[0] if len(lines) == 1 else ""
+def _by_slurms_clock(job: str) -> float | None:
+    """The limit less the time that the job ran, as `scontrol` shows them; None if it does not answer in time.
 
-
-def _by_slurms_clock(told: str) -> float | None:
-    """From `scontrol show job`, with no use of this host's clock: the limit less the time that it ran."""
-    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", told))
+    Without use of this host's clock.
+    """
+    command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
+    try:
+        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
+    except OSError:
+        return None
+    # The line of this very job: a job array's first number gets the lines of all its tasks.
+    lines = said.out.decode(errors="replace").splitlines() if said is not None else []
+    own = [line for line in lines if re.match(rf"JobId={job}\b", line)]
+    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", own[0])) if len(own) == 1 else {}
     start, end = (_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
     ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
     if start is None or end is None or ran is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in ran.groups())
     return float(end - start - (days * 86_400 + hours * 3600 + minutes * 60 + seconds))
-
-
-def _asked(job: str) -> str:
-    """The answer of `scontrol` on the job, times in seconds since 1970; empty if it does not answer in time."""
-    command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
-    with contextlib.suppress(OSError):
-        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
-        return "" if said is None else said.out.decode(errors="replace")
-    return ""
 
 
 # The leaf switches of all hosts, from the user's file -----------------------------------------------------------------

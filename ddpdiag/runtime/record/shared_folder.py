@@ -131,9 +131,7 @@ class SharedRunLog:
         self._heartbeat_due = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="shared-run-log", daemon=True)
-        self._shutdown: Shutdown | None = None
-        self._readers: tuple[int, ...] = ()
-        self._patience = 0.0
+        self._tell: Callable[[Path], None] | None = None
         self._thread.start()
 
     def was_replaced(self, seconds: float) -> bool:
@@ -145,7 +143,12 @@ class SharedRunLog:
 
     def close(self, shutdown: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
-        self._shutdown, self._readers, self._patience = shutdown, tuple(readers), seconds
+
+        def tell(_folder: Path) -> None:
+            self._shared.write_verdict(shutdown)
+            self._shared.wait_for_readers(readers, 0, seconds)
+
+        self._tell = tell if readers else None
         self._over.set()
         self._thread.join(seconds + DEADLINES.tidy)
 
@@ -155,7 +158,7 @@ class SharedRunLog:
             attempt(self._catch_up, self._shared.folder)
         if within(DEADLINES.tidy, self._is_replaced):
             return  # the rank that took over still reads all this, and removes it
-        if self._readers:
+        if self._tell is not None:
             attempt(self._tell, self._shared.folder)
         self._shared.remove()
 
@@ -167,11 +170,6 @@ class SharedRunLog:
         if len(lines) > self._written:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
             self._written = len(lines)
-
-    def _tell(self, _folder: Path) -> None:
-        if self._shutdown is not None:
-            self._shared.write_verdict(self._shutdown)
-            self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 
 def within(seconds: float, act: Callable[[], T]) -> T | None:
