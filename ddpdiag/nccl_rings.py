@@ -1,7 +1,7 @@
 """How NCCL connects the GPUs of one host by itself, and what a ring over these connections can carry."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -62,19 +62,14 @@ def weakest_cut(own: Sequence[Limits]) -> Cut | None:
     if len(known) < len(paths):
         return None
     cuts = []
-    for part in _parts(count):
+    # Each division into two parts once, by the part that has the first of them.
+    parts = [{0, *others} for size in range(count - 1) for others in combinations(range(1, count), size)]
+    for part in parts:
         crossing = [(pair, path) for pair, path in known.items() if (pair[0] in part) is not (pair[1] in part)]
         links = sum((path.nvlinks or 0) * min(_link_rate(own[a]), _link_rate(own[b])) for (a, b), path in crossing)
         p2p = any(_is_p2p(path, own[pair[0]].processor, count) for pair, path in crossing)
         cuts.append(Cut(links, p2p))
     return min(cuts)
-
-
-def _parts(count: int) -> Iterator[frozenset[int]]:
-    """Each division into two parts once, by the part that has the first of them."""
-    for size in range(count - 1):
-        for others in combinations(range(1, count), size):
-            yield frozenset((0, *others))
 
 
 def _link_rate(limit: Limits) -> float:

@@ -1,4 +1,7 @@
-"""The command line: parses, calls, renders, exits."""
+"""The command line: parses, calls, renders, exits.
+
+The edge: an explained error becomes a sentence, every other one is a bug in ddpdiag. Both become an exit code.
+"""
 
 import contextlib
 import errno

@@ -127,21 +127,19 @@ class _Reporter:
         self._progress: Listener = Silent()
 
     def listen(self, place: Place) -> Listener:
-        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork."""
-        if self._speaks(place):
+        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork.
+
+        Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints; but
+        none where one process started all.
+        """
+        if display_of(sys.stderr, os.environ) is Display.LIVE:
+            speaks = place.rank == 0 or not (self._whole or place.local_rank)
+        else:
+            speaks = place.rank == 0 or (not self._whole and place.rank == 1)
+        if speaks and not self._outputs.quiet and not self._outputs.nagios:
             _width, color = terminal(sys.stderr, self._outputs.color)
             self._progress = listener(sys.stderr, os.environ, color=color)
         return self._progress
-
-    def _speaks(self, place: Place) -> bool:
-        """Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints."""
-        if self._outputs.quiet or self._outputs.nagios:
-            return False
-        if place.rank == 0:
-            return True
-        if self._whole:  # who started us all is there
-            return False
-        return not place.local_rank if display_of(sys.stderr, os.environ) is Display.LIVE else place.rank == 1
 
     def publish(self, lines: Sequence[Line], late_signal: Signalled) -> Published:
         """Judge, write, print; a signal meanwhile changes the exit code and nothing else."""

@@ -1,4 +1,7 @@
-"""Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side."""
+"""Manual pages and the list of codes: the checks of `ddpdiag check` and the rules of `ddpdiag lint` side by side.
+
+Nothing heavy is imported, since a page must be there at once.
+"""
 
 import re
 import textwrap

@@ -1,4 +1,7 @@
-"""From a recording to a report. Pure: the same on the cluster, on a laptop, and years later."""
+"""From a recording to a report: every check's findings, the verdict and its sentence; and reports of earlier runs.
+
+Pure: the same on the cluster, on a laptop, and years later.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -261,6 +261,7 @@ def _without(
     warned = (finding for own in judged for finding in own.findings if finding.severity is Severity.WARNING)
     warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
+    # What was done on these hosts, and what should have been.
     done = {outcome.code for outcome in alone.outcomes if outcome.status is Status.DONE}
     meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
     missed = [check.code for check in meant if check.code not in done]

@@ -1,4 +1,4 @@
-"""Trials, what a measurement may know and do in one, and what came of them."""
+"""Who takes part, trials, what a measurement may know and do in one, and what came of them."""
 
 from enum import Enum
 from typing import Annotated, NamedTuple, Protocol

@@ -60,7 +60,10 @@ def check_writable(path: str) -> None:
         temporary, descriptor = _open_beside(target)
         os.close(descriptor)
         temporary.unlink()
-        _check_replaceable(target)
+        # In a folder like /tmp everybody may make files, but only its owner may replace one.
+        folder, user = target.parent.stat(), os.geteuid()
+        if target.exists() and folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
+            raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -124,15 +127,6 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         return False
-
-
-def _check_replaceable(target: Path) -> None:
-    """In a folder like /tmp everybody may make files, but only its owner may replace one."""
-    if not target.exists():
-        return
-    folder, user = target.parent.stat(), os.geteuid()
-    if folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
-        raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
 
 
 def _open_beside(target: Path) -> tuple[Path, int]:

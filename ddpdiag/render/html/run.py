@@ -114,6 +114,7 @@ def _spent(report: Report) -> Table | None:
     timings = report.timings
     if timings is None:
         return None
+    # Why the whole is not what stands at the top of the page, where it is not.
     told, spent = seconds(report.seconds), seconds(timings.seconds)
     two = (
         f"The {spent} are from the start of rank 0's process to the verdict; the {told} at the top of the page begin "

@@ -1,4 +1,9 @@
-"""The place of this process, from launchers and the command line."""
+"""The place of this process: environment variables and command line in, a `Launch` out.
+
+What this host is (its name, GPUs and cores) comes as parameters. In order of trust: RANK (torchrun and
+whatever else speaks env://), MPI, a step of Slurm, the command line alone, and at last this host alone.
+A missing rank is an error, never 0; an empty variable counts as missing, as it does for torch.
+"""
 
 import os
 import secrets
@@ -296,6 +301,8 @@ def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
             f"to test this host alone: env {unset} ddpdiag check"
         )
     count = ranks_here(asked) or _default_count(here, alone=True)
+    cores = "one core" if here.cores == 1 else f"{here.cores} cores"
+    crowded = f"{count} ranks share {cores} on {here.host}, so speeds mean little."
     ranks = tuple(range(count))
     return Launch(
         place=place(here, "standalone", 0, Given("--nproc-per-node", count), local_rank=0, local_size=count, node=0),
@@ -303,7 +310,7 @@ def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
         port=master_port({}, asked.master_port),
         run_id=run_id(asked, here.fresh),
         ranks=ranks,
-        note=" ".join(filter(None, (slurm.batch_note(env, here.host), _core_note(here, count)))),
+        note=" ".join(filter(None, (slurm.batch_note(env, here.host), crowded if count > here.cores else ""))),
         nodes=1,
     )
 
@@ -319,11 +326,3 @@ def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[
     if address is None and others:
         raise UsageError(f"{who}, but --master-addr is not given: expected the host of rank 0, the same everywhere")
     return address or "127.0.0.1", master_port(env, asked.master_port) or TORCH_PORT
-
-
-def _core_note(here: Here, count: int) -> str:
-    """A note on the effect of shared cores on measurements."""
-    if count <= here.cores:
-        return ""
-    cores = "one core" if here.cores == 1 else f"{here.cores} cores"
-    return f"{count} ranks share {cores} on {here.host}, so speeds mean little."

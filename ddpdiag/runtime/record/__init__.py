@@ -1,4 +1,8 @@
-"""What a run keeps on disk, so that it outlives rank 0."""
+"""Each supervisor's own record: written before anything is sent, so that it outlives rank 0.
+
+A living record is locked. Two runs on one host may have the same run id (people start ranks by hand, and it comes from
+the port alone), and then neither touches the files of the other.
+"""
 
 import contextlib
 import fcntl
