@@ -25,8 +25,8 @@ from ddpdiag.cli.options import spelled
 from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
-from ddpdiag.judgement.judge import read_report
-from ddpdiag.render.terminal import report as terminal
+from ddpdiag.judgement import read_report
+from ddpdiag.render import terminal
 
 _COLUMNS = 100
 

@@ -199,14 +199,14 @@ def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bou
         beyond = "NVLS can be faster" if nvls is None else f"with NVLS up to {rate_text(nvls)}"
         source = f"{NVLINK_SHARE:.0%} of the {rate_text(rate)} of a GPU's NVLinks, as a ring ({beyond})"
         return Bound(NVLINK_SHARE * rate, Bottleneck.NVLINK, source)
-    slots = _known(limit.pcie_bytes_per_s for limit in own)
-    if not slots:
-        return None
-    rate = min(slots)
-    if cut is not None and not cut.p2p:  # a byte goes into the host's memory and out of it again
+    if slots := _known(limit.pcie_bytes_per_s for limit in own):
+        rate = min(slots)
+        if cut is None or cut.p2p:
+            return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
+        # A byte goes into the host's memory and out of it again.
         source = f"half of {rate_text(rate)} of PCIe, since NCCL uses the host's memory (no P2P here)"
         return Bound(rate / 2, Bottleneck.PCIE, source)
-    return Bound(rate, Bottleneck.PCIE, f"{rate_text(rate)} of PCIe, NCCL's figure for this slot")
+    return None
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -224,11 +224,9 @@ def _nccl_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -
             continue
         # A rank sends to one other, through the card next to it, or its share of all where more ranks than cards send.
         rate = _stream(collective, hosts[host], ranks, cards)
-        found = _network(NETWORK_SHARE, cards, rate, host)
-        if cards.number > 1:
-            whose = f"a rank's share of {cards.number} network cards of {host}"
-            found = found._replace(source=f"{NETWORK_SHARE} x {rate_text(rate)}, {whose}", cards=0)
-        bounds.append(found)
+        source = f"{NETWORK_SHARE} x {rate_text(rate)}, a rank's share of {cards.number} network cards of {host}"
+        share = Bound(NETWORK_SHARE * rate, Bottleneck.NIC, source)
+        bounds.append(_network(NETWORK_SHARE, cards, rate, host) if cards.number == 1 else share)
     return bounds
 
 

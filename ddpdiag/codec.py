@@ -9,7 +9,8 @@ import errno
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,8 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Event, Header, Outcome, Recording, Skip, Trial
-from ddpdiag.model.place import Arrival
 from ddpdiag.model.recording import SCHEMA, Line
+from ddpdiag.model.trial import Arrival
 
 T = TypeVar("T")
 K = TypeVar("K", int, tuple[int, int])
@@ -61,29 +62,35 @@ def encode(value: object) -> bytes:
     return msgspec.json.encode(_spell(msgspec.to_builtins(value)))
 
 
+def pretty(value: object) -> str:
+    """`value` as indented JSON with a newline at the end; a non-finite number is the string "nan", "inf" or "-inf"."""
+    return msgspec.json.format(encode(value), indent=2).decode() + "\n"
+
+
 def decode(data: bytes | msgspec.Raw, kind: type[T], *, least: float = 0.0) -> T:
     """The `kind` in `data`; msgspec.ValidationError or DecodeError if it is something else, or beyond the limits.
 
     `least` is the smallest number that is accepted beside 0: quotients of smaller ones underflow.
     """
+    # strict=False is what reads "nan" back into a float.
+    return _within_limits(lambda: msgspec.json.decode(data, type=kind, strict=False), data, least)
+
+
+def _within_limits(read: Callable[[], T], data: bytes | msgspec.Raw, least: float) -> T:
     try:
-        # strict=False is what reads "nan" back into a float.
-        value = msgspec.json.decode(data, type=kind, strict=False)
+        value = read()
         _check_numbers(data, value, least)
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deep") from error
     return value
 
 
-def _nothing(_raw: object) -> None:
-    """What stands for `Raw`, whose numbers are looked at when they are decoded."""
-
-
 def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> None:
     """msgspec.ValidationError where `value`, which `data` gave, has a number that no machine has."""
     if _SUSPECT.search(data) is None:
         return
-    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=_nothing)]
+    # Numbers in `Raw` are looked at when they are decoded.
+    waiting: list[object] = [msgspec.to_builtins(value, enc_hook=lambda _raw: None)]
     while waiting:
         match waiting.pop():
             case dict() as item:
@@ -143,7 +150,9 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
         if row == b"\n":
             continue
         try:
-            lines.append(_read_line(row))
+            if len(row) > MAX_LINE_BYTES:
+                raise msgspec.DecodeError(f"line of more than {MAX_LINE_BYTES} bytes")
+            lines.append(_within_limits(partial(_line_decoder.decode, row), row, SMALLEST_NUMBER))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if not lines:
                 raise UsageError(f"{where}: not a ddpdiag recording: line {number}: {error}") from error
@@ -176,17 +185,6 @@ def _rows(path: Path) -> Iterator[bytes]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"cannot read recording {readable(str(path))}: {reason}") from error
-
-
-def _read_line(row: bytes) -> Line:
-    if len(row) > MAX_LINE_BYTES:
-        raise msgspec.DecodeError(f"line of more than {MAX_LINE_BYTES} bytes")
-    try:
-        line = _line_decoder.decode(row)
-        _check_numbers(row, line, SMALLEST_NUMBER)
-    except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deep") from error
-    return line
 
 
 def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:

@@ -61,17 +61,18 @@ def odd_ones_out(values: Mapping[int, V]) -> Odd | None:
 # Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): the modified z-score, and where it is too large.
 _MODIFIED_Z = 0.6745
 _MOST_Z = 3.5
+_LEAST_SHARE = 0.1
 
 
-def outliers(values: Sequence[float], *, least_share: float = 0.1) -> frozenset[int]:
+def outliers(values: Sequence[float]) -> frozenset[int]:
     """The places of values that lie far from the median, for what the others scatter: modified z-score above 3.5.
 
-    Less than `least_share` of the median is no matter, however quiet the others are. Of two values nobody is far.
+    Less than a tenth of the median is no matter, however quiet the others are. Of two values nobody is far.
     """
     if len(values) < 3:
         return frozenset()
     middle = quantile(sorted(values), 0.5)
     away = [abs(value - middle) for value in values]
     usual = quantile(sorted(away), 0.5)
-    least = max(least_share * abs(middle), _MOST_Z * usual / _MODIFIED_Z)
+    least = max(_LEAST_SHARE * abs(middle), _MOST_Z * usual / _MODIFIED_Z)
     return frozenset(place for place, far in enumerate(away) if far > least)

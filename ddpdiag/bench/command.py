@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ddpdiag.bench.options import COLLECTIVES, DTYPES, OPS, BenchOptions, BenchOutputs
 from ddpdiag.cli import check
-from ddpdiag.cli.backends import check_backend, refuse_nccl_without_gpus
+from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.codec import readable
 from ddpdiag.comparison.benchmarks import read_baseline

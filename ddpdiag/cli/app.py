@@ -9,7 +9,7 @@ import typer
 
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
-from ddpdiag.cli.edge import guarded, leave
+from ddpdiag.cli import guarded, leave
 from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
@@ -333,8 +333,7 @@ def manual(pages: ManualOutputs) -> None:
 @_command("ddpdiag checks", "ddpdiag checks --color always | less -R")
 def checks(display: DisplayOptions) -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import rows
-    from ddpdiag.render.manual import checks_table
+    from ddpdiag.cli.manual import checks_table, rows
 
     width, color = terminal(sys.stdout, display.color)
     show(checks_table(rows(), tty=color or is_terminal(sys.stdout), width=width, color=color), sys.stdout)

@@ -2,12 +2,12 @@
 
 import math
 import os
-import re
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from msgspec import structs
@@ -15,30 +15,27 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
-from ddpdiag.cli.backends import check_backend, nccl_without_gpus
-from ddpdiag.cli.edge import complain, guarded, too_many_files, unknown
+from ddpdiag.cli import complain, guarded, too_many_files, unknown
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
-from ddpdiag.codec import assemble, read_bytes, readable
+from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
-from ddpdiag.judgement import judge
+from ddpdiag.judgement import judge, read_baseline
 from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.judge import read_baseline
-from ddpdiag.judgement.selection import validate
-from ddpdiag.judgement.timings import timings_of, with_judge_seconds
+from ddpdiag.judgement.judged import validate
+from ddpdiag.judgement.timings import timings_of
 from ddpdiag.model import Depth, End, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import Train
 from ddpdiag.probes.gpu.visibility import visible_gpus
-from ddpdiag.probes.host.environment import expanded
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
-from ddpdiag.render.terminal.live import Silent, listener
-from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.render.progress import Silent, listener
+from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch
-from ddpdiag.runtime.launchers.slurm import job_left_seconds, within
+from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
 from ddpdiag.runtime.local_ranks import start_ranks
 from ddpdiag.runtime.record.failover import Published
 from ddpdiag.runtime.run import Signalled, prepare, run_rank
@@ -130,21 +127,19 @@ class _Reporter:
         self._progress: Listener = Silent()
 
     def listen(self, place: Place) -> Listener:
-        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork."""
-        if self._speaks(place):
+        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork.
+
+        Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints; but
+        none where one process started all.
+        """
+        if display_of(sys.stderr, os.environ) is Display.LIVE:
+            speaks = place.rank == 0 or not (self._whole or place.local_rank)
+        else:
+            speaks = place.rank == 0 or (not self._whole and place.rank == 1)
+        if speaks and not self._outputs.quiet and not self._outputs.nagios:
             _width, color = terminal(sys.stderr, self._outputs.color)
             self._progress = listener(sys.stderr, os.environ, color=color)
         return self._progress
-
-    def _speaks(self, place: Place) -> bool:
-        """Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints."""
-        if self._outputs.quiet or self._outputs.nagios:
-            return False
-        if place.rank == 0:
-            return True
-        if self._whole:  # who started us all is there
-            return False
-        return not place.local_rank if display_of(sys.stderr, os.environ) is Display.LIVE else place.rank == 1
 
     def publish(self, lines: Sequence[Line], late_signal: Signalled) -> Published:
         """Judge, write, print; a signal meanwhile changes the exit code and nothing else."""
@@ -152,9 +147,11 @@ class _Reporter:
         begin = time.monotonic()
         recording = assemble(lines)
         report = judge(recording, all_checks())
-        recording = with_judge_seconds(recording, time.monotonic() - begin)
-        report = with_signal(structs.replace(report, timings=timings_of(recording, all_checks())), late_signal())
-        lines = [recording.end if isinstance(line, End) and recording.end is not None else line for line in lines]
+        if recording.end is not None:
+            end = structs.replace(recording.end, judge_seconds=time.monotonic() - begin)
+            report = structs.replace(report, timings=timings_of(structs.replace(recording, end=end), all_checks()))
+            lines = [end if isinstance(line, End) else line for line in lines]
+        report = with_signal(report, late_signal())
         try:
             publish(report, lines, self._outputs, sys.stdout, sys.stderr)
             report = with_signal(report, late_signal())
@@ -261,66 +258,50 @@ def _port_range(text: str | None) -> str | None:
     return text
 
 
-# A line of 100 bytes for each of 65,536 hosts.
-_MOST_BYTES = 8 << 20
-_HOST_NAME = re.compile(r"[\w.:-]+")
-# Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.
-_SWITCHES = ("switchname", "blockname")
-_KNOWN = (*_SWITCHES, "nodes", "switches", "linkspeed", "blocksizes")
+# The backend that --backend names: does torch know it, and can it run here? -------------------------------------------
+
+# torch.distributed.Backend.backend_list of torch 2.6 to 2.15, and names that its CUDA builds register.
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "nccl2", "nccl-legacy", "nccl-lazy")
 
 
-def read_topology(path: str) -> dict[str, str]:
-    """The leaf of each host: "host leaf" a line, or Slurm's "SwitchName=leaf Nodes=n[0-31]"; "#" begins a comment."""
-    leaves: dict[str, str] = {}
-    for number, line in _lines(path):
-        where = f"--topology {path}, line {number}"
-        words = line.split()
-        if "=" in words[0]:
-            for host, leaf in _slurm(words, where).items():
-                leaves.setdefault(host, leaf)  # Slurm lets a host hang on several leaves
-            continue
-        if len(words) != 2:
-            raise UsageError(f"{where}: {readable(line)!r}: expected HOST LEAF, or SwitchName=LEAF Nodes=HOSTS")
-        for host in _hosts(words[0], where):
-            if leaves.setdefault(host, words[1]) != words[1]:
-                raise UsageError(f"{where}: {host} is on {words[1]} here and on {leaves[host]} above")
-    if not leaves:
-        raise UsageError(f"--topology {path}: it names no host; expected HOST LEAF, one host per line")
-    return leaves
+def check_backend(name: str) -> None:
+    """UsageError for a backend that torch cannot know.
+
+    Others come with packages that torch loads by itself, since they declare an entry point
+    (docs.pytorch.org/tutorials/unstable/python_extension_autoload.html).
+    """
+    wanted = name.strip().lower()
+    if wanted in _BACKENDS or (wanted and ":" in wanted) or (wanted and entry_points(group="torch.backends")):
+        return
+    near = nearest(wanted, _BACKENDS)
+    raise UsageError(f"--backend {name}: expected a backend that torch knows, such as nccl or gloo{near}")
 
 
-def _lines(path: str) -> Iterator[tuple[int, str]]:
-    """Lines that say something, without comments; one that ends in a backslash goes on in the next."""
+def refuse_nccl_without_gpus(backend: str) -> None:
+    """UsageError now, rather than from every rank."""
+    if (reason := nccl_without_gpus(backend)) is not None:
+        raise UsageError(reason)
+
+
+def nccl_without_gpus(backend: str) -> str | None:
+    """Why nccl cannot run here, and what to change; None for another backend, or where a GPU is visible."""
+    if backend.strip().lower() != "nccl" or visible_gpus(os.environ, proc_root(os.environ)):
+        return None
+    build = torch_version()
+    if build is not None and build.endswith("+cpu"):
+        return (
+            f"--backend nccl: no GPU is visible on this host, and torch {build} is a CPU build; "
+            "install a CUDA build on a host with GPUs, or use --backend gloo"
+        )
+    return (
+        "--backend nccl: no GPU is visible on this host; make its GPUs visible (CUDA_VISIBLE_DEVICES), or use "
+        "--backend gloo"
+    )
+
+
+def torch_version() -> str | None:
+    """Such as "2.13.0+cpu", without importing torch; None where it is not installed as a package."""
     try:
-        text = read_bytes(path, _MOST_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
-        raise UsageError(f"--topology {path}: {reason}") from error
-    begun = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        whole = begun + line.partition("#")[0].strip()
-        begun = whole.removesuffix("\\") if whole.endswith("\\") else ""
-        if whole and not begun:
-            yield number, whole
-
-
-def _slurm(words: list[str], where: str) -> dict[str, str]:
-    """The hosts of one switch; none of an upper level."""
-    values: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not value or name.lower() not in _KNOWN:
-            raise UsageError(f"{where}: {readable(word)!r}: expected SwitchName=LEAF Nodes=HOSTS")
-        values[name.lower()] = value
-    leaf = next((values[name] for name in _SWITCHES if name in values), None)
-    if leaf is None and "nodes" in values:
-        raise UsageError(f"{where}: Nodes without SwitchName: expected SwitchName=LEAF Nodes=HOSTS")
-    return dict.fromkeys(_hosts(values["nodes"], where), leaf) if leaf and "nodes" in values else {}
-
-
-def _hosts(nodelist: str, where: str) -> tuple[str, ...]:
-    """The hosts of "n[0-31]": with Slurm's own grammar, in which no name is a group, and no list fills the memory."""
-    hosts = expanded(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
-    if not hosts or not all(map(_HOST_NAME.fullmatch, hosts)):
-        raise UsageError(f"{where}: {readable(nodelist)!r}: expected a host, or a list of hosts such as n[0-31,40]")
-    return hosts
+        return version("torch")
+    except PackageNotFoundError:
+        return None

@@ -10,18 +10,18 @@ from datetime import UTC, datetime
 import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
-from ddpdiag.cli.edge import guarded
+from ddpdiag.cli import guarded
 from ddpdiag.cli.options import HostOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.selection import selected, validate
+from ddpdiag.judgement.judged import selected, validate
 from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.render.terminal.live import Silent
-from ddpdiag.runtime.launchers.environment import own_arrival
+from ddpdiag.render.progress import Silent
+from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
@@ -70,7 +70,9 @@ def _options(asked: HostOptions, outputs: Outputs) -> Options:
 def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
     stand("check the files to write")
     outputs.check()
-    place = _place()
+    # The whole host, whatever a launcher around this process says.
+    node = node_name(os.environ, readable(socket.gethostname()))
+    place = Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
     stand("count the GPUs")
@@ -78,25 +80,7 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announc
     stand("test the host")
     chosen = tuple(check for check in checks if selected(check, options))
     signals = Signals()
-    lines = run_alone(arrival, _header(place, options, names), chosen, Silent(), signals)
-    told_before = signals.told is not None
-    stand("judge")
-    report = judge(assemble(lines), checks)
-    if not told_before:
-        report = with_signal(report, signals.told)
-    stand("write the report")
-    publish(report, lines, outputs, sys.stdout, sys.stderr)
-    return outputs.exit_code(report)
-
-
-def _place() -> Place:
-    """The whole host, whatever a launcher around this process says."""
-    node = node_name(os.environ, readable(socket.gethostname()))
-    return Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
-
-
-def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:
-    return Header(
+    header = Header(
         run_id=secrets.token_hex(6),
         world_size=1,
         launcher=place.launcher,
@@ -105,3 +89,12 @@ def _header(place: Place, options: Options, names: tuple[str, ...]) -> Header:
         version=ddpdiag.__version__,
         checks=names,
     )
+    lines = run_alone(arrival, header, chosen, Silent(), signals)
+    told_before = signals.told is not None
+    stand("judge")
+    report = judge(assemble(lines), checks)
+    if not told_before:
+        report = with_signal(report, signals.told)
+    stand("write the report")
+    publish(report, lines, outputs, sys.stdout, sys.stderr)
+    return outputs.exit_code(report)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
     from ddpdiag.render import Sections
-    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
 
@@ -39,6 +39,12 @@ def rendered(module: str, *, features: bool = False) -> "Content":
 def written(content: "Content", help: str, *names: str, panel: str = FILES, advanced: bool = False) -> str | None:
     """An option that names a file to write, and what makes its content."""
     return option(None, help, *names, metavar="FILE", panel=panel, advanced=advanced, variable=False, content=content)
+
+
+def as_json(report: "Report", _lines: "Iterable[Line]", _path: str) -> str:
+    from ddpdiag.codec import pretty
+
+    return pretty(report)
 
 
 def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
@@ -63,7 +69,7 @@ FORMATS = {
 class Outputs(DisplayOptions):
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
 
-    json: str | None = written(rendered("ddpdiag.render.json"), "The JSON report ('-': standard output).")
+    json: str | None = written(as_json, "The JSON report ('-': standard output).")
     markdown: str | None = written(
         rendered("ddpdiag.render.markdown", features=True), "The report as Markdown, for tickets.", advanced=True
     )
@@ -161,7 +167,7 @@ class Outputs(DisplayOptions):
             return features[-1].render(
                 report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
             )
-        from ddpdiag.render.terminal import report as terminal
+        from ddpdiag.render import terminal
 
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
@@ -284,7 +290,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
     """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
     from ddpdiag.render.files import Display, display_of
-    from ddpdiag.render.terminal.progress import Counter
+    from ddpdiag.render.progress import Counter
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
     progress = Counter(sys.stderr, display, patience_seconds)
@@ -302,7 +308,14 @@ def publish(
     A stream is None where it was closed before the start. With --nagios nothing is shown of a report whose files could
     not be written: the one line is the error's, as the exit code is.
     """
-    failed = _write_files(report, lines, outputs)
+    from ddpdiag.render import files
+
+    failed: list[str] = []
+    for path, content in outputs.contents(report, lines):
+        try:
+            files.write(path, content())
+        except (UsageError, OSError, ValueError) as error:
+            failed.append(str(error))
     if failed and outputs.nagios:
         raise Unwritten("; ".join((*failed, report.sentence)), report.exit_code)
     stream = stderr if outputs.takes_stdout else stdout
@@ -326,16 +339,3 @@ def show(text: str, stream: TextIO | None) -> None:
     except (OSError, ValueError) as error:  # ValueError: the stream was closed under us
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"cannot write to the terminal or pipe: {reason}") from error
-
-
-def _write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
-    """Write what was asked for; a sentence for each file that could not be written."""
-    from ddpdiag.render import files
-
-    failed: list[str] = []
-    for path, content in outputs.contents(report, lines):
-        try:
-            files.write(path, content())
-        except (UsageError, OSError, ValueError) as error:
-            failed.append(str(error))
-    return failed

@@ -11,7 +11,7 @@ from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison.figures import Direction
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement.judge import read_report
+from ddpdiag.judgement import read_report
 from ddpdiag.render.files import check_writable, write
 from ddpdiag.render.markup import folded, listed, name, said
 from ddpdiag.render.page import LEAST_WIDTH, one_line

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
-from ddpdiag.render.github import annotation
+from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 from ddpdiag.text import count, fold_hosts, fold_ranks
 

@@ -15,8 +15,6 @@ from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Seve
 _ARROW = " -> "
 # What is no name of a host would mean another one, or many, to the reader of the list ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
-# In the evidence of findings about what is slow.
-_SHARE = "slower_share"
 
 
 def sort_hosts(
@@ -35,12 +33,18 @@ def sort_hosts(
     unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
     ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
     doubtful = {*bad, *ends, *unseen}
-    good = () if why else tuple(name for name in _faithful(world, recording) if name not in doubtful)
+    # Of hosts that took part to the end all ranks did; of two with one name, both.
+    left = {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
+    faithless = {name for (name, _), ranks in world.hosts.items() if not (world.out | left).isdisjoint(ranks)}
+    names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
+    good = () if why else tuple(name for name in names if name not in doubtful | faithless)
     sorted_out = {*bad, *good}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     # After Ctrl-C the user needs no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
-    notes = tuple(filter(None, (lacking, _untested(recording) if good else "")))
+    codes = [skip.code for skip in recording.skips if not skip.grounds]
+    untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
+    notes = tuple(filter(None, (lacking, untested if good and codes else "")))
     told = notes if world.options.need_nodes is not None else ()
     # On a single host a slow rank is compared with its neighbours, and no other host is left.
     slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
@@ -60,7 +64,7 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
 
 def slower_share(finding: Finding) -> float | None:
     """By which share of what is usual the host or rank of a finding is slower; None if it states none."""
-    share = finding.evidence.get(_SHARE)
+    share = finding.evidence.get("slower_share")
     return share if isinstance(share, float) else None
 
 
@@ -109,19 +113,6 @@ def _neither(names: Sequence[str]) -> str:
     are = "is" if len(names) == 1 else "are"
     why = "an error concerns links to them, ranks ended before the end of the run, or not everything could be checked"
     return f"{names_text(names)} {are} listed neither as healthy nor as failing: {why}"
-
-
-def _untested(recording: Recording) -> str:
-    """Checks that hosts listed as healthy did not run, or nothing."""
-    codes = [skip.code for skip in recording.skips if not skip.grounds]
-    return f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run" if codes else ""
-
-
-def _faithful(world: World, recording: Recording) -> tuple[str, ...]:
-    """Hosts all of whose ranks took part to the end; of two with one name, both did."""
-    out = world.out.union(e.rank for e in recording.events if e.kind is EventKind.LEAVING and e.rank is not None)
-    faithless = {name for (name, _), ranks in world.hosts.items() if out.intersection(ranks)}
-    return tuple(dict.fromkeys(name for name, _ in world.hosts if name not in faithless and _HOST_NAME.fullmatch(name)))
 
 
 def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:

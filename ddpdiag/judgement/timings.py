@@ -1,4 +1,4 @@
-"""Where a run's seconds went.
+"""Where a run's seconds went, and which rank was where when.
 
 Rank 0's clock gives the frame: when all were here, when each trial was handed out, when the run ended. What lies
 between one trial's last outcome and the next order is our own. So the parts add up to the whole, and nothing is counted
@@ -11,16 +11,27 @@ as the middle, so that waiting for the other is seen in full.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest, nsmallest
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from msgspec import structs
-
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.model import IMPORT_STEP, Arrival, EventKind, Outcome, Recording, Status, Trial
-from ddpdiag.model.report import JUDGEMENT, KINDS, OTHER, START, Spent, Timings, Wait
+from ddpdiag.model.report import (
+    JUDGEMENT,
+    KINDS,
+    OTHER,
+    START,
+    Bar,
+    Lane,
+    Spent,
+    Timeline,
+    Timings,
+    Unfinished,
+    Wait,
+)
 
 _MOST_WAITS = 10
 # Who came within this share of the wait before the last one was as late as it.
@@ -60,123 +71,78 @@ class Told(NamedTuple):
         return Told(kinds, tuple(late._replace(seconds=late.seconds * share) for late in self.late if share > 0))
 
 
-class _Part(NamedTuple):
-    """Seconds of one kind in one stage."""
-
-    stage: str
-    kind: str
-    seconds: float
-
-
-class _Joining(NamedTuple):
-    """When most were here, when the wait for the others was over, in seconds of the run, and for whom it was."""
-
-    most: float
-    over: float
-    late: tuple[Late, ...] = ()
-
-
-class _Placed(NamedTuple):
-    """A trial in its place: when it began (known, or after the one before), and what it took there."""
-
-    trial: Trial
-    begin: float
-    told: Told
-
-
 def timings_of(recording: Recording, checks: Sequence[Check[Any]]) -> Timings:
     """The timings of a run; trials of checks that this version does not know belong to no stage."""
     own = recording.arrivals.get(0)
     before = known(own.up_seconds) if own else 0.0
     judged = known(recording.end.judge_seconds) if recording.end else 0.0
-    joining, each = _joining(recording), tuple(_each(recording))
-    end = _end(recording, joining, each)
-    placed = tuple(_placed(each, joining.over, end))
-    inside = _inside(placed, {check.code: check.stage.value for check in checks}, joining, end)
-    parts = (_Part(START, "start", before), *inside, _Part(JUDGEMENT, "own", judged))
-    late = (*joining.late, *(late for one in placed for late in one.told.late))
-    waits = tuple(_waits(recording.arrivals, late))
-    return Timings(seconds=before + end + judged, stages=tuple(_rows(parts)), waits=waits)
+    most, over, late = _joining(recording)
+    outcomes = _by_trial(recording)
+    each = [(trial, told(trial, outcomes[trial.number])) for trial in recording.trials]
+    end = _end(recording, over, each)
+    stage_of = {check.code: check.stage.value for check in checks}
+    # From the first hello to the end of the run, without gap or overlap.
+    sums = defaultdict(float, {(START, "start"): before + most, (START, "wait"): over - most})
+    now, rest = over, (START, "own")
+    for (trial, whole), after in zip(each, (*each[1:], None), strict=False):
+        begin = min(max(now, known(trial.begin_seconds)), end)
+        # A trial lies within the time until the next one was handed out.
+        timed = after is not None and after[0].begin_seconds is not None
+        until = min(known(after[0].begin_seconds), end) if timed and after is not None else end
+        part = whole.within(max(0.0, until - begin))
+        stage = stage_of.get(trial.code, OTHER)
+        sums[rest] += begin - now
+        for kind, seconds in part.kinds.items():
+            sums[stage, kind] += seconds
+        late += part.late
+        now = begin + part.seconds
+        # An old recording does not say when a trial was handed out: what is left may belong to any of them.
+        rest = (stage, "own") if trial.begin_seconds is not None else (OTHER, "unknown")
+    sums[rest] += end - now
+    sums[JUDGEMENT, "own"] += judged
+    # Stages in which nothing was spent are left out.
+    names = (START, *(stage.value for stage in Stage), OTHER, JUDGEMENT)
+    kinds = {name: {kind: spent for kind in KINDS if (spent := sums[name, kind]) > 0} for name in names}
+    return Timings(
+        seconds=before + end + judged,
+        stages=tuple(Spent(stage=name, seconds=sum(own.values()), kinds=own) for name, own in kinds.items() if own),
+        waits=tuple(_waits(recording.arrivals, late)),
+    )
 
 
-def with_judge_seconds(recording: Recording, seconds: float) -> Recording:
-    """The same run, whose judgement took so long."""
-    end = recording.end
-    return recording if end is None else structs.replace(recording, end=structs.replace(end, judge_seconds=seconds))
+def known(seconds: float | None) -> float:
+    """A time as it can be: what no clock gives (not known, negative, no number) is nothing."""
+    return seconds if seconds is not None and 0 < seconds < math.inf else 0.0
 
 
-def _each(recording: Recording) -> Iterator[tuple[Trial, Told]]:
-    """Every trial, and what it took."""
-    outcomes: dict[int, list[Outcome]] = {}
+def _by_trial(recording: Recording) -> dict[int, list[Outcome]]:
+    outcomes: dict[int, list[Outcome]] = {trial.number: [] for trial in recording.trials}
     for outcome in recording.outcomes:
-        outcomes.setdefault(outcome.trial, []).append(outcome)
-    for trial in recording.trials:
-        yield trial, told(trial, outcomes.get(trial.number, []))
+        if outcome.trial in outcomes:
+            outcomes[outcome.trial].append(outcome)
+    return outcomes
 
 
-def _joining(recording: Recording) -> _Joining:
-    """The start; who came last, or never, if that was waited for."""
+def _joining(recording: Recording) -> tuple[float, float, list[Late]]:
+    """When most were here, when the wait for the others was over, and who came last, or never."""
     came = {rank: known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
-    missing = {
-        event.rank: known(event.seconds)
-        for event in recording.events
-        if event.kind is EventKind.ABSENT and event.rank is not None
-    }
+    absent = [event for event in recording.events if event.kind is EventKind.ABSENT]
+    missing = {event.rank: known(event.seconds) for event in absent if event.rank is not None}
     most = median_low(came.values()) if came else 0.0
     over = max((most, *came.values(), *missing.values()))
-    late = latest(missing or came, over, over - most, "", of=len(came) + len(missing))
-    return _Joining(most, over, tuple(late))
+    return most, over, latest(missing or came, over - most, "", of=len(came) + len(missing))
 
 
-def _end(recording: Recording, joining: _Joining, each: Sequence[tuple[Trial, Told]]) -> float:
+def _end(recording: Recording, over: float, each: Sequence[tuple[Trial, Told]]) -> float:
     """When the run ended; of one that was cut off, the last that is known of it."""
-    last = max((joining.over, *(known(event.seconds) for event in recording.events)))
+    last = max((over, *(known(event.seconds) for event in recording.events)))
     if recording.end is not None:
         # Who reports in rank 0's place counts from its own arrival: what is known of the run may end later.
         return max((known(recording.end.seconds), last, *(known(trial.begin_seconds) for trial, _ in each)))
-    now = joining.over
+    now = over
     for trial, own in each:
         now = max(now, known(trial.begin_seconds)) + own.seconds
     return max(last, now)
-
-
-def _placed(each: Sequence[tuple[Trial, Told]], begin: float, end: float) -> Iterator[_Placed]:
-    """The trials one after the other, each within the time until the next one was handed out."""
-    now = begin
-    for (trial, own), after in zip(each, (*each[1:], None), strict=False):
-        now = min(max(now, known(trial.begin_seconds)), end)
-        timed = after is not None and after[0].begin_seconds is not None
-        until = min(known(after[0].begin_seconds), end) if timed and after is not None else end
-        one = _Placed(trial, now, own.within(max(0.0, until - now)))
-        yield one
-        now += one.told.seconds
-
-
-def _inside(placed: Sequence[_Placed], stage_of: Mapping[str, str], joining: _Joining, end: float) -> Iterator[_Part]:
-    """From the first hello to the end of the run, without gap or overlap."""
-    yield _Part(START, "start", joining.most)
-    yield _Part(START, "wait", joining.over - joining.most)
-    now, rest = joining.over, (START, "own")
-    for one in placed:
-        stage = stage_of.get(one.trial.code, OTHER)
-        yield _Part(*rest, one.begin - now)
-        for kind, seconds in one.told.kinds.items():
-            yield _Part(stage, kind, seconds)
-        now = one.begin + one.told.seconds
-        # An old recording does not say when a trial was handed out: what is left may belong to any of them.
-        rest = (stage, "own") if one.trial.begin_seconds is not None else (OTHER, "unknown")
-    yield _Part(*rest, end - now)
-
-
-def _rows(parts: Iterable[_Part]) -> Iterator[Spent]:
-    """The parts by stage and kind; stages in which nothing was spent are left out."""
-    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for part in parts:
-        sums[part.stage, part.kind] += max(0.0, part.seconds)
-    for stage in (START, *(stage.value for stage in Stage), OTHER, JUDGEMENT):
-        kinds = {kind: sums[stage, kind] for kind in KINDS if sums[stage, kind] > 0}
-        if kinds:
-            yield Spent(stage=stage, seconds=sum(kinds.values()), kinds=kinds)
 
 
 def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wait]:
@@ -202,11 +168,6 @@ def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wa
 # One trial ------------------------------------------------------------------------------------------------------------
 
 
-def known(seconds: float | None) -> float:
-    """A time as it can be: what no clock gives (not known, negative, no number) is nothing."""
-    return seconds if seconds is not None and 0 < seconds < math.inf else 0.0
-
-
 def told(trial: Trial, outcomes: Sequence[Outcome]) -> Told:
     """What the rank in the middle did, and what was waited for beyond that."""
     if not outcomes:
@@ -217,17 +178,30 @@ def told(trial: Trial, outcomes: Sequence[Outcome]) -> Told:
     middle = busy[(len(busy) - 1) // 2]
     kinds = _kinds(middle, waited[middle.rank])
     came = _arrivals(outcomes, group_of, middle)
-    late = list(latest(came, _last(came), kinds["wait"], trial.code, of=len(outcomes)))
+    late = latest(came, kinds["wait"], trial.code, of=len(outcomes))
     slowest = max(outcomes, key=lambda outcome: known(outcome.seconds))
     beyond = known(slowest.seconds) - known(middle.seconds)
     # Who ends last where something failed is often a bystander: whose fault it is, the findings say.
     kind = "wait" if slowest.status is Status.DONE else "failed"
     if kind == "wait":
-        late += _ended_last(outcomes, group_of, slowest, beyond)
+        # Who ended so much later than the middle; if its group only began late, who was last at that group's barrier.
+        times = _arrivals(outcomes, group_of, slowest)
+        usual = sorted(known(own.timings["arrive"]) for own in outcomes if "arrive" in own.timings)
+        if not times or max(times.values()) - usual[(len(usual) - 1) // 2] <= beyond / 2:
+            times = {own.rank: known(own.seconds) for own in outcomes}
+        late += latest(times, beyond, slowest.code, of=len(outcomes))
     spent = {own.rank: own for own in outcomes if any(own.rank in one.ranks[:1] for one in late)}
-    more = {rank: _more(_kinds(own, waited[rank]), kinds) for rank, own in spent.items()}
-    explained = tuple(one._replace(why=more[one.ranks[0]]) if one.ranks else one for one in late)
-    return Told({**kinds, kind: kinds.get(kind, 0.0) + beyond}, explained)
+
+    def explained(one: Late) -> Late:
+        """With the kind in which the first of the late ranks spent most more than usual."""
+        if not one.ranks:
+            return one
+        own = _kinds(spent[one.ranks[0]], waited[one.ranks[0]])
+        more = {kind: own.get(kind, 0.0) - kinds.get(kind, 0.0) for kind in _OWN_DOING}
+        most = max(more, key=more.__getitem__)
+        return one._replace(why=most) if more[most] > 0 else one
+
+    return Told({**kinds, kind: kinds.get(kind, 0.0) + beyond}, tuple(map(explained, late)))
 
 
 def _waited(outcomes: Sequence[Outcome], group_of: Mapping[int, int]) -> dict[int, float]:
@@ -264,40 +238,113 @@ def _kinds(outcome: Outcome, waited: float) -> dict[str, float]:
     return kinds | {rest: left}
 
 
-def _more(late: Mapping[str, float], usual: Mapping[str, float]) -> str:
-    """The kind in which a late rank spent most more than usual; empty if none."""
-    more = {kind: late.get(kind, 0.0) - usual.get(kind, 0.0) for kind in _OWN_DOING}
-    most = max(_OWN_DOING, key=lambda kind: more[kind])
-    return most if more[most] > 0 else ""
-
-
 def _arrivals(outcomes: Iterable[Outcome], group_of: Mapping[int, int], one: Outcome) -> dict[int, float]:
     """When the ranks of one's group reached the barrier, if they did, in seconds of its trial."""
-    group = group_of.get(one.rank)
-    peers = (own for own in outcomes if group_of.get(own.rank) == group)
+    peers = (own for own in outcomes if group_of.get(own.rank) == group_of.get(one.rank))
     return {own.rank: known(own.timings["arrive"]) for own in peers if "arrive" in own.timings}
 
 
-def _last(times: Mapping[int, float]) -> float:
-    return max(times.values(), default=0.0)
-
-
-def _ended_last(
-    outcomes: Sequence[Outcome], group_of: Mapping[int, int], slowest: Outcome, beyond: float
-) -> Iterator[Late]:
-    """Who ended so much later than the middle; if its group only began late, who was last at that group's barrier."""
-    came = _arrivals(outcomes, group_of, slowest)
-    usual = sorted(known(own.timings["arrive"]) for own in outcomes if "arrive" in own.timings)
-    if came and _last(came) - usual[(len(usual) - 1) // 2] > beyond / 2:
-        return latest(came, _last(came), beyond, slowest.code, of=len(outcomes))
-    ended = {own.rank: known(own.seconds) for own in outcomes}
-    return latest(ended, _last(ended), beyond, slowest.code, of=len(outcomes))
-
-
-def latest(times: Mapping[int, float], last: float, seconds: float, code: str, *, of: int) -> Iterator[Late]:
+def latest(times: Mapping[int, float], seconds: float, code: str, *, of: int) -> list[Late]:
     """Who came last, of so many that took part; nobody where that is most of them, or too many to list."""
     if seconds <= 0:
-        return
+        return []
+    last = max(times.values(), default=0.0)
     ranks = tuple(sorted(rank for rank, time in times.items() if time >= last - _LATE_TOO * seconds))
-    few = len(ranks) <= _MOST_LATE and 2 * len(ranks) <= of
-    yield Late(ranks if few else (), seconds, code)
+    return [Late(ranks if len(ranks) <= min(_MOST_LATE, of // 2) else (), seconds, code)]
+
+
+# The timeline, rank by rank -------------------------------------------------------------------------------------------
+
+# A page shows so many without getting lost, and a report stays short.
+MOST_RANKS, MOST_TRIALS = 16, 64
+# Came so much later than the rank in the middle: worth a look.
+_LATE_SECONDS = 1.0
+
+
+def timeline_of(recording: Recording, checks: Sequence[Check[Any]], blamed: Collection[int]) -> Timeline:
+    """The timeline; of many ranks those worth a look (`blamed` first), of many trials the longest."""
+    bars = _bars(recording, {check.code: check.stage.value for check in checks})
+    longest = {bar.number for bar in nlargest(MOST_TRIALS, bars, key=lambda bar: bar.seconds)}
+    shown = tuple(bar for bar in bars if bar.number in longest)
+    ranks = _chosen(recording, blamed)
+    own: dict[int, dict[int, Outcome]] = {rank: {} for rank in ranks}
+    for outcome in recording.outcomes:
+        if outcome.rank in own and outcome.trial in longest:
+            own[outcome.rank][outcome.trial] = outcome
+    gone: dict[int | None, float] = {}
+    for event in recording.events:
+        if event.kind in (EventKind.LOST, EventKind.LEAVING):
+            gone[event.rank] = min(gone.get(event.rank, math.inf), known(event.seconds))
+    ends = (
+        known(recording.end.seconds) if recording.end else 0.0,
+        *(bar.begin_seconds + bar.seconds for bar in bars),
+        *(known(event.seconds) for event in recording.events),
+        *(known(arrival.seconds) for arrival in recording.arrivals.values()),
+    )
+    return Timeline(
+        seconds=max(ends),
+        trials=shown,
+        lanes=tuple(_lane(recording, rank, shown, own[rank], gone.get(rank)) for rank in ranks),
+        trials_in_all=len(bars),
+        ranks_in_all=recording.header.world_size,
+    )
+
+
+def _bars(recording: Recording, stages: Mapping[str, str]) -> list[Bar]:
+    """The trials one after the other; an old recording does not say when they began: then each after the last one."""
+    now = max((known(arrival.seconds) for arrival in recording.arrivals.values()), default=0.0)
+    outcomes = _by_trial(recording)
+    bars: list[Bar] = []
+    for trial in recording.trials:
+        own = outcomes[trial.number]
+        begin = known(trial.begin_seconds) if trial.begin_seconds is not None else now
+        seconds = max((known(outcome.seconds) for outcome in own), default=0.0)
+        now = max(now, begin + seconds)
+        bar = Bar(
+            number=trial.number,
+            code=trial.code,
+            stage=stages.get(trial.code, OTHER),
+            begin_seconds=begin,
+            seconds=seconds,
+            deadline_seconds=known(trial.limit_seconds),
+            statuses={status.value: count for status, count in Counter(o.status for o in own).items()},
+        )
+        bars.append(bar)
+    return bars
+
+
+def _chosen(recording: Recording, blamed: Collection[int]) -> list[int]:
+    """The ranks worth a look, in rising order. What may fail, and what others brought about, speaks against nobody."""
+    experiments = {trial.number for trial in recording.trials if trial.may_fail}
+    came = {rank: known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
+    size = recording.header.world_size
+    # A header may claim more ranks than there is memory for; who is neither here nor missed has nothing to show.
+    missed = {event.rank for event in recording.events if event.rank is not None and 0 <= event.rank < size}
+    everybody = {*came, *missed, *range(min(size, MOST_RANKS))}
+    usual = median_low(came.values()) if came else 0.0
+    bad: Counter[int] = Counter(missed)
+    bad.update(rank for rank, seconds in came.items() if seconds > usual + _LATE_SECONDS)
+    bad.update(
+        outcome.rank
+        for outcome in recording.outcomes
+        if outcome.status not in (Status.DONE, Status.SKIPPED) and not outcome.told and outcome.trial not in experiments
+    )
+    return sorted(nsmallest(MOST_RANKS, everybody, key=lambda rank: (rank not in blamed, -bad[rank], rank)))
+
+
+def _lane(recording: Recording, rank: int, bars: Sequence[Bar], own: Mapping[int, Outcome], gone: float | None) -> Lane:
+    arrival = recording.arrivals.get(rank)
+    layout = recording.header.layout
+    told = layout[rank] if 0 <= rank < len(layout) else "?"
+    return Lane(
+        rank=rank,
+        node=arrival.place.node if arrival else told,
+        arrived_seconds=known(arrival.seconds) if arrival else None,
+        gone_seconds=gone,
+        seconds=tuple(known(own[bar.number].seconds) if bar.number in own else None for bar in bars),
+        unfinished=tuple(
+            Unfinished(number=number, status=outcome.status.value, at=outcome.at)
+            for number, outcome in own.items()
+            if outcome.status is not Status.DONE
+        ),
+    )

@@ -16,8 +16,7 @@ from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
 from ddpdiag.judgement.hosts import slower_share
-from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.selection import lacks_named_backend
+from ddpdiag.judgement.judged import Judged, lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, share_text
@@ -262,19 +261,15 @@ def _without(
     warned = (finding for own in judged for finding in own.findings if finding.severity is Severity.WARNING)
     warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    found = _tested_text(alone, judged)
+    # What was done on these hosts, and what should have been.
+    done = {outcome.code for outcome in alone.outcomes if outcome.status is Status.DONE}
+    meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
+    missed = [check.code for check in meant if check.code not in done]
+    found = ", ".join(tested(alone, judged)) + (f"; not done: {', '.join(missed)}" if missed else "")
     degraded = any(_concerns(world, finding, good) for own in judged for finding in own.slowing())
     sentence = f"{said}: no problems found on these in the stages that ran ({found})"
     sentence += f"; only {workarounds_text(workarounds)}" if workarounds else ""
     return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.", degraded)
-
-
-def _tested_text(recording: Recording, judged: Sequence[Judged]) -> str:
-    """What was done on the hosts whose outcomes these are, and what should have been."""
-    done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
-    meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
-    missed = [check.code for check in meant if check.code not in done]
-    return ", ".join(tested(recording, judged)) + (f"; not done: {', '.join(missed)}" if missed else "")
 
 
 def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:

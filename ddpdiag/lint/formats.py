@@ -10,7 +10,7 @@ from ddpdiag import __version__
 from ddpdiag.codec import encode
 from ddpdiag.lint import Rule
 from ddpdiag.model import Severity
-from ddpdiag.render.github import annotation
+from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
 
 LINT_SCHEMA = "ddpdiag.lint/1"

@@ -1,7 +1,6 @@
 """The nouns: frozen data that every room above shares. Nothing here reads the world."""
 
 from ddpdiag.model.options import Depth, Options
-from ddpdiag.model.place import Arrival, Place
 from ddpdiag.model.recording import End, Event, EventKind, Header, Recording, Skip
 from ddpdiag.model.report import (
     CheckLine,
@@ -15,7 +14,7 @@ from ddpdiag.model.report import (
     Verdict,
     WorldLine,
 )
-from ddpdiag.model.trial import IMPORT_STEP, Collective, Kind, Outcome, ProcessState, Status, Trial
+from ddpdiag.model.trial import IMPORT_STEP, Arrival, Collective, Kind, Outcome, Place, ProcessState, Status, Trial
 
 __all__ = [
     "IMPORT_STEP",

@@ -6,8 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from ddpdiag.model.options import Options
-from ddpdiag.model.place import Arrival
-from ddpdiag.model.trial import Outcome, Trial
+from ddpdiag.model.trial import Arrival, Outcome, Trial
 
 # History: 1 = first.
 SCHEMA = "ddpdiag.recording/1"

@@ -30,13 +30,18 @@ _PLAIN = str.maketrans(
 
 def write(path: str, content: str | bytes) -> None:
     """Write `content` to `path` ("-" is standard output); UsageError, with the reason, if that cannot be done."""
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if path == STANDARD_OUTPUT:
             _say(content if isinstance(content, str) else content.decode(), sys.stdout)
         elif _is_special(target := _target(path)):
-            _pour(target, _bytes(content))
+            # Opening a named pipe that nobody reads would wait for ever; this way it fails.
+            descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            os.set_blocking(descriptor, True)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
         else:
-            _replace(target, _bytes(content))
+            _replace(target, data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -47,12 +52,18 @@ def check_writable(path: str) -> None:
         return
     try:
         if _is_special(target := _target(path)):
-            _check_special(target)
+            if os.path.isdir(target):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
         temporary, descriptor = _open_beside(target)
         os.close(descriptor)
         temporary.unlink()
-        _check_replaceable(target)
+        # In a folder like /tmp everybody may make files, but only its owner may replace one.
+        folder, user = target.parent.stat(), os.geteuid()
+        if target.exists() and folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
+            raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -80,10 +91,6 @@ def _say(text: str, stream: TextIO | None) -> None:
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
-
-
-def _bytes(content: str | bytes) -> bytes:
-    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
 
 
 def _target(path: str) -> Path:
@@ -120,30 +127,6 @@ def _is_special(path: Path) -> bool:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
         return False
-
-
-def _check_special(path: Path) -> None:
-    if os.path.isdir(path):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def _pour(path: Path, data: bytes) -> None:
-    # Opening a named pipe that nobody reads would wait for ever; this way it fails.
-    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    os.set_blocking(descriptor, True)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-
-
-def _check_replaceable(target: Path) -> None:
-    """In a folder like /tmp everybody may make files, but only its owner may replace one."""
-    if not target.exists():
-        return
-    folder, user = target.parent.stat(), os.geteuid()
-    if folder.st_mode & stat.S_ISVTX and user not in (0, folder.st_uid, target.stat().st_uid):
-        raise PermissionError(errno.EPERM, f"only its owner may replace it in {target.parent}")
 
 
 def _open_beside(target: Path) -> tuple[Path, int]:
@@ -221,9 +204,10 @@ def takes(stream: TextIO) -> bool:
     return bool(poll.poll(0))
 
 
-def columns(stream: TextIO) -> int:
-    """Width of the terminal behind the stream; 80 where there is none."""
+def size(stream: TextIO) -> tuple[int, int]:
+    """Columns and lines of the terminal behind the stream; 80 and 25 where there is none."""
     try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
+        columns, lines = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
-        return 80
+        return 80, 25
+    return columns or 80, lines or 25

@@ -29,16 +29,24 @@ def render(report: Report, features: Sequence[Sections] = ()) -> str:
 
 
 def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
+    figures = report.measurements
     head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     yield from _serious(report.findings)
-    yield Piece("the variables that the job needs", _workarounds(report))
+    needed = (
+        f"**The job needs {count(len(report.workarounds), 'variable')}**, in the JSON report (`--write-workaround`)."
+    )
+    copied = _to_copy(report.workarounds, _WORKAROUNDS, ["**The job needs these variables:**", ""], needed)
+    yield Piece("the variables that the job needs", copied)
     for feature in features:
         yield from feature.pieces(report)
     yield Piece("notes", folded("Notes", _notes(report.findings)))
     yield Piece("ranks", folded("Ranks", _ranks(report)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
-    yield Piece("measurements", folded("Measurements", _measurements(report.measurements)))
+    # Under the names that scripts know, in which the unit stands.
+    rows = [(name(figure, cell=True), _value(figure, own)) for figure, own in islice(figures.items(), _FIGURES)]
+    table = tabled(("figure", "value"), rows, "figure", total=len(figures), most=_SMALL_TABLE)
+    yield Piece("measurements", folded("Measurements", table))
     notes = [f"- {said(note, _NOTE)}" for note in report.notes[:_NOTES]]
     yield Piece("notes", folded("Notes", listed(notes, "note", total=len(report.notes), most=_TABLE)))
 
@@ -57,19 +65,10 @@ def _world(report: Report) -> str:
     return ", ".join(parts)
 
 
-def _workarounds(report: Report) -> list[str]:
-    """Lines to be copied: all of them, or none."""
-    if not report.workarounds:
-        return []
-    lines = _to_copy(report.workarounds)
-    if size(lines) > _WORKAROUNDS:
-        needed = count(len(report.workarounds), "variable")
-        return [f"**The job needs {needed}**, in the JSON report (`--write-workaround`).", ""]
-    return ["**The job needs these variables:**", "", *lines, ""]
-
-
-def _to_copy(variables: Mapping[str, str | None]) -> list[str]:
-    return block("\n".join(shell_lines(variables)), "sh")
+def _to_copy(variables: Mapping[str, str | None], most: int, head: Sequence[str], otherwise: str) -> list[str]:
+    """Lines to be copied behind a `head`: all of them, or none."""
+    lines = block("\n".join(shell_lines(variables)))
+    return [*([*head, *lines] if size(lines) <= most else [otherwise]), ""] if variables else []
 
 
 def _ranks(report: Report) -> list[str]:
@@ -103,12 +102,6 @@ def _checks(report: Report) -> list[str]:
     headers = ("check", "name", "stage", "ranks", "skipped because")
     second = tabled(headers, checks, "check", total=len(report.checks), most=_TABLE)
     return [*first, "", *second] if first and second else first or second
-
-
-def _measurements(found: Mapping[str, Scalar]) -> list[str]:
-    """Under the names that scripts know, in which the unit stands."""
-    rows = [(name(figure, cell=True), _value(figure, own)) for figure, own in islice(found.items(), _FIGURES)]
-    return tabled(("figure", "value"), rows, "figure", total=len(found), most=_SMALL_TABLE)
 
 
 # A ticket that is longer is not read.
@@ -148,7 +141,11 @@ def _notes(findings: Sequence[Finding]) -> list[str]:
     """What is good to know, a line each."""
     lines: list[str] = []
     for shown, others in _groups(findings, SEVERITIES[2:]):
-        lines += [*map(_brief, shown), *([_more(others)] if others else [])]
+        for finding in shown:
+            blame = f" ({names})" if (names := _blamed(finding)) else ""
+            title, message = said(finding.title, _TITLE), said(finding.message, _BRIEF)
+            lines.append(f"- {name(finding.code)} {title}{blame}: {message}")
+        lines += [_more(others)] if others else []
     return listed(lines[:_NOTE_LINES], "line", total=len(lines), most=_NOTE_BYTES)
 
 
@@ -181,21 +178,11 @@ def _finding_lines(finding: Finding) -> list[str]:
     if finding.fix:
         lines.append(f"- **Fix:** {said(finding.fix, _FIX)}")
     lines.append("")
-    lines += _variables(finding)
+    lines += _to_copy(finding.env, _ENV, [], f"{count(len(finding.env), 'variable')} that helped, in the JSON report.")
     evidence = islice(finding.evidence.items(), _EVIDENCE_SHOWN)
     cells = [(name(label(figure), cell=True), _value(figure, own)) for figure, own in evidence]
     total = len(finding.evidence)
     return lines + folded("Evidence", tabled(("figure", "value"), cells, "figure", total=total, most=_EVIDENCE))
-
-
-def _variables(finding: Finding) -> list[str]:
-    """Lines to be copied: all of them, or none."""
-    if not finding.env:
-        return []
-    lines = _to_copy(finding.env)
-    if size(lines) > _ENV:
-        lines = [f"{count(len(finding.env), 'variable')} that helped, in the JSON report."]
-    return [*lines, ""]
 
 
 def _blamed(*findings: Finding) -> str:
@@ -209,9 +196,3 @@ def _value(figure: str, own: Scalar | list[Scalar]) -> str:
         more = f" and {len(own) - _VALUES} more" if len(own) > _VALUES else ""
         return (", ".join(_value(figure, item) for item in own[:_VALUES]) or "none") + more
     return "not known" if own is None else said(quantity(figure, own), _BRIEF)
-
-
-def _brief(finding: Finding) -> str:
-    blame = _blamed(finding)
-    title, message = said(finding.title, _TITLE), said(finding.message, _BRIEF)
-    return f"- {name(finding.code)} {title}{f' ({blame})' if blame else ''}: {message}"

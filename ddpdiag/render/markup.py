@@ -62,11 +62,11 @@ def code(text: str, *, cell: bool = False) -> str:
     return words(text) if cell and "|" in line else span
 
 
-def block(text: str, language: str = "") -> list[str]:
-    """Lines to be copied, as a fenced block."""
+def block(text: str) -> list[str]:
+    """Lines for a shell to be copied, as a fenced block."""
     lines = printable(text).split("\n")
     ticks = "`" * max(3, max((len(run) for line in lines for run in _RUNS.findall(line)), default=0) + 1)
-    return [f"{ticks}{language}", *lines, ticks]
+    return [f"{ticks}sh", *lines, ticks]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> list[str]:
@@ -173,3 +173,21 @@ def _first(lines: Sequence[str], noun: str, total: int, most: int) -> tuple[list
 def spaced(lines: list[str]) -> list[str]:
     """Lines with an empty one behind them; nothing where there are none."""
     return [*lines, ""] if lines else []
+
+
+# GitHub's workflow commands, which Actions shows at a line of a file. Source: "Setting a warning message",
+# docs.github.com/actions/reference/workflow-commands-for-github-actions.
+
+
+def annotation(
+    level: str, message: str, *, title: str, path: str = "", line: int | None = None, column: int | None = None
+) -> str:
+    """One command; `level` is error, warning or notice. Without a path it belongs to the run, not to a file."""
+    place = {"file": path or None, "line": line if path else None, "col": column if path else None, "title": title}
+    escaped = {name: _escaped(str(value)) for name, value in place.items() if value is not None}
+    properties = ",".join(f"{name}={value}".replace(":", "%3A").replace(",", "%2C") for name, value in escaped.items())
+    return f"::{level} {properties}::{_escaped(message)}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

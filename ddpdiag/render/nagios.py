@@ -66,22 +66,16 @@ def _data(report: Report) -> Iterator[str]:
     yield f"bad_hosts={len(report.hosts.bad)};;;0"
     for name, value in report.measurements.items():
         if is_number(value):
-            yield f"{_label(name)}={_number(float(value))}{_unit(name)}"
+            plain = ascii_line(name).replace("|", "/").replace("=", "_")
+            label = plain if plain.replace("_", "").replace(".", "").isalnum() else "'" + plain.replace("'", "''") + "'"
+            # Of the guidelines' units those that our names end in.
+            unit = "s" if name.endswith("seconds") else "B" if name.endswith("bytes") else ""
+            yield f"{label}={_number(float(value))}{unit}"
 
 
 def _number(value: float) -> str:
     """No exponent; nanoseconds are kept."""
     return f"{value:.9f}".rstrip("0").rstrip(".")
-
-
-def _unit(name: str) -> str:
-    """Of the guidelines' units those that our names end in."""
-    return "s" if name.endswith("seconds") else "B" if name.endswith("bytes") else ""
-
-
-def _label(name: str) -> str:
-    plain = ascii_line(name).replace("|", "/").replace("=", "_")
-    return plain if plain.replace("_", "").replace(".", "").isalnum() else "'" + plain.replace("'", "''") + "'"
 
 
 def _within(room: int, items: Iterable[str]) -> str:

@@ -197,46 +197,38 @@ def draw_bars(what: Bars, name: str) -> str:
     figure = Figure(figsize=(WIDTH, height + histogram), layout="constrained")
     *above, bottom = figure.subplots(2, height_ratios=(histogram, height)) if histogram else [figure.subplots()]
     for axes in above:
-        _histogram(axes, what)
-    _bars(bottom, what)
-    return inline(figure, name)
-
-
-def _bars(axes: "Axes", what: Bars) -> None:
+        axes.hist(what.all_values, bins=_BINS, color=SERIES[0])
+        if what.line is not None:
+            axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
+        # One of ten thousand shall be seen, too.
+        axes.set_yscale("symlog", linthresh=1)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_ylabel(f"{what.noun} (log scale)")
+        axes.set_xlabel(what.unit)
+        axes.grid(visible=True, axis="y")
     rows = range(len(what.bars))
-    drawn = axes.barh(rows, [bar.value for bar in what.bars], height=0.7, color=SERIES[0])
+    drawn = bottom.barh(rows, [bar.value for bar in what.bars], height=0.7, color=SERIES[0])
     for patch, bar in zip(drawn, what.bars, strict=True):
         if bar.is_outlier:
             patch.set(facecolor="none", edgecolor=WARN if bar.mark == OUTLIER else BAD, hatch="////")
         if bar.mark:
-            axes.annotate(
+            bottom.annotate(
                 bar.mark, (patch.get_width(), patch.get_y() + patch.get_height() / 2), xytext=(3, 0),
                 textcoords="offset points", va="center", fontsize=SMALL, color=INK if bar.mark == OUTLIER else BAD,
                 bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6},
             )  # fmt: skip
     if what.line is not None:
-        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
-    axes.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
-    axes.invert_yaxis()
+        bottom.axvline(what.line, color=INK, linestyle="--", linewidth=1)
+    bottom.set_yticks(rows, [word(bar.label, _LETTERS) for bar in what.bars])
+    bottom.invert_yaxis()
     # Room for the word behind the longest bar.
-    axes.margins(x=0.22 if any(bar.mark for bar in what.bars) else 0.05)
-    axes.set_xlim(left=0)
+    bottom.margins(x=0.22 if any(bar.mark for bar in what.bars) else 0.05)
+    bottom.set_xlim(left=0)
     dashed = f"dashed: {what.line_name}" if what.line is not None else ""
-    axes.set_xlabel(", ".join(filter(None, (what.unit, dashed))))
-    axes.grid(visible=True, axis="x")
-    axes.tick_params(axis="y", length=0)
-
-
-def _histogram(axes: "Axes", what: Bars) -> None:
-    axes.hist(what.all_values, bins=_BINS, color=SERIES[0])
-    if what.line is not None:
-        axes.axvline(what.line, color=INK, linestyle="--", linewidth=1)
-    # One of ten thousand shall be seen, too.
-    axes.set_yscale("symlog", linthresh=1)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylabel(f"{what.noun} (log scale)")
-    axes.set_xlabel(what.unit)
-    axes.grid(visible=True, axis="y")
+    bottom.set_xlabel(", ".join(filter(None, (what.unit, dashed))))
+    bottom.grid(visible=True, axis="x")
+    bottom.tick_params(axis="y", length=0)
+    return inline(figure, name)
 
 
 def draw_stacks(unit: str, labels: Sequence[str], parts: Sequence[tuple[str, Sequence[float]]], name: str) -> str:
@@ -302,8 +294,22 @@ def draw_heat(
     figure: Figure = Figure(figsize=(WIDTH, height + above + _SCALE_INCHES), layout="constrained")
     top, bottom = figure.subplots(2, height_ratios=(height + above, 0.12))
     _map(top, cells, scale.low, scale.high)
-    _names(top, rows, columns)
-    _legend(bottom, scale)
+    # Of many names every n-th.
+    top.spines[:].set_visible(False)
+    top.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    across, down = -(-len(columns) // _NAMES_ACROSS), -(-len(rows) // _NAMES_DOWN)
+    top.set_xticks(
+        range(0, len(columns), across), [word(name, _LONGEST) for name in columns[::across]], rotation=60, ha="left",
+        rotation_mode="anchor", fontsize=SMALL,
+    )  # fmt: skip
+    top.set_yticks(range(0, len(rows), down), [word(name, _LONGEST) for name in rows[::down]], fontsize=SMALL)
+    # An image rather than matplotlib's own colour bar, which is 256 shapes.
+    bottom.imshow(
+        [range(256)], cmap="cividis", aspect="auto", extent=(scale.low, scale.high, 0, 1), interpolation="none"
+    )
+    bottom.set_yticks([])
+    bottom.set_xlabel(scale.unit)
+    bottom.spines[:].set(visible=True, edgecolor=MUTED)
     return inline(figure, name)
 
 
@@ -328,23 +334,3 @@ def _number(cell: float, columns: int) -> str:
     """Three digits; what needs more room than one of many columns has is next to nothing."""
     text = f"{cell:.3g}"
     return text if columns <= _ROOMY or len(text) <= _MOST_DIGITS else "<0.01" if cell < 0.01 else f"{cell:.2g}"
-
-
-def _names(axes: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Of many names every n-th."""
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    across, down = -(-len(columns) // _NAMES_ACROSS), -(-len(rows) // _NAMES_DOWN)
-    axes.set_xticks(
-        range(0, len(columns), across), [word(name, _LONGEST) for name in columns[::across]], rotation=60, ha="left",
-        rotation_mode="anchor", fontsize=SMALL,
-    )  # fmt: skip
-    axes.set_yticks(range(0, len(rows), down), [word(name, _LONGEST) for name in rows[::down]], fontsize=SMALL)
-
-
-def _legend(axes: "Axes", scale: Scale) -> None:
-    # An image rather than matplotlib's own colour bar, which is 256 shapes.
-    axes.imshow([range(256)], cmap="cividis", aspect="auto", extent=(scale.low, scale.high, 0, 1), interpolation="none")
-    axes.set_yticks([])
-    axes.set_xlabel(scale.unit)
-    axes.spines[:].set(visible=True, edgecolor=MUTED)

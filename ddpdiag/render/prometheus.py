@@ -8,7 +8,7 @@ grow with the square of the ranks; the JSON report has them.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from ddpdiag import __version__
 from ddpdiag.codec import readable
-from ddpdiag.model import Report, Scalar, Verdict
+from ddpdiag.model import Report, Verdict
 from ddpdiag.render import Sample, Sections
 from ddpdiag.render.page import one_line
 
@@ -46,7 +46,7 @@ class _Once(Collector):
         families: dict[str, dict[tuple[tuple[str, str], ...], Sample]] = {}
         for sample in _samples(self._report, self._features):
             labels = tuple((name, _text(value)) for name, value in sample.labels.items())
-            families.setdefault(_name(sample.name), {}).setdefault(labels, sample)
+            families.setdefault("ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", sample.name), {}).setdefault(labels, sample)
         for name, samples in families.items():
             first = next(iter(samples.values()))
             family = GaugeMetricFamily(name, _text(first.says))
@@ -59,17 +59,20 @@ def _text(value: object) -> str:
     return readable(one_line(str(value)))
 
 
-def _name(words: str) -> str:
-    return "ddpdiag_" + re.sub(r"[^a-zA-Z0-9_]", "_", words)
-
-
 def _samples(report: Report, features: Sequence[Sections]) -> Iterator[Sample]:
     yield from _run(report)
-    yield from _stages_and_checks(report)
-    yield from _findings(report)
-    yield from _measurements(report)
+    yield from _stages_checks_and_findings(report)
+    # Figures of the whole run; those of a benchmark and of strategies come with labels, further below.
+    for name, value in report.measurements.items():
+        if isinstance(value, int | float) and name.partition(".")[0] not in ("bench", "train"):
+            family, labels = _spelled(name)
+            yield Sample(family, f"The run's {name}.", value, labels)
     for row in report.ranks:
-        yield from _rank(row)
+        who = {"host" if name == "node" else name: row.get(name) for name in _WHO}
+        labels = {name: "" if value is None else str(value) for name, value in who.items()}
+        for name, value in row.items():
+            if name not in _WHO and isinstance(value, int | float):
+                yield Sample(f"rank_{_with_unit(name)}", f"A rank's {name}.", value, labels)
     for feature in features:
         yield from feature.samples(report)
 
@@ -97,14 +100,7 @@ def _run(report: Report) -> Iterator[Sample]:
             yield Sample("host_bad", says, state == "bad", {"host": host})
 
 
-def _timestamp(created: str) -> float | None:
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _stages_and_checks(report: Report) -> Iterator[Sample]:
+def _stages_checks_and_findings(report: Report) -> Iterator[Sample]:
     for stage in report.stages:
         yield Sample("stage_seconds", "Duration of the stage.", stage.seconds, {"stage": stage.name})
     for check in report.checks:
@@ -115,10 +111,7 @@ def _stages_and_checks(report: Report) -> Iterator[Sample]:
             yield Sample(
                 "check_outcomes", "Outcomes of a check by status, over ranks.", count, own | {"status": status}
             )
-
-
-def _findings(report: Report) -> Iterator[Sample]:
-    """A finding that blames several hosts counts on each; one that blames none has an empty host."""
+    # A finding that blames several hosts counts on each; one that blames none has an empty host.
     found = Counter(
         (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.nodes or ("",)
     )
@@ -127,12 +120,11 @@ def _findings(report: Report) -> Iterator[Sample]:
         yield Sample("findings", "Findings by code, severity and blamed host.", count, own)
 
 
-def _measurements(report: Report) -> Iterator[Sample]:
-    """Figures of the whole run; those of a benchmark and of strategies come with labels, further below."""
-    for name, value in report.measurements.items():
-        if isinstance(value, int | float) and name.partition(".")[0] not in ("bench", "train"):
-            family, labels = _spelled(name)
-            yield Sample(family, f"The run's {name}.", value, labels)
+def _timestamp(created: str) -> float | None:
+    try:
+        return datetime.fromisoformat(created).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _spelled(name: str) -> tuple[str, dict[str, str]]:
@@ -149,12 +141,3 @@ def _with_unit(name: str) -> str:
         if name.endswith(own):
             return name.removesuffix(own) + theirs
     return name
-
-
-def _rank(row: Mapping[str, Scalar]) -> Iterator[Sample]:
-    """The columns of one rank, by rank, host and GPU."""
-    who = {"host" if name == "node" else name: row.get(name) for name in _WHO}
-    labels = {name: "" if value is None else str(value) for name, value in who.items()}
-    for name, value in row.items():
-        if name not in _WHO and isinstance(value, int | float):
-            yield Sample(f"rank_{_with_unit(name)}", f"A rank's {name}.", value, labels)

@@ -35,25 +35,21 @@ def _line(name: str, value: str | None) -> str:
 
 def render(report: Report) -> str:
     """A file to be sourced before the job starts; a comment alone where nothing has to be set."""
-    lines = (f"# ddpdiag, run {report.run_id}: {_why(report)}", *shell_lines(report.workarounds))
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _why(report: Report) -> str:
     found = {finding.code for finding in report.findings}
     if report.workarounds:
         does = "needs here" if "P2P003.fallback" in found else "is faster with"
-        return f"variables that {report.world.backend} {does}, as tested"
-    return next((said for code, said in _WITHOUT.items() if code in found), None) or _unasked(report)
-
-
-def _unasked(report: Report) -> str:
-    """Where nothing was found: was anything looked for?"""
-    fallback = next((check for check in report.checks if check.code == "P2P003"), None)
-    if fallback is not None and fallback.statuses:
-        return "no variables: none is needed, and none makes it faster"
-    why = f" ({' '.join(fallback.skipped_because.split())})" if fallback and fallback.skipped_because else ""
-    return f"no variables: none were tried{why}"
+        why = f"variables that {report.world.backend} {does}, as tested"
+    elif known := [said for code, said in _WITHOUT.items() if code in found]:
+        why = known[0]
+    else:
+        # Where nothing was found: was anything looked for?
+        search = next((check for check in report.checks if check.code == "P2P003"), None)
+        skipped = f" ({' '.join(search.skipped_because.split())})" if search and search.skipped_because else ""
+        why = f"no variables: none were tried{skipped}"
+        if search is not None and search.statuses:
+            why = "no variables: none is needed, and none makes it faster"
+    lines = (f"# ddpdiag, run {report.run_id}: {why}", *shell_lines(report.workarounds))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
@@ -62,19 +58,15 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
     Nothing where there is no other host. The line is srun's where Slurm runs the job; elsewhere it is the list.
     """
     bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
-    if len(report.world.nodes) < 2 and not _in_slurm(report):
+    if len(report.world.nodes) < 2 and not report.world.scheduler:
         return ()
     return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
-
-
-def _in_slurm(report: Report) -> bool:
-    return report.world.scheduler == "slurm"
 
 
 def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
     who = "failing host" if len(bad) == 1 else "failing hosts"
     listed = fold_hosts(bad)
-    if not _in_slurm(report):
+    if not report.world.scheduler:
         long = len(listed) > _LONGEST_LIST
         return (
             (f"{len(bad):,} {who}, one per line:", "--write-failing-hosts failing") if long else (f"The {who}:", listed)
@@ -93,8 +85,8 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     how = f"{max(shares)} %" if len(set(shares)) == 1 else f"{min(shares)} to {max(shares)} %"
     told = f"{len(slow):,} {'host is' if len(slow) == 1 else 'hosts are'} {how} slower than most"
     bad = report.hosts.bad
-    listed = fold_hosts((*bad, *slow) if _in_slurm(report) else slow)
-    if not _in_slurm(report):
+    listed = fold_hosts((*bad, *slow) if report.world.scheduler else slow)
+    if not report.world.scheduler:
         return f"{told}:", listed
     too = " and the failing ones" if bad else ""
     return f"{told}. Without {'it' if len(slow) == 1 else 'them'}{too}:", (

@@ -17,7 +17,7 @@ from ddpdiag.runtime.deadlines import (
     frozen_seconds,
 )
 from ddpdiag.runtime.launchers.launch import places
-from ddpdiag.runtime.record.record import is_held, remove_scratch, run_folder
+from ddpdiag.runtime.record import is_held, remove_scratch, run_folder
 from ddpdiag.runtime.run import Run
 from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended
 

@@ -15,7 +15,7 @@ import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
-from ddpdiag.judgement.selection import selected
+from ddpdiag.judgement.judged import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line
@@ -31,11 +31,11 @@ from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_p
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
-from ddpdiag.runtime.launchers.environment import own_arrival
+from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.launch import Launch, worker_variables
 from ddpdiag.runtime.launchers.slurm import leaf_of
+from ddpdiag.runtime.record import Record, RecordCopy, folder_name, run_folder
 from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, verdict_without_rank_0
-from ddpdiag.runtime.record.record import Record, RecordCopy, folder_name, run_folder
 from ddpdiag.runtime.record.shared_folder import NoteReader, NoteWriter, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from ddpdiag.cli import check
-from ddpdiag.cli.backends import refuse_nccl_without_gpus
+from ddpdiag.cli.check import refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, spelled, split
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import encode, readable

@@ -10,8 +10,8 @@ from ddpdiag.render.html.page import Cell, Section, words
 from ddpdiag.render.markup import Piece, listed, name, said, spaced, tabled
 from ddpdiag.render.page import Column, Page, draw, fitted, one_line, written
 from ddpdiag.render.plots import Bar, Bars, draw_bars
+from ddpdiag.render.terminal import write_head, write_notes, write_verdict
 from ddpdiag.render.terminal.findings import write_findings
-from ddpdiag.render.terminal.report import write_head, write_notes, write_verdict
 from ddpdiag.text import ABSENT, count, figure, percent
 
 STYLES = {

@@ -28,7 +28,7 @@ def measure(ranks: int) -> dict[str, float]:
     from ddpdiag.checks.world import World
     from ddpdiag.judgement import judge
     from ddpdiag.model import Recording
-    from ddpdiag.render.terminal.report import render
+    from ddpdiag.render.terminal import render
     from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
     hosts = ranks // RANKS_PER_HOST

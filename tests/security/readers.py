@@ -8,17 +8,17 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ddpdiag.cli import judge
-from ddpdiag.cli.check import read_topology
 from ddpdiag.cli.outputs import LintOptions, Outputs
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.comparison.benchmarks import dumps, read_baseline
 from ddpdiag.explain import command as explain
-from ddpdiag.judgement.judge import read_baseline as read_run
+from ddpdiag.judgement import read_baseline as read_run
 from ddpdiag.lint import command as lint
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
+from ddpdiag.runtime.launchers.slurm import read_topology
 from ddpdiag.watch import WatchOptions, command
 from ddpdiag.watch.model import RankSeen, Stall
 from ddpdiag.workloads.mnist import read_idx

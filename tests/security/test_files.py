@@ -8,7 +8,7 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.render import files
-from ddpdiag.runtime.record.record import run_folder
+from ddpdiag.runtime.record import run_folder
 
 STRANGER = 65534
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")

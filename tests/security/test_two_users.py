@@ -14,7 +14,7 @@ import pytest
 
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import secret
-from ddpdiag.runtime.record.record import folder_name
+from ddpdiag.runtime.record import folder_name
 
 pytestmark = [
     pytest.mark.deep,

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
-from ddpdiag.judgement.judge import judge
-from ddpdiag.render.terminal.report import render
+from ddpdiag.judgement import judge
+from ddpdiag.render.terminal import render
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS / "screenshots"

@@ -192,7 +192,7 @@ def rows(tree: Tree, *, run: bool) -> Iterator[tuple[str, str]]:
         yield f"longest file {place}", f"{tree.lines[file]} {file.removeprefix('ddpdiag/')}"
     command = ["judge", str(RECORDING)]
     yield "entered by `ddpdiag judge`, healthy run", entered_row(tree, command)
-    yield "  by its call of judge()", entered_row(tree, command, "judgement/judge.py:judge")
+    yield "  by its call of judge()", entered_row(tree, command, "judgement/__init__.py:judge")
     if run:
         check = ["check", "--nproc-per-node", "2", "--select", "COL001"]
         yield "entered by `check --select COL001`", entered_row(tree, check)

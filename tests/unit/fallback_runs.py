@@ -12,10 +12,10 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.codec import encode
+from ddpdiag.judgement.judged import trials_seconds
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header
-from ddpdiag.model.trial import spent_seconds
 from ddpdiag.runtime.coordinator.dispatch import with_number
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.stats import samples
@@ -88,7 +88,7 @@ class Run:
     def search(self, most: int = 80) -> "Run":
         """Every trial that the plan asks for, within the budget, as the coordinator runs them."""
         for _ in range(most):
-            left = self.world.options.budget_seconds - DEADLINES.reserve - spent_seconds(self.recording.outcomes)
+            left = self.world.options.budget_seconds - DEADLINES.reserve - trials_seconds(self.recording.outcomes)
             trials = fallback.plan(replace(self.seen, left_seconds=left))
             if not trials:
                 self.recording = structs.replace(self.recording, end=End(seconds=60.0))

@@ -15,15 +15,15 @@ import typer
 
 import ddpdiag
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.cli import complain, guarded
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
-from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.options import Color, split
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.codec import disassemble, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.selection import validate
+from ddpdiag.judgement.judged import validate
 from ddpdiag.model import Options
 
 ROOT = Path(__file__).parents[2]

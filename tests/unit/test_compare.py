@@ -16,7 +16,7 @@ from ddpdiag.checks import snapshots
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.run import baseline as cmp001
-from ddpdiag.codec import encode, read_recording
+from ddpdiag.codec import encode, pretty, read_recording
 from ddpdiag.compare import command as rendering
 from ddpdiag.compare.command import run
 from ddpdiag.compare.reports import Comparison, compare
@@ -24,13 +24,11 @@ from ddpdiag.comparison import noise as limits
 from ddpdiag.comparison.figures import Change, Direction, changed_matrices, compared_figures
 from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standings
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement import judge
-from ddpdiag.judgement.judge import read_baseline, read_report, world_of
+from ddpdiag.judgement import judge, read_baseline, read_report, world_of
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.measurements import Steps, Window
 from ddpdiag.model.options import Figure, Sampling, Snapshot
-from ddpdiag.render import json as report_json
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -519,7 +517,7 @@ def test_a_report_without_figures_says_what_to_give(golden) -> None:
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """The same run, as a recording and as a JSON report."""
     path = tmp_path / "report.json"
-    path.write_text(report_json.render(recorded()))
+    path.write_text(pretty(recorded()))
     return HEALTHY, path
 
 
@@ -531,7 +529,7 @@ def test_a_recording_and_a_report_may_be_mixed(golden, runs, capsys) -> None:
 
 def test_json_and_markdown_say_the_same(golden, runs, tmp_path, capsys) -> None:
     worse = tmp_path / "worse.json"
-    worse.write_text(report_json.render(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
+    worse.write_text(pretty(report(verdict=Verdict.UNFIT, sentence="<b>@all</b>")))
     assert run(str(runs[0]), str(worse), json=str(tmp_path / "c.json"), markdown=str(tmp_path / "c.md")) == 1
     golden(" ".join(capsys.readouterr().out.rpartition("\n\n")[2].split()))
     assert json.loads((tmp_path / "c.json").read_text())["changes"][0]["direction"] == "regression"

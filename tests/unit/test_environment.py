@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expanded, tasks_per_node
-from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Asked, Launch, places, worker_variables
 from ddpdiag.runtime.launchers.slurm import first_of, node_name, task_hosts
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.cli.manual import CheckRow, ManualPage, as_markdown
 from ddpdiag.cli.outputs import ExplainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.explain.command import run
-from ddpdiag.render.manual import CheckRow, ManualPage, as_markdown
 
 LOG = Path(__file__).parent.parent / "recordings" / "logs" / "rank_raises.log"
 

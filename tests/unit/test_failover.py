@@ -12,8 +12,8 @@ from ddpdiag.model import Event, EventKind, Header, Kind, Options, Outcome, Stat
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import ElectionTimes
+from ddpdiag.runtime.record import RecordCopy
 from ddpdiag.runtime.record.failover import Election, without_rank_0
-from ddpdiag.runtime.record.record import RecordCopy
 from ddpdiag.runtime.record.shared_folder import SharedFolder, SharedRunLog, append, shared_folder
 
 QUICK = ElectionTimes(look=0.005, grace=0.05, ready=0.1, turn=0.2, count=3, readers=0.1, alive=1.0)

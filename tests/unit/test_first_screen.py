@@ -9,8 +9,8 @@ import pytest
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
-from ddpdiag.judgement.judge import judge
-from ddpdiag.render.terminal.report import SCREEN_LINES, render
+from ddpdiag.judgement import judge
+from ddpdiag.render.terminal import SCREEN_LINES, render
 
 FAILURES = Path(__file__).parents[1] / "recordings" / "failures"
 # The culprit, the number, what was expected, the remedy.

@@ -15,7 +15,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.recording import End, Header
-from ddpdiag.render.terminal import report as terminal
+from ddpdiag.render import terminal
 
 SLEEPS = ProcessState(pid=7, state="S", step_seconds=4.0)
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, ProcessState, Recording, Report, Severity, StageLine, Status, Verdict
-from ddpdiag.render.terminal.report import render
+from ddpdiag.render.terminal import render
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 TOLD = Event(kind=EventKind.SIGNAL, seconds=3.3, detail="2")

@@ -5,7 +5,7 @@ from reports import finding_of, fit, unfit
 
 from ddpdiag.model import HostsLine, Report, WorldLine
 from ddpdiag.render.shell import exclude_lines
-from ddpdiag.render.terminal.report import render
+from ddpdiag.render.terminal import render
 
 NODES = tuple(f"n{host}" for host in range(8))
 

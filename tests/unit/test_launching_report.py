@@ -6,7 +6,7 @@ import pytest
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
-from ddpdiag.runtime.launchers.environment import read_launch
+from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Asked
 from ddpdiag.strategies.command import as_json, checked, refuse_launched, refuse_others, render
 from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankTimes, Start, judged

@@ -17,8 +17,8 @@ from ddpdiag.cli.outputs import Outputs
 from ddpdiag.codec import disassemble, encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
+from ddpdiag.judgement import world_of as world_of_run
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
-from ddpdiag.judgement.judge import world_of as world_of_run
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.judgement.verdict import Conclusion, conclude, verdict_of_needed_hosts
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict

@@ -6,7 +6,8 @@ from pathlib import Path
 from seen import arrival_of
 
 from ddpdiag.model import Event, EventKind
-from ddpdiag.runtime.record.shared_folder import Note, NoteReader, NoteWriter, read_notes, with_notes
+from ddpdiag.runtime.record.failover import with_notes
+from ddpdiag.runtime.record.shared_folder import Note, NoteReader, NoteWriter, read_notes
 
 NAME = "ddpdiag-r"
 ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)

@@ -13,10 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from ddpdiag.bench.options import BenchOptions, BenchOutputs
-from ddpdiag.cli import check
+from ddpdiag.cli import check, located
 from ddpdiag.cli.app import app
-from ddpdiag.cli.backends import check_backend, nccl_without_gpus
-from ddpdiag.cli.edge import located
+from ddpdiag.cli.check import check_backend, nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variable_of
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.parsing import FORMER_NAMES
@@ -110,7 +109,7 @@ def test_a_backend_that_torch_or_a_package_declares_is_taken(name):
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.0", None])
 def test_nccl_without_a_gpu_has_a_fix(golden, monkeypatch, version):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("ddpdiag.cli.backends.torch_version", lambda: version)
+    monkeypatch.setattr("ddpdiag.cli.check.torch_version", lambda: version)
     assert nccl_without_gpus("gloo") is None
     golden(nccl_without_gpus(" NCCL "))
 

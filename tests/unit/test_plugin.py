@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.cli.edge import guarded, unparsed
+from ddpdiag.cli import guarded
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.render.nagios import State
 
@@ -44,10 +44,11 @@ def test_without_the_option_nothing_changes(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == ""
 
 
-def test_arguments_that_cannot_be_read_are_unknown(golden, capsys: pytest.CaptureFixture[str]) -> None:
-    assert unparsed(2) == State.UNKNOWN
-    golden(capsys.readouterr().out)
-    assert unparsed(0) == 0  # --help
+def test_arguments_that_cannot_be_read_are_unknown(golden) -> None:
+    done = judged("--nagios", "--no-such-option")
+    assert done.returncode == State.UNKNOWN
+    golden(done.stdout)
+    assert judged("--nagios", "--help").returncode == 0
 
 
 def judged(*options: str) -> "subprocess.CompletedProcess[str]":

@@ -10,7 +10,7 @@ from test_render_progress import RUN, Terminal, ended
 
 from ddpdiag.model.news import Gathered, Happened, Joined, News, Pending, Progressed, Seeking, Started, Waiting
 from ddpdiag.render.files import Display, put
-from ddpdiag.render.terminal.progress import Counter, Lines
+from ddpdiag.render.progress import Counter, Lines
 
 ONE_LATE = Pending(ranks=4, done=3, awaited=(3,), nodes=("n1",))
 

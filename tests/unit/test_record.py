@@ -10,7 +10,7 @@ from seen import arrival_of
 from ddpdiag.codec import read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options, Outcome, Status
-from ddpdiag.runtime.record.record import Record, is_held, remove_scratch, run_folder
+from ddpdiag.runtime.record import Record, is_held, remove_scratch, run_folder
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
 

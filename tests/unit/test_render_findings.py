@@ -8,8 +8,8 @@ from reports import finding_of, fit
 
 from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Report, Severity
+from ddpdiag.render.terminal import render
 from ddpdiag.render.terminal.findings import beyond
-from ddpdiag.render.terminal.report import render
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:

@@ -6,8 +6,8 @@ import math
 from reports import NO_GPU, SLOW, fit, rank_row, unfit
 
 from ddpdiag.codec import decode
+from ddpdiag.codec import pretty as render
 from ddpdiag.model import Report
-from ddpdiag.render.json import render
 
 
 def test_the_contract_holds():

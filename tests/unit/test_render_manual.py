@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddpdiag.render.manual import CheckRow, checks_table, explain
+from ddpdiag.cli.manual import CheckRow, checks_table, explain
 
 MANUAL = """PCIe link of each GPU.
 
@@ -76,7 +76,7 @@ def test_an_empty_list_is_empty():
 
 def test_a_page_needs_neither_rich_nor_the_model():
     script = (
-        "import sys, ddpdiag.render.manual; print([m for m in ('rich', 'msgspec', 'ClusterShell') if m in sys.modules])"
+        "import sys, ddpdiag.cli.manual; print([m for m in ('rich', 'msgspec', 'ClusterShell') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"

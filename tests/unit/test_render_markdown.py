@@ -16,10 +16,9 @@ from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
-from ddpdiag.render import markdown
-from ddpdiag.render.html.findings import boxes
+from ddpdiag.render import markdown, terminal
+from ddpdiag.render.html import boxes
 from ddpdiag.render.markup import block, code, folded, table, words
-from ddpdiag.render.terminal import report as terminal
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.codec import pretty
 from ddpdiag.model import Matrix, Severity
-from ddpdiag.render import json as render_json
+from ddpdiag.render.terminal import render
 from ddpdiag.render.terminal.matrices import alike
-from ddpdiag.render.terminal.report import render
 
 RATES = (None, 24.3e9, 335.7e9, 0.0, 5.01e6)
 
@@ -92,7 +92,7 @@ def test_a_thousand_hosts_that_are_all_warned_of_do_not_fill_the_screen(golden):
 
 def test_json_has_all_of_them_and_no_number_that_json_lacks():
     own = structs.replace(rates(size=2), cells=((None, float("inf")), (float("nan"), 1e9)))
-    report = json.loads(render_json.render(fit(matrices=(own,))), parse_constant=lambda word: word)
+    report = json.loads(pretty(fit(matrices=(own,))), parse_constant=lambda word: word)
     (found,) = report["matrices"]
     assert found["name"] == "p2p.copy.n0"
     assert found["cells"] == [[None, "inf"], ["nan", 1e9]]

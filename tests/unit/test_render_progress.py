@@ -26,8 +26,7 @@ from ddpdiag.model.news import (
     TrialBegan,
     Waiting,
 )
-from ddpdiag.render.terminal.live import Progress, Silent, _rows, listener
-from ddpdiag.render.terminal.progress import Lines, RunState
+from ddpdiag.render.progress import Lines, Progress, RunState, Silent, _rows, listener
 
 
 class Terminal(io.StringIO):

@@ -11,8 +11,8 @@ from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity
 from ddpdiag.render.page import LONG, column_format, shortened, shorter
+from ddpdiag.render.terminal import render
 from ddpdiag.render.terminal.ranks import blamed, rank_rows
-from ddpdiag.render.terminal.report import render
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
 

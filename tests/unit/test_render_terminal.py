@@ -7,7 +7,7 @@ from msgspec import structs
 from reports import SLOW, check, finding_of, fit, rank_row, stage, unfit, unknown
 
 from ddpdiag.model import Finding, HostsLine, Report, WorldLine
-from ddpdiag.render.terminal.report import render
+from ddpdiag.render.terminal import render
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:

@@ -7,7 +7,7 @@ from reports import check, fit
 
 from ddpdiag.bench import terminal as bench
 from ddpdiag.model.report import KINDS, Spent, Timings, Wait
-from ddpdiag.render.terminal import report as terminal
+from ddpdiag.render import terminal
 
 WAIT = Wait(ranks=(1,), nodes=("n0",), seconds=3.7, times=2, code="COL001", why="import")
 TIMINGS = Timings(

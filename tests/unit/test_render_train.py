@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.codec import pretty as as_json
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
-from ddpdiag.render.json import render as as_json
 from ddpdiag.strategies.sections import render
 
 ROWS = (

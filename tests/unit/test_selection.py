@@ -5,7 +5,7 @@ from seen import world_of
 
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.selection import asked_for, lacks_named_backend, selected, validate
+from ddpdiag.judgement.judged import asked_for, lacks_named_backend, selected, validate
 from ddpdiag.model import Options
 
 

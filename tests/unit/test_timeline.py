@@ -5,7 +5,7 @@ from seen import arrival_of
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
-from ddpdiag.judgement.timeline import MOST_RANKS, MOST_TRIALS, timeline_of
+from ddpdiag.judgement.timings import MOST_RANKS, MOST_TRIALS, timeline_of
 from ddpdiag.model import End, Event, EventKind, Header, Kind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.report import Timeline, Unfinished
 

@@ -9,7 +9,7 @@ from seen import arrival_of
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode, encode_line
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.timings import timings_of, with_judge_seconds
+from ddpdiag.judgement.timings import timings_of
 from ddpdiag.model import (
     IMPORT_STEP,
     Arrival,
@@ -123,7 +123,7 @@ def test_what_lies_between_trials_is_our_own():
 
 
 def test_the_judgement_comes_after_the_end():
-    run = with_judge_seconds(recording([0.0], end=End(seconds=2.0)), 0.5)
+    run = recording([0.0], end=End(seconds=2.0, judge_seconds=0.5))
     assert kinds(run, "judgement") == {"own": 0.5}
     assert timings(run).seconds == 2.5
 

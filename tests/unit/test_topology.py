@@ -5,14 +5,14 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.checks.world import World
-from ddpdiag.cli.check import _options, read_topology
+from ddpdiag.cli.check import _options
 from ddpdiag.cli.options import CheckOptions
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
 from ddpdiag.runtime.launchers.launch import Launch
-from ddpdiag.runtime.launchers.slurm import leaf_of
+from ddpdiag.runtime.launchers.slurm import leaf_of, read_topology
 
 
 def read(tmp_path, text: str) -> dict[str, str]:

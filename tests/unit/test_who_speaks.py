@@ -8,8 +8,7 @@ import pytest
 from ddpdiag.cli.check import _Reporter
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.model import Place
-from ddpdiag.render.terminal.live import Progress, Silent
-from ddpdiag.render.terminal.progress import Lines
+from ddpdiag.render.progress import Lines, Progress, Silent
 
 
 class Screen(io.StringIO):

@@ -6,9 +6,10 @@ autoescape on, and a policy in the page that forbids all scripts but its own, an
 findings the worst are shown, and a sentence says how many there are.
 """
 
+import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -17,19 +18,20 @@ from typing import TYPE_CHECKING
 
 from ddpdiag.errors import UsageError
 from ddpdiag.foreign import printable
-from ddpdiag.model import Report
+from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Sections
-from ddpdiag.render.html.findings import boxes
-from ddpdiag.render.html.page import Fact, Page, words
+from ddpdiag.render.html.page import Cell, Fact, FindingBox, Listed, Page, Table, Text, columns, paragraphs, words
 from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.run import checks_section, timeline_section
 from ddpdiag.render.html.world import environment_section, pairs_section, topology_section
 from ddpdiag.render.plots import drawing, page_style
 from ddpdiag.render.shell import exclude_lines, shell_lines
-from ddpdiag.text import count, fold_hosts, quantity, seconds
+from ddpdiag.render.terminal.findings import grouped, subjects
+from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 _NAMES_SHOWN, _NOTES_SHOWN = 12, 40
 # Below the verdict, where they were measured.
@@ -82,24 +84,26 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         environment_section(report),
         checks_section(report),
     )
+    world = report.world
+    # What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm.
+    excluding = ((command if world.scheduler else f"# {says} {command}") for says, command in exclude_lines(report))
+    commands = (*shell_lines(report.workarounds), *excluding)
+    # Of many alike one, with their number.
+    found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
+    left = len(found) - _NOTES_SHOWN
+    rest = [f"{left:,} more notes are in the JSON report"] if left > 0 else []
     return Page(
         verdict=report.verdict.value,
         verdict_text=report.verdict_text,
         sentence=words(report.sentence),
-        head=words(_head(report)),
+        head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
-        commands="\n".join(_commands(report)),
+        commands="\n".join(map(printable, commands)),
         findings=boxes(report.findings),
         sections=tuple(section for section in sections if section.figures or section.tables),
-        notes=_notes(report),
+        notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
-
-
-def _head(report: Report) -> str:
-    """The name of the page in a list of tabs."""
-    world = report.world
-    return f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -123,16 +127,124 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "run", report.created
 
 
-def _commands(report: Report) -> Iterator[str]:
-    """What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm."""
-    yield from map(printable, shell_lines(report.workarounds))
-    for sentence, command in exclude_lines(report):
-        yield printable(command if report.world.scheduler else f"# {sentence} {command}")
+# Boxes of one code, and in all; the others are rows of a table, as far as those are read.
+SAME_SHOWN, ALL_SHOWN, ROWS_SHOWN = 4, 120, 400
+# Names of one kind, items of one list; a list of so few letters is a value like others.
+_NAMES_SHOWN, _ITEMS_SHOWN, _SHORT, _ROW_LETTERS = 24, 48, 100, 300
+_STACK, _OPEN_ITEMS, _OPEN_ROWS = "stack", 6, 16
+# A finding's code within a sentence.
+_CODE = re.compile(r"\b[A-Z][A-Z0-9]{2}\d{3}\.[a-z-]*[a-z]")
+# Evidence that is the yardstick, not what was seen.
+_YARDSTICKS = frozenset({"expected", "usual", "source", "least", "limit", "deadline", "possible", "baseline", "of"})
 
 
-def _notes(report: Report) -> tuple[str, ...]:
-    found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
-    left = len(found) - _NOTES_SHOWN
-    return tuple(map(words, found[:_NOTES_SHOWN])) + (
-        (f"{left:,} more notes are in the JSON report",) if left > 0 else ()
+def boxes(findings: Sequence[Finding]) -> tuple[FindingBox, ...]:
+    """The findings, errors first; the last of each code has a table of those of which there is no box."""
+    groups = list(grouped(findings).values())
+    kept: list[Finding] = []
+    rests: dict[int, Sequence[Finding]] = {}
+    for group in groups:
+        most = min(SAME_SHOWN, max(1, ALL_SHOWN - len(kept)))
+        kept += group[:most]
+        if group[most:]:
+            rests[len(kept)] = group[most:]
+    anchors = {finding.code: f"box-{number}" for number, finding in reversed([*enumerate(kept, 1)])}
+    return tuple(
+        _box(finding, anchors, _rest(rests[number], number) if number in rests else None)
+        for number, finding in enumerate(kept, 1)
     )
+
+
+def _rest(findings: Sequence[Finding], number: int) -> Table:
+    """One line for each finding that looks like those above it."""
+    first, left = findings[0], len(findings) - ROWS_SHOWN
+    names = _in_words(_who(findings)) or "none is blamed"
+    return Table(
+        name=f"more-{number}",
+        caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",
+        columns=columns("who", "what", "more"),
+        rows=tuple(map(_row, findings[:ROWS_SHOWN])),
+        note=words(f"All of these: {names}.{f' The JSON report has {left:,} more.' if left > 0 else ''}"),
+        sortable=True,
+        folded=len(findings) > _OPEN_ROWS,
+    )
+
+
+def _in_words(facts: Iterable[Fact]) -> str:
+    return "; ".join(f"{fact.name} {fact.value}" for fact in facts)
+
+
+def _row(finding: Finding) -> tuple[Cell, ...]:
+    who = words(_in_words(_who((finding,)))) or "none"
+    return Cell(who, who), Cell(words(finding.title)), Cell(words(finding.message)[:_ROW_LETTERS])
+
+
+def _fix(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
+    """The fix, in which the codes of other findings lead to their boxes."""
+    text, end = paragraphs(finding.fix), 0
+    for match in _CODE.finditer(text):
+        if match[0] != finding.code and match[0] in anchors:
+            yield Text(text[end : match.start()])
+            yield Text(match[0], anchors[match[0]])
+            end = match.end()
+    if text[end:]:
+        yield Text(text[end:])
+
+
+def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> FindingBox:
+    is_note = finding.severity is Severity.NOTE
+    who = _who((finding,))
+    is_silent = bool(who) or is_note or finding.of_the_run
+    lists = {
+        name: value for name, value in finding.evidence.items() if isinstance(value, list) and _is_long(name, value)
+    }
+    plain = {name: value for name, value in finding.evidence.items() if name not in lists}
+    fix = tuple(_fix(finding, anchors))
+    return FindingBox(
+        severity=finding.severity.value,
+        code=words(finding.code),
+        title=words(finding.title),
+        message=paragraphs(finding.message),
+        who=who,
+        about="About" if is_note else "Blamed",
+        nobody="" if is_silent else "none: the evidence names no single rank, host, GPU or link",
+        expected=_evidence(plain, yardstick=True),
+        facts=_evidence(plain, yardstick=False),
+        lists=tuple(_listed(name, value) for name, value in lists.items()),
+        fix=fix,
+        referred=len(fix) > 1 and f"See {''.join(text.text for text in fix if text.target)}." == finding.fix,
+        commands="\n".join(map(printable, shell_lines(finding.env))),
+        rest=rest,
+    )
+
+
+def _is_long(name: str, value: list[Scalar]) -> bool:
+    """Are these lines rather than words? "rank 3: hung" is a line, and so is each frame of a stack."""
+    if name.startswith(_STACK):
+        return True
+    texts = [item for item in value if isinstance(item, str)]
+    return len(value) > _SHORT or sum(map(len, texts)) > _SHORT or any(": " in text for text in texts)
+
+
+def _evidence(evidence: dict[str, Scalar | list[Scalar]], *, yardstick: bool) -> tuple[Fact, ...]:
+    return tuple(
+        Fact(words(label(name)), words(_value(name, value)))
+        for name, value in evidence.items()
+        if (name.partition("_")[0] in _YARDSTICKS) is yardstick
+    )
+
+
+def _value(name: str, value: Scalar | list[Scalar]) -> str:
+    return "not known" if value is None else quantity(name, value)
+
+
+def _listed(name: str, value: list[Scalar]) -> Listed:
+    items = [words(_value(name, item)) for item in value[:_ITEMS_SHOWN]]
+    if left := len(value) - len(items):
+        items.append(f"+{left:,} more, in the JSON report")
+    return Listed(words(label(name)), tuple(items), name.startswith(_STACK) or len(items) > _OPEN_ITEMS)
+
+
+def _who(findings: Iterable[Finding]) -> tuple[Fact, ...]:
+    """Ranks, hosts, GPUs and links of some findings, each kind folded."""
+    return tuple(Fact(kind, words(names)) for kind, names in subjects(findings, _NAMES_SHOWN))

@@ -19,7 +19,7 @@ from ddpdiag.text import Unit, begun, byte_count, column_unit, count, figure, is
 
 _ARRIVAL = "arrival_seconds"
 _BARS_SHOWN = 24
-# Ranks that come within a second come together, however little the others scatter: judgement/timeline.py.
+# Ranks that come within a second come together, however little the others scatter: judgement/timings.py.
 _LEAST_AWAY = {_ARRIVAL: 1.0}
 _ROWS_SHOWN = 128
 # In this order; others follow, as far as there is room.
@@ -94,7 +94,9 @@ def bar_figure(
     many = len(values) > _BARS_SHOWN
     pick = nsmallest if column.higher_is_better else nlargest
     shown = pick(_BARS_SHOWN, range(len(values)), key=values.__getitem__) if many else range(len(values))
-    told = _told_apart(column, blamed)
+    # Where more than half are blamed, what most bars say tells nobody apart.
+    found = [rank for row in column.rows if isinstance(rank := row.get("rank"), int) and rank in blamed]
+    told = frozenset(found) if 2 * len(found) <= len(column.rows) else frozenset()
     bars = [Bar(f"{rank}  {node}".strip(), 0.0, "never joined") for rank, node in missing]
     for n in shown:
         is_told = column.rows[n].get("rank") in (blamed if n in slow else told)
@@ -117,12 +119,6 @@ def _outliers(column: Figures, median: float) -> set[int]:
         for n in outliers(values)
         if (values[n] < median) is column.higher_is_better and abs(values[n] - median) >= least
     }
-
-
-def _told_apart(column: Figures, blamed: Collection[int]) -> frozenset[int]:
-    """The blamed ranks; none where more than half are: what most bars say tells nobody apart."""
-    found = [rank for row in column.rows if isinstance(rank := row.get("rank"), int) and rank in blamed]
-    return frozenset(found) if 2 * len(found) <= len(column.rows) else frozenset()
 
 
 def _in_words(column: Figures, title: str, median: float, slow: set[int], *, judged: bool) -> str:
@@ -189,22 +185,17 @@ def _column(name: str, rows: Sequence[Row]) -> Figures:
 
 
 def _bars(column: Figures, report: Report, marks: Mapping[int, Severity], number: int) -> Figure | None:
-    missing = _missing(report) if column.name == _ARRIVAL else ()
+    missing: list[tuple[int, str]] = []
+    if column.name == _ARRIVAL and report.timeline is not None:
+        # Ranks that never joined; a header may claim more than there is time to count.
+        came = {row.get("rank") for row in report.ranks}
+        host_of = {lane.rank: lane.node.strip("?") for lane in report.timeline.lanes}
+        never = islice((rank for rank in range(report.world.size) if rank not in came), _BARS_SHOWN)
+        missing = [(rank, host_of.get(rank, "")) for rank in never]
     if not column.values or len(column.values) + len(missing) < 2:
         return None
     title = _title(column.name, report, column.values)
     return bar_figure(column, title, frozenset(marks), f"bars-{number}", missing=missing)
-
-
-def _missing(report: Report) -> tuple[tuple[int, str], ...]:
-    """Ranks that never joined, the first of them, with their hosts as far as those are known."""
-    if report.timeline is None:
-        return ()
-    came = {row.get("rank") for row in report.ranks}
-    host_of = {lane.rank: lane.node.strip("?") for lane in report.timeline.lanes}
-    # A header may claim more ranks than there is time to count.
-    never = islice((rank for rank in range(report.world.size) if rank not in came), _BARS_SHOWN)
-    return tuple((rank, host_of.get(rank, "")) for rank in never)
 
 
 def _title(name: str, report: Report, values: Sequence[float]) -> str:

@@ -8,13 +8,13 @@ moment at which the rank came, a cross that at which it was gone.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpdiag.model import CheckLine, Report, Severity
+from ddpdiag.model import Report, Severity
 from ddpdiag.model.report import KINDS, Lane, Timeline, Unfinished
 from ddpdiag.render.html.page import Cell, Figure, Section, Table, columns, words
 from ddpdiag.render.plots import BAD, INK, MUTED, PAPER, SERIES, SMALL, WIDTH, inline, word
+from ddpdiag.render.terminal import outcomes_text
 from ddpdiag.render.terminal.findings import SEVERITIES
 from ddpdiag.render.terminal.ranks import blamed
-from ddpdiag.render.terminal.report import outcomes_text
 from ddpdiag.text import ABSENT, count, fold_hosts, fold_ranks, ranks_text, seconds
 
 if TYPE_CHECKING:
@@ -114,34 +114,30 @@ def _spent(report: Report) -> Table | None:
     timings = report.timings
     if timings is None:
         return None
+    # Why the whole is not what stands at the top of the page, where it is not.
+    told, spent = seconds(report.seconds), seconds(timings.seconds)
+    two = (
+        f"The {spent} are from the start of rank 0's process to the verdict; the {told} at the top of the page begin "
+        "when rank 0 waits for the others, and end before the judgement."
+    )
     kinds = [kind for kind in KINDS if any(row.kinds.get(kind, 0.0) >= _LEAST_SECONDS for row in timings.stages)]
     return Table(
         name="seconds",
-        caption=f"Where {seconds(timings.seconds)} went, in seconds",
+        caption=f"Where {spent} went, in seconds",
         columns=columns("stage", "total", *kinds, right=range(1, 2 + len(kinds))),
         rows=tuple(
             (
                 Cell(words(row.stage)),
                 Cell(f"{row.seconds:.2f}"),
                 *(
-                    Cell(f"{spent:.2f}" if (spent := row.kinds.get(kind, 0.0)) >= _LEAST_SECONDS else ABSENT)
+                    Cell(f"{own:.2f}" if (own := row.kinds.get(kind, 0.0)) >= _LEAST_SECONDS else ABSENT)
                     for kind in kinds
                 ),
             )
             for row in timings.stages
         ),
-        note=_two_durations(seconds(report.seconds), seconds(timings.seconds)),
+        note="" if told == spent else two,
         folded=True,
-    )
-
-
-def _two_durations(told: str, spent: str) -> str:
-    """Why the whole is not what stands at the top of the page, where it is not."""
-    if told == spent:
-        return ""
-    return (
-        f"The {spent} are from the start of rank 0's process to the verdict; the {told} at the top of the page begin "
-        "when rank 0 waits for the others, and end before the judgement."
     )
 
 
@@ -170,7 +166,13 @@ def checks_section(report: Report) -> Section:
         name="check-table",
         caption=count(len(report.checks), "check"),
         columns=columns("code", "name", "stage", "outcomes"),
-        rows=tuple(map(_check, report.checks)),
+        rows=tuple(
+            (
+                *(Cell(words(text), words(text)) for text in (check.code, check.name, check.stage)),
+                Cell(words(outcomes_text(check)), mark="warn" * bool(check.statuses.keys() - {"done", "skipped"})),
+            )
+            for check in report.checks
+        ),
         sortable=True,
         folded=True,
     )
@@ -179,14 +181,6 @@ def checks_section(report: Report) -> Section:
         title="Checks",
         sentence="What could not be checked is never reported as healthy; a skipped check had nothing to check.",
         tables=(table,) if report.checks else (),
-    )
-
-
-def _check(check: CheckLine) -> tuple[Cell, ...]:
-    failed = bool(check.statuses.keys() - {"done", "skipped"})
-    return (
-        *(Cell(words(text), words(text)) for text in (check.code, check.name, check.stage)),
-        Cell(words(outcomes_text(check)), mark="warn" * failed),
     )
 
 
@@ -308,10 +302,10 @@ def _not_well(timeline: Timeline, blamed: Collection[int]) -> Sequence[str]:
             at = f" ({own.at})" if own.at else ""
             what.setdefault((is_blamed, f"{own.status} in {codes[own.number]}{at}"), []).append(lane)
     ordered = sorted(what.items(), key=lambda item: not item[0][0])
-    return [f"{_who(lanes)} {told}{', blamed' if is_blamed else ''}" for (is_blamed, told), lanes in ordered]
-
-
-def _who(lanes: Sequence[Lane]) -> str:
-    # A "?" stands for a host that no rank has named.
-    hosts = [lane.node for lane in lanes if lane.node.strip("?")]
-    return ranks_text(lane.rank for lane in lanes) + (f" on {fold_hosts(hosts)}" if hosts else "")
+    texts = []
+    for (is_blamed, told), lanes in ordered:
+        # A "?" stands for a host that no rank has named.
+        hosts = [lane.node for lane in lanes if lane.node.strip("?")]
+        who = ranks_text(lane.rank for lane in lanes) + (f" on {fold_hosts(hosts)}" if hosts else "")
+        texts.append(f"{who} {told}{', blamed' if is_blamed else ''}")
+    return texts

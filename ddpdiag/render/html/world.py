@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ddpdiag.model import Matrix, Report, Scalar, Severity
-from ddpdiag.model.report import Setting, Value
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, more, words
 from ddpdiag.render.plots import draw_heat, scale_of
 from ddpdiag.render.terminal.matrices import Alike, alike
@@ -21,6 +21,7 @@ from ddpdiag.text import (
     fold_ranks,
     is_number,
     label,
+    left_out,
     quantity,
 )
 
@@ -67,27 +68,25 @@ def _hosts(report: Report) -> Table:
     rows: dict[str, list[Row]] = {}
     for row in report.ranks:
         rows.setdefault(str(row.get("node")), []).append(row)
-    marks = _marks(report)
+    # The worst that each host is blamed for: a word, its mark, its place in the order.
+    marks: dict[str, tuple[str, str, int]] = {}
+    for severity, entry in ((Severity.WARNING, ("warning", "warn", 1)), (Severity.ERROR, ("error", "bad", 0))):
+        for finding in report.findings:
+            if finding.severity is severity:
+                marks.update(dict.fromkeys(finding.nodes, entry))
     leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
     order = sorted(rows, key=lambda host: marks.get(host, _NOT_BLAMED)[2])
     shown = order[:_HOSTS_SHOWN] if len(order) > _HOSTS_SHOWN else list(rows)
     has_leaves, has_rates = bool(leaf_of), any("host_busbw_bytes_per_s" in row for row in report.ranks)
     left = len(order) - len(shown)
+    heads = ("host", "state", "ranks", "GPUs", *["leaf"] * has_leaves, *["best pair"] * has_rates)
     return Table(
         name="hosts",
         caption=count(len(shown), "host") + (f" of {len(order):,}" if left else ""),
-        columns=columns(
-            "host",
-            "state",
-            "ranks",
-            "GPUs",
-            *["leaf"] * has_leaves,
-            *["best pair"] * has_rates,
-            right=(3, 4 + has_leaves),
-        ),
+        columns=columns(*heads, right=(3, 4 + has_leaves)),
         rows=tuple(
             (
-                *_host(host, rows[host], marks),
+                *_host(host, rows[host], marks.get(host, _NOT_BLAMED)),
                 *([Cell(words(leaf_of.get(host, ABSENT)))] * has_leaves),
                 *([_best(rows[host])] * has_rates),
             )
@@ -99,10 +98,10 @@ def _hosts(report: Report) -> Table:
     )
 
 
-def _host(host: str, rows: Sequence[Row], marks: Mapping[str, tuple[str, str, int]]) -> tuple[Cell, ...]:
+def _host(host: str, rows: Sequence[Row], entry: tuple[str, str, int]) -> tuple[Cell, ...]:
     ranks = [rank for row in rows if isinstance(rank := row.get("rank"), int)]
     gpus = {uuid for row in rows if (uuid := row.get("gpu_uuid")) is not None}
-    word, mark, _ = marks.get(host, _NOT_BLAMED)
+    word, mark, _ = entry
     return (
         Cell(words(host), words(host)),
         Cell(word, word, mark),
@@ -114,16 +113,6 @@ def _host(host: str, rows: Sequence[Row], marks: Mapping[str, tuple[str, str, in
 def _best(rows: Sequence[Row]) -> Cell:
     rates = [rate for row in rows if isinstance(rate := row.get("host_busbw_bytes_per_s"), int | float)]
     return Cell(bytes_per_s(max(rates)), max(rates)) if rates else Cell(ABSENT)
-
-
-def _marks(report: Report) -> dict[str, tuple[str, str, int]]:
-    """The worst that each host is blamed for: a word, its mark, its place in the order."""
-    found: dict[str, tuple[str, str, int]] = {}
-    for severity, entry in ((Severity.WARNING, ("warning", "warn", 1)), (Severity.ERROR, ("error", "bad", 0))):
-        for finding in report.findings:
-            if finding.severity is severity:
-                found.update(dict.fromkeys(finding.nodes, entry))
-    return found
 
 
 def _leaves(leaves: Mapping[str, Sequence[str]]) -> Table:
@@ -144,21 +133,23 @@ def pairs_section(report: Report) -> Section:
     """Heat maps of what pairs reached, and their numbers."""
     found = [own for own in alike(report.matrices) if own.matrix.unit]
     blamed = {node for finding in report.findings for node in finding.nodes}
-    drawable = sorted(
-        (own for own in found if _is_drawable(own.matrix)),
-        key=lambda own: bool(own.hosts) and blamed.isdisjoint(own.hosts),
-    )
-    shown = drawable[:_FIGURES_SHOWN]
+    drawable = [own for own in found if _is_drawable(own.matrix)]
+    shown = sorted(drawable, key=lambda own: bool(own.hosts) and blamed.isdisjoint(own.hosts))[:_FIGURES_SHOWN]
     hidden = len(found) - len(shown)
+    tables = []
+    for number, own in enumerate(shown):
+        if len(own.matrix.columns) <= _MOST_COLUMNS:
+            # The numbers of a heat map, in its unit.
+            unit = _unit(own, shown)
+            caption = f"{_title(own)}, in {unit.symbol}" if unit.symbol else _title(own)
+            tables.append(_table(own, f"rates-{number}", caption, partial(_rate, unit=unit)))
     return Section(
         name="pairs",
         title="Bandwidth of pairs",
         sentence="From the row to the column. A cross is a link that failed; an empty cell was not measured."
         + (f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""),
         figures=tuple(_heat(own, number, shown) for number, own in enumerate(shown)),
-        tables=tuple(
-            _numbers(own, number, shown) for number, own in enumerate(shown) if len(own.matrix.columns) <= _MOST_COLUMNS
-        ),
+        tables=tuple(tables),
     )
 
 
@@ -228,15 +219,16 @@ def _in_words(title: str, matrix: Matrix) -> str:
     return f"{head}, median {median}, slowest {link} at {bytes_per_s(slowest)}{rest}."
 
 
-def _numbers(own: Alike, number: int, shown: Sequence[Alike]) -> Table:
-    """The numbers of a heat map, in its unit."""
-    unit = _unit(own, shown)
-    caption = f"{_title(own)}, in {unit.symbol}" if unit.symbol else _title(own)
-    return _table(own, f"rates-{number}", caption, lambda value: _rate(value, unit))
-
-
 def _table(own: Alike, name: str, caption: str, cell: Callable[[Scalar], Cell]) -> Table:
-    matrix = own.matrix
+    matrix, notes = own.matrix, []
+    if not matrix.unit:
+        # What the words in the cells mean, of `nvidia-smi topo -m`.
+        found = {_NVLINKS.sub("NV", word) for row in matrix.cells for word in row if isinstance(word, str)}
+        known = {word: says for word, says in _LINK_NAMES.items() if word.removesuffix("#") in found}
+        notes.append("; ".join(f"{word}: {says}" for word, says in known.items()))
+    if len(own.hosts) < 2:
+        # Hosts that are alike have different GPUs.
+        notes.append(words("; ".join(f"{gpu}: {uuid}" for gpu, uuid in matrix.gpus.items())))
     return Table(
         name=name,
         caption=caption,
@@ -244,7 +236,7 @@ def _table(own: Alike, name: str, caption: str, cell: Callable[[Scalar], Cell]) 
         rows=tuple(
             (Cell(words(source)), *map(cell, row)) for source, row in zip(matrix.rows, matrix.cells, strict=True)
         ),
-        note=" ".join(filter(None, (_legend(matrix), _gpus(own)))),
+        note=" ".join(f"{note}." for note in notes if note),
         folded=bool(matrix.unit),
     )
 
@@ -260,22 +252,6 @@ def _word(value: Scalar) -> Cell:
     return Cell(ABSENT if value is None else words(str(value)))
 
 
-def _gpus(own: Alike) -> str:
-    """The UUIDs of GPUs; hosts that are alike have different ones."""
-    if len(own.hosts) > 1 or not own.matrix.gpus:
-        return ""
-    return f"{words('; '.join(f'{name}: {uuid}' for name, uuid in own.matrix.gpus.items()))}."
-
-
-def _legend(matrix: Matrix) -> str:
-    """What the words in the cells mean, of `nvidia-smi topo -m`; nothing for rates and other words."""
-    if matrix.unit:
-        return ""
-    found = {_NVLINKS.sub("NV", cell) for row in matrix.cells for cell in row if isinstance(cell, str)}
-    told = "; ".join(f"{name}: {meaning}" for name, meaning in _LINK_NAMES.items() if name.removesuffix("#") in found)
-    return f"{told}." if told else ""
-
-
 def environment_section(report: Report) -> Section:
     """Where ranks differ, then what all have alike, and the figures of the run."""
     differing = [setting for setting in report.settings if not setting.alike]
@@ -287,48 +263,36 @@ def environment_section(report: Report) -> Section:
             if differing
             else f"All {len(report.settings):,} recorded versions, variables and lines of files are alike on all ranks."
         )
-    tables = (_differences(differing), _alike(alike), _measurements(report.measurements))
-    return Section(
-        name="environment", title="Environment", sentence=sentence, tables=tuple(own for own in tables if own.rows)
-    )
-
-
-def _differences(settings: Sequence[Setting]) -> Table:
-    rows = [
-        (
-            Cell(words(setting.kind)),
-            Cell(words(setting.name)),
-            Cell("not set" if value.value is None else words(value.value)),
-            Cell(_ranks(value)),
-        )
-        for setting in settings[:_SETTINGS_SHOWN]
-        for value in setting.values
-    ]
-    return Table(
+    differences = Table(
         name="differences",
         caption="What differs between ranks",
         columns=columns("kind", "name", "value", "ranks"),
-        rows=tuple(rows),
-        note=more(len(settings) - _SETTINGS_SHOWN),
+        rows=tuple(
+            (
+                Cell(words(setting.kind)),
+                Cell(words(setting.name)),
+                Cell("not set" if own.value is None else words(own.value)),
+                Cell(fold_ranks(own.ranks) + left_out(own.count, len(own.ranks))),
+            )
+            for setting in differing[:_SETTINGS_SHOWN]
+            for own in setting.values
+        ),
+        note=more(len(differing) - _SETTINGS_SHOWN),
     )
-
-
-def _ranks(value: Value) -> str:
-    left = value.count - len(value.ranks)
-    return f"{fold_ranks(value.ranks)}{f' +{left:,} more' if left else ''}"
-
-
-def _alike(settings: Sequence[Setting]) -> Table:
-    return Table(
+    same = Table(
         name="alike",
         caption="Alike on all ranks",
         columns=columns("kind", "name", "value"),
         rows=tuple(
             tuple(Cell(words(text)) for text in (own.kind, own.name, own.values[0].value or ""))
-            for own in settings[:_SETTINGS_SHOWN]
+            for own in alike[:_SETTINGS_SHOWN]
         ),
-        note=more(len(settings) - _SETTINGS_SHOWN),
+        note=more(len(alike) - _SETTINGS_SHOWN),
         folded=True,
+    )
+    tables = (differences, same, _measurements(report.measurements))
+    return Section(
+        name="environment", title="Environment", sentence=sentence, tables=tuple(own for own in tables if own.rows)
     )
 
 

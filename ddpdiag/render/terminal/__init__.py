@@ -1,1 +1,318 @@
-"""For people at a terminal or with a log: the report, and the progress of a run."""
+"""The report for people: the verdict; what is wrong, by whom, and the fix; what was looked at, the figures; and
+the verdict once more, in one sentence.
+
+Errors and warnings come first, because the first screen of a log is what is read of it; tables, which may be long, come
+behind all findings. The sentence comes last, with the fix of the first error once more, because the end of the text
+is what a terminal still shows. Without colour the page's own characters are ASCII and hold no escape codes, so that it
+can end in a log file.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
+from ddpdiag.model.options import ALONE
+from ddpdiag.model.report import KINDS, Spent, Timings
+from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
+from ddpdiag.render.shell import exclude_lines, shell_lines
+from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
+from ddpdiag.render.terminal.matrices import write_matrices
+from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings, rank_rows
+from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
+
+_VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
+
+# What a terminal shows at once.
+SCREEN_LINES = 24
+
+
+def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+    """`report` as text of `width` columns; `details` adds the checks of each stage and shortens nothing.
+
+    `timings` adds where the seconds went.
+    """
+    page = Page(color=color, width=width)
+    write_head(page, report)
+    page.blank()
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[:2])
+    write_stages(page, report, details=details)
+    write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
+    write_skipped(page, report.checks, details=details)
+    _ranks(page, report, details=details)
+    if details:
+        for name, value in report.measurements.items():
+            page.write(f"{one_line(label(name))} = {value_text(name, value)}")
+        if report.measurements:
+            page.blank()
+    write_matrices(page, report.matrices, report.findings, details=details)
+    if timings:
+        write_timings(page, report, details=details)
+    write_notes(page, report.notes)
+    for sentence, command in exclude_lines(report):
+        page.write(sentence)
+        page.verbatim(command, indent=4)
+        page.blank()
+    write_verdict(page, report)
+    _write_first_fix(page, report)
+    return page.text()
+
+
+def write_head(page: Page, report: Report) -> None:
+    """The verdict and the world, and below it which run this was."""
+    page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
+    version = f"ddpdiag {one_line(report.version)}" if report.version else ""
+    spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    # What tells one log from another.
+    run = (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)
+    page.write(", ".join(filter(None, run)), style="dim")
+
+
+def _world(report: Report) -> str:
+    """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
+    world = report.world
+    hosts = one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))
+    if world.launcher == ALONE:
+        return f"host {hosts} alone"
+    on_hosts = f" on {count(len(world.nodes), 'host')} ({hosts})" if world.nodes else ", no host known"
+    words = (count(world.size, "rank") + on_hosts, one_line(world.launcher), one_line(world.backend))
+    return ", ".join(filter(None, words))
+
+
+def _begin(created: str) -> str:
+    """ "2026-11-22 05:31 UTC"."""
+    try:
+        return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
+    except (ValueError, OverflowError):
+        return one_line(created)
+
+
+def _ranks(page: Page, report: Report, *, details: bool) -> None:
+    rows = rank_rows(report)
+    marks = blamed(report.findings, rows)
+    serious = any(finding.severity is not Severity.NOTE for finding in report.findings)
+    healthy = report.verdict is Verdict.FIT and not serious
+    ranks = Ranks(rows, marks, details, brief=True, healthy=healthy)
+    if ranks.names or details:
+        write_hosts_rule(page, ranks.hosts.rule)
+    shown = ranks.fitting(color=page.color, width=page.width) if ranks.lines else ()
+    left_out = [one_line(label(name)) for name in ranks.names if ranks.lines and name not in shown]
+    wider = f"not shown for lack of room (--details): {', '.join(left_out)}" if left_out else ""
+    if caption := "; ".join(filter(None, (meanings(report, shown), wider))):
+        page.write(caption, style="dim")
+    for table in ranks.tables(color=page.color, width=page.width):
+        page.table(table)
+        page.blank()
+    if ranks.note:
+        page.write(ranks.note, style="dim")
+        page.blank()
+
+
+def write_notes(page: Page, notes: Sequence[str]) -> None:
+    """What was wrong with the files, one paragraph each."""
+    # The same note from a thousand files is one note.
+    for note, times in Counter(notes).items():
+        page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
+    if notes:
+        page.blank()
+
+
+def write_verdict(page: Page, report: Report) -> None:
+    """The last paragraph: the verdict and its sentence."""
+    page.write(one_line(report.sentence), lead=f"{report.verdict_text}: ", lead_style=_style(report))
+
+
+def _style(report: Report) -> str:
+    return _VERDICT_STYLES[Verdict.UNKNOWN if report.degraded else report.verdict]
+
+
+def _write_first_fix(page: Page, report: Report) -> None:
+    """What to do about the error that the verdict names, where its finding has long left the screen."""
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    first = next((finding for finding in errors if finding.ranks or finding.nodes or finding.links), None)
+    first = first or next(iter(errors), None)
+    if first is None or not first.fix or page.lines <= SCREEN_LINES:
+        return
+    alike = {node for finding in errors if finding.code == first.code for node in finding.nodes}
+    all_out = ""
+    if not alike.issubset(first.nodes) and exclude_lines(report):
+        all_out = f"Leave the {count(len(report.hosts.bad), 'bad host')} out (see above). For each, as for the first: "
+    page.write(all_out + first.fix, lead="Fix: ", lead_style="bold")
+    for line in shell_lines(first.env):
+        page.verbatim(line, indent=4)
+
+
+_MARK_STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red", "??": "bold yellow", "skip": "dim"}
+# Reasons for which most was not looked at; a healthy page is not to be a third of these.
+_REASONS_SHOWN = 3
+# So many codes take no more room than their number.
+_CODES_SHOWN = 2
+
+
+def write_stages(page: Page, report: Report, *, details: bool) -> None:
+    """The stages, with `details` the checks of each."""
+    name_width = max((len(one_line(stage.name)) for stage in report.stages), default=0)
+    for stage in report.stages:
+        checks = [check for check in report.checks if check.stage == stage.name]
+        codes = {check.code for check in checks}
+        # A check's code is what stands before the dot.
+        findings = [finding for finding in report.findings if finding.code.partition(".")[0] in codes]
+        mark = _mark(stage, findings)
+        time = "-" if mark == "skip" else f"{stage.seconds:.2f} s"
+        lead = f"{mark:<4}  {one_line(stage.name):<{name_width}}  {time:>8}  "
+        saying = one_line(stage.note) or _saying(stage, mark, checks, findings)
+        page.write(saying, lead=lead, lead_style=_MARK_STYLES[mark])
+        for check in checks if details else ():
+            page.write(outcomes_text(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
+    if report.stages:
+        page.blank()
+
+
+def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
+    severities = {finding.severity for finding in findings} | {stage.severity}
+    if Severity.ERROR in severities:
+        return "FAIL"
+    if stage.status == "skipped":
+        return "skip"
+    if stage.status not in ("done", "warning"):
+        return "??"  # Not looked at is not healthy.
+    return "warn" if stage.status == "warning" or Severity.WARNING in severities else "ok"
+
+
+def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
+    """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
+    words = []
+    for severity in SEVERITIES:  # "2 errors: COL002.slow, COL003.wrong"
+        if codes := [one_line(finding.code) for finding in findings if finding.severity is severity]:
+            names = listed(tuple(dict.fromkeys(codes)), SAME_SHOWN)
+            words.append(f"{count(len(codes), severity.value)}: {names}")
+    broken = [
+        f"{one_line(check.code)}: {outcomes_text(check)}"
+        for check in checks
+        if check.statuses.keys() - {"done", "skipped"}
+    ]
+    if words or broken:
+        return "; ".join(words or broken)
+    # The mark says it of all stages but those that were not looked at to the end.
+    status = one_line(stage.status) if mark == "??" else ""
+    return "; ".join(filter(None, (status, _numbers(mark, checks))))
+
+
+def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
+    """ "3 checks, 1 skipped"."""
+    skipped = sum(check.skipped_because is not None for check in checks)
+    idle = sum(check.measures and not check.statuses and check.skipped_because is None for check in checks)
+    ran = len(checks) - skipped - idle
+    if mark == "skip" and skipped == len(checks):
+        return count(skipped, "check") if checks else "no checks"
+    parts = [count(ran, "check")] if ran else []
+    parts += [f"{number:,} {what}" for number, what in ((skipped, "skipped"), (idle, "not run")) if number]
+    return ", ".join(parts) or "no checks"
+
+
+def outcomes_text(check: CheckLine) -> str:
+    """How a check's trials ended: "3 done, 1 hung"."""
+    if check.skipped_because is not None:
+        return f"skipped: {one_line(check.skipped_because)}"
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
+    return ran or ("not run" if check.measures else "judged from the data of other checks")
+
+
+def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
+    """What was not looked at: with `details` a line for each reason, else the reasons of most checks."""
+    reasons: dict[str, list[str]] = {}
+    for check in checks:
+        if check.skipped_because is not None:
+            reasons.setdefault(one_line(check.skipped_because), []).append(one_line(check.code))
+    if not reasons:
+        return
+    if details:
+        for reason, codes in reasons.items():
+            page.write(f"{reason}: {', '.join(codes)}", style="dim", lead="skip  ", lead_style="dim")
+    else:
+        page.write(_in_short(reasons), style="dim", lead="not checked: ", lead_style="dim")
+    page.blank()
+
+
+def _in_short(reasons: dict[str, list[str]]) -> str:
+    """ "12 checks (no GPU is visible on any host), RDZ006 (no shared directory was given), 3 more"."""
+    by_number = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
+    most = most_of(by_number, _REASONS_SHOWN)
+    parts = [
+        f"{', '.join(codes) if len(codes) <= _CODES_SHOWN else count(len(codes), 'check')} ({reason})"
+        for reason, codes in by_number[:most]
+    ]
+    left = sum(len(codes) for _, codes in by_number[most:])
+    parts += [f"{left:,} more"] if left else []
+    unnamed = left or any(len(codes) > _CODES_SHOWN for codes in reasons.values())
+    return f"{', '.join(parts)}{'; all with --details' if unnamed else ''}"
+
+
+_WAITS_SHOWN = 5
+# Shorter waits are those of any healthy run.
+_LEAST_SHARE = 0.02
+# Two decimals are shown: what would read 0.00 is none.
+_LEAST_SECONDS = 0.005
+_MEANINGS = {
+    "start": "until a process or worker was ready",
+    "import": "waiting for the import of torch",
+    "context": "creating the context of the device",
+    "group": "creating process groups, and connecting",
+    "measure": "the rest of the checks",
+    "wait": "for ranks later than the median rank",
+    "failed": "in trials that failed",
+    "own": "ddpdiag's plans, messages, barriers, judgement",
+    "unknown": "not in the recording",
+}
+
+
+def write_timings(page: Page, report: Report, *, details: bool) -> None:
+    """The table, and below it the ranks for which the others waited longest; nothing if the report has no timings."""
+    timings = report.timings
+    if timings is None or not timings.stages:
+        return
+    whole = seconds(timings.seconds)
+    page.write(f"time spent: {whole} from the start of rank 0's process to the verdict, in s", style="bold")
+    every = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
+    sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in every}
+    kinds = [kind for kind, spent in sums.items() if details or spent >= _LEAST_SECONDS]
+    rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
+    rows.append(Spent(stage="total", seconds=timings.seconds, kinds=sums))
+    absent = ABSENT if page.color else "-"
+    names = [
+        Column("", tuple(one_line(row.stage) for row in rows), right=False),
+        Column("total", tuple(_cell(row.seconds, absent) for row in rows), right=True),
+    ]
+    figures = [
+        Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
+        for kind in kinds
+    ]
+    for table in fitted(names, figures, len(rows), width=page.width):
+        page.table(table)
+    page.write("; ".join(f"{kind}: {_MEANINGS[kind]}" for kind in kinds if kind in _MEANINGS), style="dim")
+    page.blank()
+    _waits(page, timings, report.checks, details=details)
+
+
+def _cell(value: float, absent: str) -> str:
+    return f"{value:,.2f}" if value >= _LEAST_SECONDS else absent
+
+
+def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details: bool) -> None:
+    least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
+    shown = [wait for wait in timings.waits if wait.seconds >= least][: None if details else _WAITS_SHOWN]
+    if not shown:
+        return
+    names = {check.code: check.name for check in checks}
+    page.write("ranks that the others waited for (time behind the median rank)", style="bold")
+    for wait in shown:
+        hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
+        who = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
+        # "1.2 s, 3 times, longest in COL001 (all-reduce), by its import".
+        check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
+        place = f"in {one_line(check)}" if check else "at the start"
+        often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
+        why = f", by its {one_line(wait.why)}" if wait.why else ""
+        old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
+        page.write(f"{seconds(wait.seconds)}, {often}{why}{old}", indent=2, lead=f"{who}: ")
+    page.blank()

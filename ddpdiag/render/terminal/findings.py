@@ -65,7 +65,10 @@ def write_findings(
     earlier: list[Finding] = []
     for number, group in enumerate(own):
         if CODES_SHOWN <= number < len(serious) and not details:
-            _brief(page, group)
+            _write_headed(page, group[0], _headline(group), style="bold")
+            _write_subjects(page, group, LIST_SHOWN)
+            _write_fix(page, group[0])
+            page.blank()
             continue
         most = len(group) if details else most_of(group, few)
         for finding in group[:most]:
@@ -96,14 +99,6 @@ def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) ->
 
 def _headline(group: Sequence[Finding]) -> str:
     return one_line(group[0].title) + (f", and {len(group) - 1:,} more like this" if len(group) > 1 else "")
-
-
-def _brief(page: Page, group: Sequence[Finding]) -> None:
-    """What a line of the index cannot say: who, and the fix."""
-    _write_headed(page, group[0], _headline(group), style="bold")
-    _write_subjects(page, group, LIST_SHOWN)
-    _write_fix(page, group[0])
-    page.blank()
 
 
 def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, details: bool) -> None:
@@ -204,21 +199,18 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
         page.write(text, style="dim", indent=4)
     for name, rows in tables.items():
         few = FRAMES_SHOWN if name.startswith(_STACK) else LIST_SHOWN
-        _table(page, label(name), rows, None if details else most_of(rows, few))
+        most = None if details else most_of(rows, few)
+        page.write(f"{one_line(label(name))}:", style="dim", indent=4)
+        for row in rows[:most]:
+            head, mark, rest = one_line(row).partition(": ")
+            page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
+        if more := left_out(len(rows), most):
+            page.write(more.strip(), style="dim", indent=6)
 
 
 def most_of(things: Sequence[object], few: int) -> int:
     """How many of them are shown: "and 1 more" would take the room of the one."""
     return len(things) if len(things) <= few + 1 else few
-
-
-def _table(page: Page, name: str, rows: Sequence[str], limit: int | None) -> None:
-    page.write(f"{one_line(name)}:", style="dim", indent=4)
-    for row in rows[:limit]:
-        head, mark, rest = one_line(row).partition(": ")
-        page.write(rest or head, style="dim", indent=6, lead=head + mark if rest else "", lead_style="dim")
-    if more := left_out(len(rows), limit):
-        page.write(more.strip(), style="dim", indent=6)
 
 
 def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Value]:

@@ -52,8 +52,10 @@ def write_matrices(
     for own in shown:
         page.write(own.title, style="bold")
         _table(page, own.matrix)
-        # Tables of one host follow each other.
-        if (gpus := _gpus_text(own, details=details)) and gpus != told:
+        # Hosts that are alike have different GPUs; tables of one host follow each other.
+        uuids = own.matrix.gpus.items() if len(own.hosts) < 2 else ()
+        gpus = ", ".join(one_line(f"{name}: {uuid if details else uuid[:SHORT_UUID]}") for name, uuid in uuids)
+        if gpus and gpus != told:
             page.write(gpus, style="dim")
             told = gpus
         page.blank()
@@ -94,16 +96,10 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
     )
 
 
-def _gpus_text(own: Alike, *, details: bool) -> str:
-    """Such as "GPU 0: GPU-3f1c2a7b, GPU 1: GPU-77ae0c12"; hosts that are alike have different ones."""
-    if len(own.hosts) > 1:
-        return ""
-    uuids = own.matrix.gpus.items()
-    return ", ".join(one_line(f"{name}: {uuid if details else uuid[:SHORT_UUID]}") for name, uuid in uuids)
-
-
 def _table(page: Page, matrix: Matrix) -> None:
-    cells = _cells(matrix, ABSENT if page.color else "-")
+    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
+    absent = ABSENT if page.color else "-"
+    cells = [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
     drawn = [*_namings(matrix)]
     fitting = (own for own in drawn if _width(*_columns(own, cells)) <= page.width)
     naming = next(fitting, drawn[-1])
@@ -126,7 +122,10 @@ def _namings(matrix: Matrix) -> Iterator[Naming]:
     """First the whole names, then ever shorter ones."""
     rows, columns = tuple(map(one_line, matrix.rows)), tuple(map(one_line, matrix.columns))
     yield Naming(rows, columns)
-    if shared := _shared(columns):
+    # What all columns begin with, such as "GPU ".
+    words = columns[0].rpartition(" ")[0] + " " if columns else " "
+    shared = len(words) if words != " " and all(name.startswith(words) for name in columns) else 0
+    if shared:
         yield Naming(rows, tuple(name[shared:] for name in columns))
     short = Short({})
     for short in shorter((*rows, *columns)):
@@ -140,22 +139,10 @@ def _namings(matrix: Matrix) -> Iterator[Naming]:
         yield Naming(tuple(numbered), tuple(map(str, range(len(rows)))), short.rule)
 
 
-def _cells(matrix: Matrix, absent: str) -> list[tuple[str, ...]]:
-    """Of each column."""
-    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
-    return [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
-
-
 def _columns(naming: Naming, cells: Sequence[tuple[str, ...]]) -> tuple[Column, list[Column]]:
     """The names of the rows, and the columns."""
     figures = [Column(name, column, right=True) for name, column in zip(naming.columns, cells, strict=True)]
     return Column("", naming.rows, right=False, whole=True), figures
-
-
-def _shared(names: Sequence[str]) -> int:
-    """The length of the words that all names begin with, and that only one word follows in the first."""
-    words = names[0].rpartition(" ")[0] + " " if names else ""
-    return len(words) if all(name.startswith(words) for name in names) and words != " " else 0
 
 
 def _width(names: Column, figures: Sequence[Column]) -> int:

@@ -98,27 +98,20 @@ def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severi
     return marks
 
 
-def _line_of(row: Row, marks: Mapping[int, Severity]) -> Line:
-    """The line of a rank alone; it has no name where the row has no rank."""
-    rank = row.get("rank")
-    return Line("" if rank is None else one_line(str(rank)), row, marks.get(rank) if isinstance(rank, int) else None)
-
-
 def _by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
     """Ranks of one host of which all figures are the same as one line."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault((line.row.get("node"), line.mark, *map(line.row.get, names)), []).append(line)
-    return [_together(group) for group in groups.values()]
-
-
-def _together(lines: Sequence[Line]) -> Line:
-    ranks = [rank for line in lines if isinstance(rank := line.row.get("rank"), int)]
-    first = lines[0]
-    if len(ranks) < 2 or len(ranks) < len(lines) or first.row.get("node") is None:
-        return first
-    row = {**first.row, "local_rank": None, "gpu_uuid": None}
-    return Line(fold_ranks(ranks), row, first.mark, len(ranks))
+    together: list[Line] = []
+    for first, *others in groups.values():
+        ranks = [rank for line in (first, *others) if isinstance(rank := line.row.get("rank"), int)]
+        if not others or len(ranks) <= len(others) or first.row.get("node") is None:
+            together.append(first)
+        else:
+            row = {**first.row, "local_rank": None, "gpu_uuid": None}
+            together.append(Line(fold_ranks(ranks), row, first.mark, len(ranks)))
+    return together
 
 
 def _worst_first(lines: Iterable[Line], names: Sequence[str], numbers: Mapping[str, Sequence[float]]) -> list[Line]:
@@ -189,7 +182,11 @@ class Ranks:
     @cached_property
     def lines(self) -> Sequence[Line]:
         """All ranks of a small world; of a large one those to look at, the worst first."""
-        every = [_line_of(row, self.marks) for row in self.rows]
+        every = []
+        for row in self.rows:
+            rank = row.get("rank")
+            mark = self.marks.get(rank) if isinstance(rank, int) else None
+            every.append(Line("" if rank is None else one_line(str(rank)), row, mark))
         if self.details or len(every) <= self.all_shown:
             return every
         if not self.brief:
@@ -286,16 +283,12 @@ def _gpus(ranks: Ranks, absent: str) -> Column | None:
     """The GPUs' UUIDs, with `details` whole; None if nobody has one."""
     if all(row.get("gpu_uuid") is None for row in ranks.shown):
         return None
-    short = {} if ranks.details else _short_uuids(ranks.rows)
+    whole = {one_line(uuid) for row in ranks.rows if isinstance(uuid := row.get("gpu_uuid"), str)}
+    short = {uuid: uuid[:SHORT_UUID] for uuid in whole}
+    if ranks.details or len(set(short.values())) < len(short):
+        short = {}
     uuids = (_word(row.get("gpu_uuid"), absent) for row in ranks.shown)
     return Column("gpu", tuple(short.get(uuid, uuid) for uuid in uuids), right=False, whole=ranks.brief)
-
-
-def _short_uuids(rows: Sequence[Row]) -> dict[str, str]:
-    """The beginning of each GPU's UUID, as far as those are all different; else nothing."""
-    uuids = {one_line(uuid) for row in rows if isinstance(uuid := row.get("gpu_uuid"), str)}
-    short = {uuid: uuid[:SHORT_UUID] for uuid in uuids}
-    return short if len(set(short.values())) == len(short) else {}
 
 
 def _word(value: Scalar, absent: str) -> str:

@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
-from ddpdiag.judgement.selection import asked_for, selected
+from ddpdiag.judgement.judged import asked_for, selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line

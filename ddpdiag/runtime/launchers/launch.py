@@ -279,32 +279,23 @@ def place(
     rank: int,
     world: Given,
     *,
-    local_rank: Given | None = None,
-    local_size: Given | None = None,
-    node: Given | None = None,
+    local_rank: Given | int | None = None,
+    local_size: Given | int | None = None,
+    node: Given | int | None = None,
 ) -> Place:
-    """The place of a process that is one rank."""
+    """The place of a process that is one rank, or starts several and stands for the first of them."""
+
+    def plain(given: Given | int | None) -> int | None:
+        return given.value if isinstance(given, Given) else given
+
     return Place(
         rank=rank,
         world_size=world.value,
         node=here.host,
         launcher=launcher,
-        local_rank=local_rank.value if local_rank else None,
-        local_world_size=local_size.value if local_size else None,
-        node_rank=node.value if node else None,
-    )
-
-
-def block_place(here: Here, launcher: str, ranks: tuple[int, ...], world: Given, node: int | None) -> Place:
-    """The place of the first of the ranks that are started on this host."""
-    return Place(
-        rank=ranks[0],
-        world_size=world.value,
-        node=here.host,
-        launcher=launcher,
-        local_rank=0,
-        local_world_size=len(ranks),
-        node_rank=node,
+        local_rank=plain(local_rank),
+        local_world_size=plain(local_size),
+        node_rank=plain(node),
     )
 
 

@@ -4,12 +4,13 @@ Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and 
 the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.
 """
 
-import contextlib
 import re
 import time
+from collections.abc import Iterator
 
 from msgspec import Struct
 
+from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, MOST_HOSTS, count_at, expanded, tasks_per_node
 from ddpdiag.probes.host.programs import run_bounded
@@ -55,6 +56,8 @@ def read_step(env: Environ) -> Step:
     if per_node and node_rank:
         local_tasks = Given("tasks on this node by SLURM_STEP_TASKS_PER_NODE", count_at(per_node, node_rank.value))
         check_below(local_rank, local_tasks)
+    nodelist = env.get("SLURM_STEP_NODELIST", "")
+    known = rank.value == 0 and sum(count * repeated for count, repeated in per_node) == tasks.value
     return Step(
         job_id=job.value,
         step_id=step.value,
@@ -65,15 +68,9 @@ def read_step(env: Environ) -> Step:
         node_rank=node_rank,
         nodes=nodes,
         one_task_per_node=bool(per_node) and all(count == 1 for count, _ in per_node),
-        first_node=first_of(env.get("SLURM_STEP_NODELIST", "")),
-        hosts=_hosts(env, tasks.value, per_node) if rank.value == 0 else (),
+        first_node=first_of(nodelist),
+        hosts=task_hosts(nodelist, per_node, env.get("SLURM_DISTRIBUTION", "block")) if known else (),
     )
-
-
-def _hosts(env: Environ, tasks: int, per_node: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-    if sum(count * repeated for count, repeated in per_node) != tasks:
-        return ()
-    return task_hosts(env.get("SLURM_STEP_NODELIST", ""), per_node, env.get("SLURM_DISTRIBUTION", "block"))
 
 
 def task_hosts(nodelist: str, per_node: tuple[tuple[int, int], ...], distribution: str) -> tuple[str, ...]:
@@ -224,8 +221,13 @@ def job_left_seconds(env: Environ) -> float | None:
     if not re.fullmatch(r"[0-9]{1,10}", job):
         return None
     if end := _epoch(env.get("SLURM_JOB_END_TIME", "")):
-        return _by_our_clock(_epoch(env.get("SLURM_JOB_START_TIME", "")), end)
-    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(_record(job, _asked(job)))
+        start = _epoch(env.get("SLURM_JOB_START_TIME", ""))
+        now = time.time()
+        # Else this host's clock cannot be right: the job has begun, and is not over for long.
+        if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
+            return None
+        return end - now
+    return None if "SLURM_SCRIPT_CONTEXT" in env else _by_slurms_clock(job)
 
 
 def within(budget_seconds: float, left_seconds: float | None) -> float:
@@ -239,23 +241,20 @@ def _epoch(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
 
 
-def _by_our_clock(start: int | None, end: int) -> float | None:
-    """None where this host's clock cannot be right: the job has begun, and is not over for long."""
-    now = time.time()
-    if now - end > _SKEW_SECONDS or (start is not None and start - now > _SKEW_SECONDS):
+def _by_slurms_clock(job: str) -> float | None:
+    """The limit less the time that the job ran, as `scontrol` shows them; None if it does not answer in time.
+
+    Without use of this host's clock.
+    """
+    command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
+    try:
+        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
+    except OSError:
         return None
-    return end - now
-
-
-def _record(job: str, told: str) -> str:
-    """The line of this very job, or nothing: a job array's first number gets the lines of all its tasks."""
-    lines = [line for line in told.splitlines() if re.match(rf"JobId={job}\b", line)]
-    return lines[0] if len(lines) == 1 else ""
-
-
-def _by_slurms_clock(told: str) -> float | None:
-    """From `scontrol show job`, with no use of this host's clock: the limit less the time that it ran."""
-    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", told))
+    # The line of this very job: a job array's first number gets the lines of all its tasks.
+    lines = said.out.decode(errors="replace").splitlines() if said is not None else []
+    own = [line for line in lines if re.match(rf"JobId={job}\b", line)]
+    fields = dict(re.findall(r"\b(RunTime|StartTime|EndTime)=(\S+)", own[0])) if len(own) == 1 else {}
     start, end = (_epoch(fields.get(name, "")) for name in ("StartTime", "EndTime"))
     ran = re.fullmatch(r"(?:([0-9]{1,5})-)?([0-9]{2}):([0-9]{2}):([0-9]{2})", fields.get("RunTime", ""))
     if start is None or end is None or ran is None:
@@ -264,10 +263,68 @@ def _by_slurms_clock(told: str) -> float | None:
     return float(end - start - (days * 86_400 + hours * 3600 + minutes * 60 + seconds))
 
 
-def _asked(job: str) -> str:
-    """The answer of `scontrol` on the job, times in seconds since 1970; empty if it does not answer in time."""
-    command = ("env", "SLURM_TIME_FORMAT=%s", "scontrol", "--oneliner", "show", "job", job)
-    with contextlib.suppress(OSError):
-        said = run_bounded(command, time.monotonic() + DEADLINES.scontrol)
-        return "" if said is None else said.out.decode(errors="replace")
-    return ""
+# The leaf switches of all hosts, from the user's file -----------------------------------------------------------------
+
+# A line of 100 bytes for each of 65,536 hosts.
+_MOST_BYTES = 8 << 20
+_HOST_NAME = re.compile(r"[\w.:-]+")
+# Slurm's topology.conf; parameter names are case insensitive there. What names no hosts is an upper level.
+_SWITCHES = ("switchname", "blockname")
+_KNOWN = (*_SWITCHES, "nodes", "switches", "linkspeed", "blocksizes")
+
+
+def read_topology(path: str) -> dict[str, str]:
+    """The leaf of each host: "host leaf" a line, or Slurm's "SwitchName=leaf Nodes=n[0-31]"; "#" begins a comment."""
+    leaves: dict[str, str] = {}
+    for place, line in _lines(path):
+        where = f"--topology {path}, line {place}"
+        words = line.split()
+        if "=" in words[0]:
+            for host, leaf in _switch(words, where).items():
+                leaves.setdefault(host, leaf)  # Slurm lets a host hang on several leaves
+            continue
+        if len(words) != 2:
+            raise UsageError(f"{where}: {readable(line)!r}: expected HOST LEAF, or SwitchName=LEAF Nodes=HOSTS")
+        for host in _hosts_in(words[0], where):
+            if leaves.setdefault(host, words[1]) != words[1]:
+                raise UsageError(f"{where}: {host} is on {words[1]} here and on {leaves[host]} above")
+    if not leaves:
+        raise UsageError(f"--topology {path}: it names no host; expected HOST LEAF, one host per line")
+    return leaves
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """Lines that say something, without comments; one that ends in a backslash goes on in the next."""
+    try:
+        text = read_bytes(path, _MOST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8 text"
+        raise UsageError(f"--topology {path}: {reason}") from error
+    begun = ""
+    for place, line in enumerate(text.splitlines(), 1):
+        whole = begun + line.partition("#")[0].strip()
+        begun = whole.removesuffix("\\") if whole.endswith("\\") else ""
+        if whole and not begun:
+            yield place, whole
+
+
+def _switch(words: list[str], where: str) -> dict[str, str]:
+    """The hosts of one switch; none of an upper level."""
+    values: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value or name.lower() not in _KNOWN:
+            raise UsageError(f"{where}: {readable(word)!r}: expected SwitchName=LEAF Nodes=HOSTS")
+        values[name.lower()] = value
+    leaf = next((values[name] for name in _SWITCHES if name in values), None)
+    if leaf is None and "nodes" in values:
+        raise UsageError(f"{where}: Nodes without SwitchName: expected SwitchName=LEAF Nodes=HOSTS")
+    return dict.fromkeys(_hosts_in(values["nodes"], where), leaf) if leaf and "nodes" in values else {}
+
+
+def _hosts_in(nodelist: str, where: str) -> tuple[str, ...]:
+    """The hosts of "n[0-31]": with Slurm's own grammar, in which no name is a group, and no list fills the memory."""
+    hosts = expanded(nodelist) if nodelist.count("[") == nodelist.count("]") else ()
+    if not hosts or not all(map(_HOST_NAME.fullmatch, hosts)):
+        raise UsageError(f"{where}: {readable(nodelist)!r}: expected a host, or a list of hosts such as n[0-31,40]")
+    return hosts

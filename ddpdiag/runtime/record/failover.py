@@ -17,7 +17,7 @@ from ddpdiag.model.recording import Line
 from ddpdiag.probes.net.tcp_connect import answers, is_loopback, resolve
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES, ELECTION_TIMES, ElectionTimes
-from ddpdiag.runtime.record.shared_folder import RUN, NoteReader, SharedFolder, SharedRunLog, with_notes, within
+from ddpdiag.runtime.record.shared_folder import RUN, Note, NoteReader, SharedFolder, SharedRunLog, within
 
 
 class Published(NamedTuple):
@@ -62,6 +62,17 @@ class Handover:
         """Write the verdict for ranks that cannot receive messages any more, and remove the shared files."""
         if self._run_log is not None:
             self._run_log.close(shutdown, self._readers, DEADLINES.readers if self._readers else 0.0)
+
+
+def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
+    """The lines with the notes of absent ranks."""
+    noted = list(lines)
+    for place, line in enumerate(lines):
+        if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
+            continue
+        if (note := notes.get(line.rank)) is not None:
+            noted[place] = structs.replace(line, node=note.node, detail=note.sentence)
+    return noted
 
 
 def unreachable_ranks(lines: Sequence[Line]) -> list[int]:
@@ -236,7 +247,12 @@ def with_host_answers(lines: Sequence[Line], me: int, coordinator: str, port: in
     with ThreadPoolExecutor(len(some)) as pool:
         said = pool.map(lambda rank: _answers(arrivals, rank, coordinator, port), some.values())
         heard = dict(zip(some, said, strict=True))
-    return [_with_host_answer(line, arrivals, heard) for line in lines]
+    return [
+        structs.replace(line, answers=heard.get(arrivals[line.rank].host))
+        if isinstance(line, Event) and line.kind is EventKind.LOST and line.rank in arrivals
+        else line
+        for line in lines
+    ]
 
 
 def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port: int) -> bool | None:
@@ -247,12 +263,3 @@ def _answers(arrivals: Mapping[int, Arrival], rank: int, coordinator: str, port:
         addresses = resolve(coordinator, port, DEADLINES.host_answer) or ()
     asked = [address for address in addresses[:2] if address and not is_loopback(address)]
     return any(answers(address, (port, _SSH_PORT), DEADLINES.host_answer) for address in asked) if asked else None
-
-
-def _with_host_answer(
-    line: Line, arrivals: Mapping[int, Arrival], heard: Mapping[tuple[str, str], bool | None]
-) -> Line:
-    if not isinstance(line, Event) or line.kind is not EventKind.LOST or line.rank is None:
-        return line
-    own = arrivals.get(line.rank)
-    return structs.replace(line, answers=heard.get(own.host)) if own is not None else line

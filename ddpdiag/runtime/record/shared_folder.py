@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from ddpdiag.codec import encode_line
-from ddpdiag.model import Arrival, Event, EventKind
+from ddpdiag.model import Arrival
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -131,9 +131,7 @@ class SharedRunLog:
         self._heartbeat_due = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="shared-run-log", daemon=True)
-        self._shutdown: Shutdown | None = None
-        self._readers: tuple[int, ...] = ()
-        self._patience = 0.0
+        self._tell: Callable[[Path], None] | None = None
         self._thread.start()
 
     def was_replaced(self, seconds: float) -> bool:
@@ -145,7 +143,12 @@ class SharedRunLog:
 
     def close(self, shutdown: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
-        self._shutdown, self._readers, self._patience = shutdown, tuple(readers), seconds
+
+        def tell(_folder: Path) -> None:
+            self._shared.write_verdict(shutdown)
+            self._shared.wait_for_readers(readers, 0, seconds)
+
+        self._tell = tell if readers else None
         self._over.set()
         self._thread.join(seconds + DEADLINES.tidy)
 
@@ -155,7 +158,7 @@ class SharedRunLog:
             attempt(self._catch_up, self._shared.folder)
         if within(DEADLINES.tidy, self._is_replaced):
             return  # the rank that took over still reads all this, and removes it
-        if self._readers:
+        if self._tell is not None:
             attempt(self._tell, self._shared.folder)
         self._shared.remove()
 
@@ -167,11 +170,6 @@ class SharedRunLog:
         if len(lines) > self._written:
             append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
             self._written = len(lines)
-
-    def _tell(self, _folder: Path) -> None:
-        if self._shutdown is not None:
-            self._shared.write_verdict(self._shutdown)
-            self._shared.wait_for_readers(self._readers, 0, self._patience)
 
 
 def within(seconds: float, act: Callable[[], T]) -> T | None:
@@ -227,28 +225,28 @@ class NoteWriter:
         self._left = False
 
     def write(self, sentence: str) -> None:
-        """Write it, in a thread."""
+        """Write it, in a thread; what fails costs the note, not the run."""
         self._left = True
         place = self._arrival.place
         note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
-        self._executor.submit(self._write, msgspec.json.encode(note))
 
-    def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # the note is lost, not the run
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            if _is_ours(self._folder):
-                append(self._path, data, os.O_EXCL)
+        def act(folder: Path) -> None:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if _is_ours(folder):
+                append(self._path, msgspec.json.encode(note), os.O_EXCL)
+
+        self._executor.submit(attempt, act, self._folder)
 
     def remove(self) -> None:
         """Remove it."""
+
+        def act(folder: Path) -> None:
+            self._path.unlink(missing_ok=True)
+            folder.rmdir()
+
         if self._left:
             with contextlib.suppress(TimeoutError):
-                self._executor.submit(self._remove).result(DEADLINES.tidy)
-
-    def _remove(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-            self._folder.rmdir()
+                self._executor.submit(attempt, act, self._folder).result(DEADLINES.tidy)
 
 
 class NoteReader:
@@ -289,18 +287,6 @@ def read_notes(folder: Path, since: float) -> Iterator[Note]:
         if plain and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
                 yield msgspec.json.decode(path.read_bytes(), type=Note)
-
-
-def with_notes(lines: Sequence[Line], notes: Mapping[int, Note]) -> list[Line]:
-    """The lines with the notes of absent ranks."""
-    return [_with_note(line, notes) for line in lines]
-
-
-def _with_note(line: Line, notes: Mapping[int, Note]) -> Line:
-    if not isinstance(line, Event) or line.kind is not EventKind.ABSENT or line.rank is None:
-        return line
-    note = notes.get(line.rank)
-    return line if note is None else structs.replace(line, node=note.node, detail=note.sentence)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
-from ddpdiag.runtime.record.record import Record
+from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
 from ddpdiag.runtime.supervisor.processes import Child, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
