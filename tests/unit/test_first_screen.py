@@ -38,7 +38,7 @@ SAID = {
         "rank 1; host n1",
         "up to 2 elements per rank differ",
         "from the exact sum",
-        "Do not train on n1",
+        "--exclude=n1",
     ),
 }
 
