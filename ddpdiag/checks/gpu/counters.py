@@ -237,7 +237,7 @@ def _repaired(seen: Seen[Look], pair: Pair) -> Iterator[Fault]:
     if _risen(before, after):
         title = "GPU memory had correctable errors during the run"
         said = f"correctable errors rose from {before} to {after}{pair.span}; ECC corrected them"
-        most = seen.of(memory_errors.CHECK).number("corrected_errors")
+        most = memory_errors.most_corrected(seen.of(memory_errors.CHECK))
         severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
         yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
 

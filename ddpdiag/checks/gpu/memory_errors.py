@@ -103,12 +103,17 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for card in cards_of(seen):
         for fault in (*_errors(seen, card), *_replaced(seen, card)):
             yield finding_of(seen, card, fault)
-        errors, most = card.health.memory.corrected or 0, seen.number("corrected_errors")
+        errors, most = card.health.memory.corrected or 0, most_corrected(seen)
         if errors > most:
             title = "GPU memory has very many correctable errors"
             said = f"{errors:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
             fault = Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": errors})
             yield finding_of(seen, card, fault)
+
+
+def most_corrected(seen: Seen[Look]) -> float:
+    """How many correctable errors are no reason to worry."""
+    return seen.number("corrected_errors")
 
 
 def _errors(seen: Seen[Look], card: Card) -> Iterator[Fault]:

@@ -155,7 +155,7 @@ def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
     cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK))}
     users = {
         uuid
-        for finding in seen.findings_of("GPU008")
+        for finding in seen.of(CHECK).findings
         if finding.code == "GPU008.in-use" and finding.severity is not Severity.NOTE
         for uuid in finding.gpus
     }

@@ -26,8 +26,10 @@ specification and IEEE 802.3 (one bit error in 10^12); NVIDIA, Understanding mlx
 When the CRC and TCP checksum disagree, 2000.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
@@ -171,8 +173,25 @@ def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     pairs = dict(_pairs(seen))
-    yield from _incidents(seen, pairs, {host: tuple(counter_deltas(pair, seen.number)) for host, pair in pairs.items()})
+    deltas = {host: tuple(counter_deltas(pair, partial(allowed, seen))) for host, pair in pairs.items()}
+    yield from _incidents(seen, pairs, deltas)
     yield from _damages(seen, pairs)
+
+
+def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
+    """How far a counter of errors may rise in that time; a few events have no rate, so in a minute at least."""
+    minutes = max(seconds / 60, 1.0)
+    match counter:
+        case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
+            return seen.number("bit_errors_per_hour") / 60 * minutes
+        case "link_error_recovery":
+            return seen.number("recoveries_per_minute") * minutes
+        case "port_rcv_errors":
+            return seen.number("receive_errors_per_second") * max(seconds, 1.0)
+        case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
+            return 0.0
+        case _:  # no known counter of errors
+            return math.inf
 
 
 def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:

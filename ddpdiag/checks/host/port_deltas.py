@@ -5,7 +5,6 @@ counts in 32 bits), and is no rise; one that only one of the two looks has is no
 InfiniBand port stop at their largest value (255 for link_downed): later events are not seen.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -15,24 +14,6 @@ from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 _DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")
 # A peer's receiver was not ready, and the packet is sent again (NVIDIA, Understanding mlx5 Linux counters).
 _NOT_READY = "rnr_nak_retry_err"
-_MINUTE_SECONDS = 60.0
-_HOUR_MINUTES = 60.0
-
-
-def _allowed(number: Callable[[str], float], counter: str, seconds: float) -> float:
-    """How far a counter of errors may rise in that time; a few events have no rate, so in a minute at least."""
-    minutes = max(seconds / _MINUTE_SECONDS, 1.0)
-    match counter:
-        case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
-            return number("bit_errors_per_hour") / _HOUR_MINUTES * minutes
-        case "link_error_recovery":
-            return number("recoveries_per_minute") * minutes
-        case "port_rcv_errors":
-            return number("receive_errors_per_second") * max(seconds, 1.0)
-        case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
-            return 0.0
-        case _:  # no known counter of errors
-            return math.inf
 
 
 class Pair(NamedTuple):
@@ -79,8 +60,8 @@ def _label(port: PortCounters) -> str:
     return f"{port.name}{f' (PCI {port.pci})' if port.pci else ''}"
 
 
-def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[CounterDelta]:
-    """Everything that happened to the ports of one host; `number` gives the check's limits by their names."""
+def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterator[CounterDelta]:
+    """Everything that happened to the ports of one host; `allowed`: how far a counter may rise in so many seconds."""
     for old, new in pair.ports():
         used = old.name in pair.job_ports
         if new is None:
@@ -89,12 +70,12 @@ def counter_deltas(pair: Pair, number: Callable[[str], float]) -> Iterator[Count
             continue
         yield from _lost(old, new, used=used)
         for counter, start, end in _risen(old.counters, new.counters):
-            allowed = _allowed(number, counter, pair.seconds)
+            most = allowed(counter, pair.seconds)
             said = f"{counter} of {_label(old)} rose from {start} to {end}"
             if counter == _NOT_READY:
                 yield CounterDelta("not-ready", old, said, used, counter, start, end)
-            elif counter not in _DOWNS and end - start > allowed:
-                said += f" (at most {allowed:g} expected)"
+            elif counter not in _DOWNS and end - start > most:
+                said += f" (at most {most:g} expected)"
                 yield CounterDelta("link-errors", old, said, used, counter, start, end)
 
 

@@ -95,7 +95,7 @@ class SlurmStep(NamedTuple):
     nodes: int
     variables: Mapping[str, str]
 
-    def number(self, variable: str) -> int | None:
+    def count_in(self, variable: str) -> int | None:
         """The number in a variable; None where Slurm does not set it."""
         return _number(self.variables, variable)
 
@@ -152,7 +152,7 @@ def _step(seen: Seen[Data]) -> SlurmStep | None:
 
 def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """Each task started a torchrun, and these take part in no common rendezvous."""
-    agents = step.number("GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
+    agents = step.count_in("GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
     shared = step.tasks > step.nodes
@@ -176,7 +176,7 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     steps = ((rank, row.cpus, step_of(row.variables)) for rank, row in seen.by_rank.items())
-    wanted = ((rank, cpus, step.number("SLURM_CPUS_PER_TASK")) for rank, cpus, step in steps if step)
+    wanted = ((rank, cpus, step.count_in("SLURM_CPUS_PER_TASK")) for rank, cpus, step in steps if step)
     short = {rank: own for rank, cpus, own in wanted if own and cpus < own}
     if not short:
         return
@@ -233,7 +233,7 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     """What the step is, in one sentence; no rank is blamed."""
-    own, job_nodes = step.variables, step.number("SLURM_JOB_NUM_NODES")
+    own, job_nodes = step.variables, step.count_in("SLURM_JOB_NUM_NODES")
     part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     nodelist = own.get("SLURM_STEP_NODELIST", "")
@@ -246,7 +246,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     # What tasks may really use, whatever the variables promise.
     words.append(f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} per task")
     if seen.world.gpus:
-        on_node = step.number("SLURM_GPUS_ON_NODE")
+        on_node = step.count_in("SLURM_GPUS_ON_NODE")
         of = f" of {on_node} on its host" if on_node else ""
         words.append(f"each rank sees {_range_text((a.gpus for a in seen.world.arrivals.values()), 'GPU')}{of}")
         given, shown = own.get("SLURM_STEP_GPUS"), own.get("CUDA_VISIBLE_DEVICES")
@@ -276,10 +276,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
             "step": step.name,
             "tasks": step.tasks,
             "hosts": step.nodes,
-            "job_hosts": step.number("SLURM_JOB_NUM_NODES"),
+            "job_hosts": step.count_in("SLURM_JOB_NUM_NODES"),
             "distribution": step.variables.get("SLURM_DISTRIBUTION"),
-            "cpus_per_task": step.number("SLURM_CPUS_PER_TASK"),
-            "gpus_on_host": step.number("SLURM_GPUS_ON_NODE"),
+            "cpus_per_task": step.count_in("SLURM_CPUS_PER_TASK"),
+            "gpus_on_host": step.count_in("SLURM_GPUS_ON_NODE"),
             "gpus_per_task": step.gpus_per_task,
             "gpu_bind": step.variables.get("SLURM_GPU_BIND"),
         }

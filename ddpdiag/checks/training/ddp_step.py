@@ -134,7 +134,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if steps := _steps(seen):
         heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
-        yield from step_findings(seen, steps, throttled)
+        yield from step_findings(seen, steps, throttled, seen.number("ratio"), seen.number("windows"))
 
 
 def _steps(seen: Seen[Data]) -> dict[int, Steps]:

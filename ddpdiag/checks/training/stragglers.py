@@ -137,14 +137,15 @@ def usual_step(steps: Mapping[int, Steps]) -> Window:
     return Window(*(median(_of(own, name) for own in steps.values()) for name in Window.__struct_fields__))
 
 
-def step_findings(seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str]) -> Iterator[Finding]:
+def step_findings(
+    seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str], ratio: float, share: float
+) -> Iterator[Finding]:
     """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
 
     Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
     turn in the next run.
     """
-    ratio = seen.number("ratio")
-    found, shares_cores = stragglers(steps, ratio, seen.number("windows")), seen.world.ranks_per_core > 1
+    found, shares_cores = stragglers(steps, ratio, share), seen.world.ranks_per_core > 1
     for own in found:
         if shares_cores and own.why is Why.CORES:
             continue
