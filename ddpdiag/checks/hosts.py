@@ -63,7 +63,7 @@ def nvml_fix(host: str) -> str:
     """What to do where NVML does not answer."""
     return (
         f"Run `nvidia-smi` on {host}. If it fails, load the driver as root (`modprobe nvidia`); `dmesg | grep -i nvrm` "
-        "shows its errors. Start a container with the GPUs (docker: `--gpus all`)."
+        "shows its errors. In a container: start it with the GPUs (docker: `--gpus all`)."
     )
 
 

@@ -36,8 +36,7 @@ class Action(Enum):
 
 _FIXES = {
     Action.NONE: "",
-    Action.MONITOR: "You can train. After the job run `{command}` on {host}. If {sign}, report the GPU to the "
-    "administrator.",
+    Action.MONITOR: "{when} run `{command}` on {host}. If {sign}, report the GPU to the administrator.",
     Action.RESET: "Stop all processes on GPU {gpu} (on a host with NVSwitches: on all its GPUs). Then run `nvidia-smi "
     "--gpu-reset -i {gpu}` as root on {host}, or reboot {host}. If you cannot, {leave_out}.",
     Action.REBOOT: "Reboot {host} (as root), or {leave_out}.",
@@ -52,10 +51,11 @@ _RESET_ALL = (
 
 
 class Watch(NamedTuple):
-    """What to run after the job ("{gpu}" in it is the GPU), and a clause that says when it shows a fault."""
+    """What to run ("{gpu}" in it is the GPU), a clause that says when it shows a fault, and when to run it."""
 
     command: str
     sign: str
+    when: str = "You can train. After the job"
 
 
 WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
@@ -214,7 +214,11 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
 
 def fix_of(host: str, gpu: int | str | None, fault: Fault) -> str:
     """What to do about a fault; `gpu` is the index of the GPU or its PCI address, None for all GPUs of the host."""
-    action = _RESET_ALL if gpu is None and fault.action is Action.RESET else _FIXES[fault.action]
-    command = fault.watch.command.format(gpu=gpu)
-    said = action.format(host=host, gpu=gpu, leave_out=leave_out([host]), command=command, sign=fault.watch.sign)
-    return " ".join(filter(None, [fault.first, said, fault.advice]))
+    return " ".join(filter(None, [fault.first, action_text(host, gpu, fault.action, fault.watch), fault.advice]))
+
+
+def action_text(host: str, gpu: int | str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
+    """The action alone, in sentences."""
+    text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
+    named = watch._replace(command=watch.command.format(gpu=gpu))
+    return text.format(host=host, gpu=gpu, leave_out=leave_out([host]), **named._asdict())

@@ -51,8 +51,8 @@ HARMFUL = {
     0x80: "power brake",
 }
 _HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
-COOLING_FIX = "Ask for its fans or coolant to be checked."
-POWER_FIX = "Ask for the power supplies and cables of that host to be checked."
+COOLING_FIX = "Ask the administrator to check the fans or the coolant of that GPU."
+POWER_FIX = "Ask the administrator to check the power supplies and cables of that host."
 WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
 
 
@@ -75,7 +75,7 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     events = clocks.events or 0
     evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
-    at = "" if clocks.celsius is None else f" at {clocks.celsius} C of the GPU core"
+    at = "" if clocks.celsius is None else f", with the GPU core at {clocks.celsius} C"
     if harmful := events & (0x8 | 0x40 | 0x80):
         yield Fault(
             "slowdown",
@@ -98,12 +98,13 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         yield Fault(
             "margin",
             "a GPU is hot before the job starts",
-            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature{limit}; more than "
-            f"{least:g} C below it expected",
+            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature{limit}; a "
+            "distance "
+            f"of more than {least:g} C is expected",
             Action.MONITOR,
             COOLING_FIX,
             {"celsius": clocks.celsius, "margin_celsius": margin},
-            watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is not cooler without load"),
+            watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is still as hot without load"),
         )
 
 

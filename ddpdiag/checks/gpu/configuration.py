@@ -58,7 +58,7 @@ _DRIVER = Trait(
 _VBIOS = Trait(
     "vbios",
     "VBIOS version",
-    "You can train. If GPU005 or GPU012 also names the GPU on {hosts}, ask the vendor for VBIOS {usual}.",
+    "You can train. If GPU005 or GPU012 also names one of these GPUs, ask the vendor for one VBIOS version.",
 )
 # Consumer cards of one model come from several makers, each with a VBIOS of its own.
 _MAKERS = _VBIOS._replace(fix="Nothing to do if the cards are from several makers.", severity=Severity.NOTE)
@@ -94,15 +94,16 @@ def _unlike(
         return
     counts = Counter(known.values()).most_common()
     blamed = [cards[number] for number in odd.ranks]
-    shown = names_text([f"{value} on {count(number, 'GPU')}" for value, number in counts], 4)
-    named = [f"{card.label} has {known[number]}" for number, card in zip(odd.ranks, blamed, strict=True)]
+    shown = names_text([f"{value!r} ({count(number, 'GPU')})" for value, number in counts], 4)
+    named = [f"{card.label} has {known[number]!r}" for number, card in zip(odd.ranks, blamed, strict=True)]
     if len(named) > 2:
-        named = [f"{count(number, 'GPU')} of {name}" for name, number in Counter(c.host.name for c in blamed).items()]
-        named = [f"The others are {names_text(named, 4)}"]
+        per_host = Counter(card.host.name for card in blamed)
+        hosts = names_text([f"{count(own, 'GPU')} of {name}" for name, own in per_host.items()], 4)
+        named = [f"{hosts} differ from the others"]
     yield seen.finding(
         trait.word,
         f"GPUs of one model have different {trait.name}s",
-        f"{model}: the {trait.name} is {shown}. One value is expected. "
+        f"{model}, {trait.name}: {shown}. One value is expected. "
         f"{' and '.join(named) or 'No majority shows which is right'}.",
         severity=trait.severity,
         ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
@@ -123,7 +124,7 @@ def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed:
     hosts = list(dict.fromkeys(card.host.name for card in blamed))
     wanted = str(counts[0][0] if usual is None else usual)
     return trait.fix.format(
-        usual=wanted if hosts else f"{wanted} (or another version)",
+        usual=wanted,
         hosts=names_text(hosts) or "all hosts",
         leave_out=leave_out(hosts) if hosts else "run each job on hosts with one version",
         gpu=f" -i {blamed[0].health.index}" if len(blamed) == 1 else "",

@@ -187,8 +187,9 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
             "a GPU was lost during the run",
             f"it was present at the beginning, and is missing {when} ({why})",
             Action.REBOOT,
-            f"{xid_fix(card.host.name)} {REPLACE_LOST}",
+            REPLACE_LOST,
             {"error": errors[0] if errors else None, "seconds": seconds},
+            first=xid_fix(card.host.name),
         )
         yield finding_of(seen, card, gone)
         return
@@ -234,7 +235,7 @@ def _repaired(seen: Seen[Look], pair: Pair) -> Iterator[Fault]:
         allowed = normal * max((pair.seconds or 0.0) / 60, 1.0)
         title = "the PCIe link of a GPU repeated packets"
         said = f"PCIe replays rose from {before} to {after}{pair.span}; at most {normal:g} a minute expected"
-        advice = "Ask for the card to be reseated, and for its riser and slot to be checked."
+        advice = "Ask the administrator to reseat the card, and to check its riser and slot."
         severity = Severity.WARNING if delta > allowed else Severity.NOTE
         evidence = _evidence(pair, before, after)
         yield Fault("pcie-replays", title, said, Action.MONITOR, advice, evidence, severity, _WATCH_PCIE)
@@ -286,10 +287,11 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
         yield Fault(
             "nvlink-errors",
             "an NVLink of a GPU had errors during the run",
-            f"{'; '.join(f'NVLink {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
+            f"{'; '.join(f'{text} on NVLink {number}' for number, text in errors.items())}{pair.span}; no rise "
+            "expected",
             Action.MONITOR,
-            "",
-            {"links": list(errors), "seconds": pair.seconds},
+            evidence={"links": list(errors), "seconds": pair.seconds},
+            watch=WATCH_ERRORS,
         )
     if deltas := {new.number: delta for old, new in pairs if (delta := _risen(old.crc_errors, new.crc_errors))}:
         links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])

@@ -16,6 +16,7 @@ Sources: NCCL's src/init.cc ("Duplicate GPU detected"; since 2.30 "Multiple Rank
 CUDA C++ programming guide, CUDA_DEVICE_ORDER; CUDA runtime API, cudaError.
 """
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,8 +126,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
-                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.nodes_of(ranks))} all use GPU {uuid}. NCCL "
-                "refuses two ranks on one GPU.",
+                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.nodes_of(ranks))} all use one GPU ({uuid}). "
+                "NCCL refuses two ranks on one GPU.",
                 # gloo accepts it.
                 severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
@@ -158,7 +159,7 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
             "cuda-start",
             "CUDA does not start",
             f"{host.name}, {ranks_text(ranks)}: torch {rows[ranks[0]].torch}, built for CUDA {rows[ranks[0]].cuda}, "
-            f'reports: "{error}".',
+            f'reports: "{error}".{_version_text(error)}',
             ranks=ranks,
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
             fix=SLICES_FIX
@@ -166,6 +167,12 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
             else f"{nvml_fix(host.name)} {xid_fix(host.name)} Then reboot {host.name}, or {leave_out([host.name])}.",
             known=None if sliced else known_error(error),
         )
+
+
+def _version_text(error: str) -> str:
+    """The driver's number in torch's error in words: 11060 is CUDA 11.6."""
+    found = re.search(r"found version (\d{4,6})", error)
+    return f" {found[1]} is CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}." if found else ""
 
 
 def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:

@@ -281,7 +281,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
     meaning = meaning_of(xid, card.health.name if card else None)
     match meaning.kind:
         case Kind.HARMLESS:
-            severity = Severity.NOTE
+            severity, advice = Severity.NOTE, "Nothing to do."
         case Kind.OPEN:
             severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
         case Kind.PROGRAM:
@@ -291,7 +291,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
             severity = Severity.ERROR if group.recent or lasting else Severity.WARNING
-            first = "If it was not reset since:" if meaning.action is Action.RESET and not group.recent else ""
+            first = "If it was not reset since then:" if meaning.action is Action.RESET and not group.recent else ""
     fault = Fault(
         "sxid" if xid.switch else "xid",
         f"{'SXid' if xid.switch else 'Xid'} {xid.code} in the kernel log: {meaning.text}",

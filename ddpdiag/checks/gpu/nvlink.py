@@ -26,7 +26,7 @@ from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.text import count
+from ddpdiag.text import count, fold_ranks
 
 FINDINGS = {
     "down": Explained(
@@ -62,7 +62,7 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
                 "an NVLink of a GPU had errors",
                 f"{'; '.join(lines)} since the driver was loaded; {f'at most {most:g}' if most else '0'} expected",
                 Action.MONITOR,
-                f"Then {leave_out([card.host.name])}.",
+                f"In that case also {leave_out([card.host.name])}.",
                 {
                     "links": [link.number for link in flawed],
                     "replays": [link.replays for link in flawed],
@@ -104,8 +104,7 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
                 f"{numbers_text(missing)} {are} down ({len(own)} of {expected} are up). On most GPUs of that "
                 f"model {it} {are} up",
                 Action.RESET if fixed else Action.MONITOR,
-                f"If {it} {'stays' if it == 'it' else 'stay'} down, {leave_out([card.host.name])}, and have the links "
-                "inspected."
+                f"If {it} {'stays' if it == 'it' else 'stay'} down, have the links inspected."
                 if fixed
                 else "Nothing to do for a card that has no NVLink bridge.",
                 {"links_down": [*missing], "links_up": len(own), "links_expected": expected},
@@ -143,11 +142,11 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Such as "NVLink 3" or "NVLinks 3, 4"."""
-    return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {', '.join(map(str, numbers))}"
+    """Such as "NVLink 3" or "NVLinks 3,7-9"."""
+    return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {fold_ranks(numbers)}"
 
 
-WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "the replays or recoveries have risen")
+WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
 
 
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).

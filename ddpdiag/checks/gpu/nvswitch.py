@@ -76,6 +76,7 @@ _CONFIGURATIONS = {
 }
 _HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
 _SUMMARIES = {_UNHEALTHY: "NVML calls the GPU's fabric health 'unhealthy'", _LIMITED: "the capacity is limited"}
+_WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
 _WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
 
@@ -93,11 +94,12 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
             title = "the driver requests a recovery of a GPU"
             severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
             evidence: dict[str, Scalar | list[Scalar]] = {"recovery_action": wanted}
-            yield finding_of(seen, card, Fault("recovery", title, said, action, cause, evidence, severity))
+            yield finding_of(seen, card, Fault("recovery", title, said, action, "", evidence, severity, _WATCH, cause))
         elif broken is Broken.RESET_REQUIRED:
-            yield finding_of(seen, card, Fault("reset-required", "a GPU must be reset", said, Action.RESET, cause))
+            fault = Fault("reset-required", "a GPU must be reset", said, Action.RESET, first=cause)
+            yield finding_of(seen, card, fault)
         elif broken is Broken.LOST:
-            fault = Fault("lost", "a GPU is lost", said, Action.REBOOT, f"{cause} {REPLACE_LOST}")
+            fault = Fault("lost", "a GPU is lost", said, Action.REBOOT, REPLACE_LOST, first=cause)
             yield finding_of(seen, card, fault)
 
 

@@ -98,11 +98,12 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     told = sum(size for size in held if size is not None)
     drawn = bool(held) and not card.health.processes and (None in held or 2 * told >= used)
     small = used <= CONTEXT_BYTES and not card.health.processes
+    holders = _holders(card)
     yield Fault(
         "in-use",
         "GPU memory is already in use",
-        f"{used / MIB:.0f} MiB were in use before this job used it; at most {most:g} MiB expected. Used by: "
-        f"{_holders(card)}",
+        f"{used / MIB:.0f} MiB were in use before this job used it; at most {most:g} MiB expected. "
+        f"{f'Used by {holders}' if holders else 'No visible process holds it; one in another container may'}",
         Action.NONE,
         "Nothing to do: a display or a monitoring tool uses as much."
         if small or drawn
@@ -117,7 +118,7 @@ def _holders(card: Card) -> str:
     computing = [_shown(process) for process in card.health.processes or ()]
     pids = {process.pid for process in card.health.processes or ()}
     drawing = [f"{_shown(process)} for graphics" for process in card.health.graphics or () if process.pid not in pids]
-    return ", ".join((*computing, *drawing)) or "no visible process (it may be in another container)"
+    return ", ".join((*computing, *drawing))
 
 
 def _shown(process: Process) -> str:
@@ -136,7 +137,7 @@ def _mode(card: Card) -> Iterator[Fault]:
     elif mode in _EXCLUSIVE:
         then, severity = "That is fine with one rank per GPU", Severity.NOTE
         if processes:
-            then, severity = f"{_holders(card)} uses it, so a rank can use it only through MPS", Severity.WARNING
+            then, severity = f"{begun(_holders(card))} uses it, so a rank can use it only through MPS", Severity.WARNING
         elif len(card.takers) > 1:
             then = f"{begun(ranks_text(card.takers))} all take it, and without MPS only the first one can start"
             severity = Severity.WARNING

@@ -174,7 +174,7 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
         yield seen.finding(
             "nvml" if known else "unreadable",
             "NVML does not work",
-            f"{host.name}: NVML fails with {host.error!r}"
+            f"{host.name}: NVML, the driver's library, fails with {host.error!r}"
             f"{'' if known else ', so it is not known whether there are GPUs'}.",
             ranks=host.ranks,
             fix=nvml_fix(host.name) + ("" if known else f" {_CPUS_ONLY}"),

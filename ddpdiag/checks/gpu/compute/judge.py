@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.cards import Action, Fault, Watch, finding_of, fix_of, usual
+from ddpdiag.checks.gpu.cards import Action, Fault, Watch, action_text, finding_of, usual
 from ddpdiag.checks.gpu.clocks import COOLING_FIX, POWER_FIX, WATCH_CLOCKS, events_text
 from ddpdiag.checks.gpu.compute.data import (
     MEMORY,
@@ -126,7 +126,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             cause = _held_down(unit, events, "")
             evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": cause.word}
             title = "a GPU lowers its clocks under load"
-            fault = Fault("throttled", title, cause.said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
+            said = f"{cause.said}; no slowdown expected"
+            fault = Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
             yield _told(seen, unit, fault)
     yield from _differing(seen, units)
     reasons: dict[str, list[int]] = defaultdict(list)
@@ -140,8 +141,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{begun(ranks_text(ranks))}: {reason}.",
             ranks=ranks,
             evidence={"reason": reason},
-            fix="Nothing to do for the job. To measure, end other processes on these GPUs (`nvidia-smi`), and check "
-            "that torch and cuBLAS belong together (`pip check`).",
+            fix="Nothing to do for the job. To measure, end other processes on these GPUs (`nvidia-smi`), and run "
+            "`pip check`: it shows an nvidia-cublas that does not fit torch.",
         )
 
 
@@ -173,8 +174,10 @@ def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Find
     evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in each[-1] if word == "wrong"}
     action, severity = (Action.ISOLATE, Severity.ERROR) if twice else (Action.MONITOR, Severity.WARNING)
     host = unit.card.host.name
-    advice = f"`dcgmi diag -r 3` on {host} tests it." if unit.is_gpu else f"Run `memtester 1G 1` on {host} as root."
-    again = Watch("ddpdiag check --select GPU012", "the finding returns")
+    advice = f"To test it, run `dcgmi diag -r 3` on {host}."
+    if not unit.is_gpu:
+        advice = f"{begun(leave_out([host]))}. As root run `memtester 1G 1` there to test its memory."
+    again = Watch("ddpdiag check --select GPU", "the finding returns", "Before the job")
     yield _told(seen, unit, Fault(word, title, f"{times}, {said}", action, advice, evidence, severity, again))
 
 
@@ -230,8 +233,9 @@ def _slow_text(sign: Sign, peers: int) -> str:
     what = "copies within its memory" if sign.part == MEMORY else f"{sign.part} matrix products"
     if sign.word == "nameplate":
         return f"{what} run at {show(sign.value)}, {share} of the {show(sign.expected)} of its data sheet"
-    others = "the other GPU of this model runs" if peers == 1 else f"the other {peers} GPUs of this model run"
-    return f"{what} run at {show(sign.value)}; {others} at {show(sign.expected)} (this one at {share} of it)"
+    others = "the other GPU of this model reaches" if peers == 1 else f"the other {peers} GPUs of this model reach"
+    median_of = "" if peers == 1 else ", median"
+    return f"{what} run at {show(sign.value)}, {share} of what {others} ({show(sign.expected)}{median_of})"
 
 
 def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -> Cause:
@@ -264,8 +268,8 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
         )
         return Cause("clocks", said, advice)
     said = f"Its clocks{clocks}, power limit, temperature and other processes do not explain it"
-    reset = fix_of(card.host.name, index, Fault("", "", "", Action.RESET))
-    return Cause("unknown", said, f"{reset} If it stays slow, `dcgmi diag -r 3` there tests it.")
+    reset = action_text(card.host.name, index, Action.RESET)
+    return Cause("unknown", said, f"{reset} If it stays slow, run `dcgmi diag -r 3` there.")
 
 
 def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
