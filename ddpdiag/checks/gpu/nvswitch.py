@@ -108,8 +108,8 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
-        but = "CUDA starts without it here" if started else "CUDA does not start on it before it has joined"
-        said = f"it has not joined the NVSwitch fabric yet (state: {state}). {but}"
+        but = "but CUDA starts without it" if started else "so CUDA does not start on it"
+        said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
     elif fabric.state == JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
     else:
