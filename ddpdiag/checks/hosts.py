@@ -62,9 +62,14 @@ def leave_out(names: Sequence[str]) -> str:
 def nvml_fix(host: str) -> str:
     """What to do where NVML does not answer."""
     return (
-        f"Run `nvidia-smi` on {host}. If it fails, load the driver (`modprobe nvidia`, as root) and read `dmesg | grep "
-        "-i nvrm`; in a container check that it was started with the GPUs."
+        f"Run `nvidia-smi` on {host}. If it fails, load the driver as root (`modprobe nvidia`); `dmesg | grep -i nvrm` "
+        "shows its errors. In a container: start it with the GPUs (docker: `--gpus all`)."
     )
+
+
+def xid_fix(host: str) -> str:
+    """How to see why the driver gave up a GPU."""
+    return f"As root run `dmesg -T | grep -i xid` on {host} for the cause."
 
 
 def left_out(seen: Seen[Any], most: int, what: str) -> Iterator[Finding]:

@@ -32,8 +32,17 @@ def healthy(count, host=0, **changes):
     return Data(**({"nvml": nvml, "functions": functions(count), "visible": count} | changes))
 
 
+# NVML's own texts.
+ERRORS = {
+    Trouble.NO_LIBRARY: "NVML Shared Library Not Found",
+    Trouble.NO_DRIVER: "Driver Not Loaded",
+    Trouble.MISMATCH: "Driver/library version mismatch",
+    Trouble.OTHER: "Unknown Error",
+}
+
+
 def without(trouble=Trouble.NO_LIBRARY, **changes):
-    return Data(nvml=Enumeration(trouble=trouble, error=trouble.value), **changes)
+    return Data(nvml=Enumeration(trouble=trouble, error=ERRORS[trouble]), **changes)
 
 
 def test_all_gpus_there_is_silent():

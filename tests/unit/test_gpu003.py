@@ -21,7 +21,7 @@ def test_healthy_gpus_are_silent():
     ("word", "action", "changes"),
     [
         ("uncorrected", "reset", {"uncorrected": 2}),
-        ("sram", "reset", {"uncorrected": 1, "sram_uncorrected": 1}),
+        ("sram", "reset", {"uncorrected": 1, "sram_uncorrected": 1, "sram_uncorrected_ever": 1}),
         ("sram", "isolate", {"sram_uncorrected_ever": 5}),
         ("sram", "isolate", {"sram_threshold_exceeded": True}),
         ("remap-pending", "reset", {"remap_pending": True}),

@@ -27,7 +27,7 @@ def test_idle_with_a_software_power_cap_is_benign():
     ids=["power-brake", "thermal", "hardware", "software"],
 )
 def test_a_slowdown_without_load_is_a_warning(golden, code, events):
-    (finding,) = with_fifth(CHECK, **clocks(events=events))
+    (finding,) = with_fifth(CHECK, **clocks(events=events, celsius=88))
     assert (finding.code, finding.severity, finding.gpus) == (f"GPU005.{code}", Severity.WARNING, (uuid_of(5),))
     golden(finding)
 

@@ -61,8 +61,8 @@ RISES = (
     ("nvlink-crc", Severity.NOTE, "monitor", links(link3={"crc_errors": 3000})),
     ("nvlink-crc", Severity.WARNING, "monitor", links(link3={"crc_errors": 3001})),
     ("nvlink-down", Severity.ERROR, "reset", links(link3={"up": False})),
-    ("slowdown", Severity.WARNING, "monitor", clocks(events=0x81)),
-    ("slowdown", Severity.WARNING, "monitor", clocks(events=0x20)),
+    ("slowdown", Severity.WARNING, "monitor", clocks(events=0x81, celsius=61)),
+    ("slowdown", Severity.WARNING, "monitor", clocks(events=0x20, celsius=88)),
 )
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.visibility import Data
-from ddpdiag.checks.hosts import Host, answers_by_host
+from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
@@ -36,13 +36,29 @@ class Action(Enum):
 
 _FIXES = {
     Action.NONE: "",
-    Action.MONITOR: "Look at `nvidia-smi -q -i {index}` on {host} again after the job, and report the GPU to the "
-    "administrator if the values have become worse or the state lasts.",
-    Action.RESET: "Stop all processes on it, then run `nvidia-smi --gpu-reset -i {index}` as root on {host}, or "
-    "reboot. On a host with NVSwitches stop the processes on all its GPUs first.",
-    Action.REBOOT: "Reboot {host}.",
-    Action.ISOLATE: "Isolate it: leave {host} out of jobs until the GPU is repaired or replaced.",
+    Action.MONITOR: "{when} run `{command}` on {host}. If {sign}, report the GPU to the administrator.",
+    Action.RESET: "Stop all processes on GPU {gpu} (on a host with NVSwitches: on all its GPUs). Then run `nvidia-smi "
+    "--gpu-reset -i {gpu}` as root on {host}, or reboot {host}. If you cannot, {leave_out}.",
+    Action.REBOOT: "Reboot {host} (as root), or {leave_out}.",
+    Action.ISOLATE: "Ask the administrator to have GPU {gpu} repaired or replaced. Until then {leave_out}.",
 }
+
+
+_RESET_ALL = (
+    "Stop all processes on the GPUs of {host}. Then run `nvidia-smi --gpu-reset` as root there, or reboot {host}. If "
+    "you cannot, {leave_out}."
+)
+
+
+class Watch(NamedTuple):
+    """What to run ("{gpu}" in it is the GPU), a clause that says when it shows a fault, and when to run it."""
+
+    command: str
+    sign: str
+    when: str = "You can train. After the job"
+
+
+WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")
 
 
 class Card(NamedTuple):
@@ -71,7 +87,10 @@ class Card(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one GPU: `said` goes behind its name, `advice` behind the action."""
+    """What is wrong with one GPU: `said` goes behind its name; `first` and `advice` before and behind the action.
+
+    `watch` is for Action.MONITOR.
+    """
 
     word: str
     title: str
@@ -80,6 +99,8 @@ class Fault(NamedTuple):
     advice: str = ""
     evidence: Mapping[str, Scalar | list[Scalar]] = {}
     severity: Severity | None = None
+    watch: Watch = WATCH_LOG
+    first: str = ""
 
 
 def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
@@ -187,10 +208,17 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        fix=" ".join(filter(None, [fix_of(card.host.name, health.index, fault.action), fault.advice])),
+        fix=fix_of(card.host.name, health.index, fault),
     )
 
 
-def fix_of(host: str, index: int | None, action: Action) -> str:
-    """What to do with the GPU of that index (None: not known) on `host`, in a sentence."""
-    return _FIXES[action].format(host=host, index="INDEX" if index is None else index)
+def fix_of(host: str, gpu: int | str | None, fault: Fault) -> str:
+    """What to do about a fault; `gpu` is the index of the GPU or its PCI address, None for all GPUs of the host."""
+    return " ".join(filter(None, [fault.first, action_text(host, gpu, fault.action, fault.watch), fault.advice]))
+
+
+def action_text(host: str, gpu: int | str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
+    """The action alone, in sentences."""
+    text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
+    named = watch._replace(command=watch.command.format(gpu=gpu))
+    return text.format(host=host, gpu=gpu, leave_out=leave_out([host]), **named._asdict())

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.model import Finding, Scalar, Severity
 
@@ -51,6 +51,15 @@ HARMFUL = {
     0x80: "power brake",
 }
 _HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
+COOLING_FIX = "Ask the administrator to check the fans or the coolant of that GPU."
+POWER_FIX = "Ask the administrator to check the power supplies and cables of that host."
+WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
+
+
+def events_text(events: int, mask: int) -> str:
+    """The harmful ones, and the mask that they are of: "power brake is active (clock event mask 0x84)"."""
+    names = [name for bit, name in HARMFUL.items() if events & bit]
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} active (clock event mask {mask:#x})"
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -66,31 +75,36 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
     events = clocks.events or 0
     evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
-    if harmful := [name for bit, name in HARMFUL.items() if events & bit & ~_SOFTWARE_THERMAL]:
+    at = "" if clocks.celsius is None else f", with the GPU core at {clocks.celsius} C"
+    if harmful := events & (0x8 | 0x40 | 0x80):
         yield Fault(
             "slowdown",
             # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
-            "hardware holds the clocks of a GPU down",
-            f"{' and '.join(harmful)} (clock events {events:#x}) without load; none expected",
+            "the hardware limits the clocks of a GPU",
+            f"{events_text(harmful, events)} without load{at}; no slowdown expected",
             Action.MONITOR,
-            "Look at the host's power supplies and cables." if events & 0x80 else "Look at fans and coolant.",
+            POWER_FIX if events & 0x80 else COOLING_FIX,
             evidence,
+            watch=WATCH_CLOCKS,
         )
     elif events & _SOFTWARE_THERMAL:
-        title = "a GPU lowers its clocks because of heat"
-        said = f"software thermal slowdown (clock events {events:#x}) at {clocks.celsius} C; none expected"
-        yield Fault("warm", title, said, Action.MONITOR, "Look at fans and coolant.", evidence)
+        title = "the driver lowers the clocks of a GPU because of heat"
+        said = f"{events_text(events, events)} without load{at}; no slowdown expected"
+        yield Fault("warm", title, said, Action.MONITOR, COOLING_FIX, evidence, watch=WATCH_CLOCKS)
     # A slowdown for heat reports it already.
     if margin is not None and margin <= least and not events & _HEAT:
-        celsius = "" if clocks.celsius is None else f"{clocks.celsius} C, "
+        celsius = "" if clocks.celsius is None else f"{clocks.celsius} C without load, "
+        limit = "" if clocks.celsius is None else f" of {clocks.celsius + margin} C"
         yield Fault(
             "margin",
             "a GPU is hot before the job starts",
-            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature; more than "
-            f"{least:g} C below it expected without load",
+            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature{limit}; a "
+            "distance "
+            f"of more than {least:g} C is expected",
             Action.MONITOR,
-            "Look at fans and coolant.",
+            COOLING_FIX,
             {"celsius": clocks.celsius, "margin_celsius": margin},
+            watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is still as hot without load"),
         )
 
 
@@ -107,21 +121,22 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
         if own is not None and limit >= own:
             # Makers of consumer cards sell one model with several limits.
             title, severity = "a GPU has a lower default power limit than others", Severity.NOTE
-            said, advice = f"power limit {limit:g} W, as its maker set it; others of that model have {most:g} W", ""
+            said = f"its power limit is {limit:g} W, as its maker set it. Most GPUs of that model here have {most:g} W"
+            advice = "Nothing to do: cards of one model with other power limits are slower by design."
         else:
             title, severity = "a GPU has a lower power limit than others", Severity.WARNING
-            said = f"power limit {limit:g} W, {most:g} W expected as for most GPUs of that model"
-            advice = f"Raise it with `nvidia-smi -i {card.health.index} -pl {most:g}`."
+            said = f"its power limit is {limit:g} W. Most GPUs of that model here have {most:g} W, as expected for all"
+            advice = f"As root run `nvidia-smi -i {card.health.index} -pl {most:g}` on {card.host.name}."
         yield finding_of(seen, card, Fault("power-limit", title, said, Action.NONE, advice, evidence, severity))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:
         yield seen.finding(
             "power-limit",
             "the power limit of GPUs is below the default",
-            f"{model}: the power limit of most GPUs is {most:g} W, {default:g} W by default; clocks may be lower.",
+            f"{model}: the power limit of most GPUs is {most:g} W, and {default:g} W by default. Clocks may be lower.",
             severity=Severity.NOTE,
             evidence={"power_limit_watts": most, "default_power_limit_watts": default},
-            fix=f"Raise it with `nvidia-smi -pl {default:g}` if it is not intended.",
+            fix=f"Nothing to do if that is intended. Otherwise run `nvidia-smi -pl {default:g}` as root on each host.",
         )
 
 

@@ -27,7 +27,7 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.cards import Action, Card, by_model
 from ddpdiag.checks.gpu.memory_errors import health_check
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.model import Finding, Severity
 from ddpdiag.stats import odd_ones_out
@@ -52,12 +52,24 @@ class Trait(NamedTuple):
     severity: Severity | None = None
 
 
-_DRIVER = Trait("driver", "driver", "Install one driver version on all hosts, and reboot.")
-_VBIOS = Trait("vbios", "VBIOS", "Ask the vendor for one VBIOS version; compare clocks and limits.")
+_DRIVER = Trait(
+    "driver", "driver version", "As root install driver {usual} on {hosts} and reboot. Until then {leave_out}."
+)
+_VBIOS = Trait(
+    "vbios",
+    "VBIOS version",
+    "You can train. If GPU005 or GPU012 also names one of these GPUs, ask the vendor for one VBIOS version.",
+)
 # Consumer cards of one model come from several makers, each with a VBIOS of its own.
-_MAKERS = _VBIOS._replace(fix="Do nothing if the cards are from several makers.", severity=Severity.NOTE)
-_ECC = Trait("ecc", "ECC mode", "Set the same mode on all of them with `nvidia-smi -e 1`, and reset the GPU.")
-_PERSISTENCE = Trait("persistence", "persistence mode", "Set `nvidia-smi -pm 1`, or let nvidia-persistenced run.")
+_MAKERS = _VBIOS._replace(fix="Nothing to do if the cards are from several makers.", severity=Severity.NOTE)
+_ECC = Trait(
+    "ecc", "ECC mode", "As root run `nvidia-smi{gpu} -e {mode}` on {hosts}, then reset the GPU or reboot the host."
+)
+_PERSISTENCE = Trait(
+    "persistence",
+    "persistence mode",
+    "As root run `nvidia-smi -pm 1` on every host where it is off, or start nvidia-persistenced there.",
+)
 _MODES = {True: "on", False: "off", None: None}
 
 
@@ -82,13 +94,17 @@ def _unlike(
         return
     counts = Counter(known.values()).most_common()
     blamed = [cards[number] for number in odd.ranks]
-    shown = ", ".join(f"{value!r} on {count(number, 'GPU')}" for value, number in counts[:4])
+    shown = names_text([f"{value!r} ({count(number, 'GPU')})" for value, number in counts], 4)
     named = [f"{card.label} has {known[number]!r}" for number, card in zip(odd.ranks, blamed, strict=True)]
+    if len(named) > 2:
+        per_host = Counter(card.host.name for card in blamed)
+        hosts = names_text([f"{count(own, 'GPU')} of {name}" for name, own in per_host.items()], 4)
+        named = [f"{hosts} differ from the others"]
     yield seen.finding(
         trait.word,
-        f"GPUs of one model differ in their {trait.name}",
-        f"{model}: the {trait.name} is {shown}; one value is expected. "
-        f"{names_text(named, 4) or 'No majority shows which is right'}.",
+        f"GPUs of one model have different {trait.name}s",
+        f"{model}, {trait.name}: {shown}. One value is expected. "
+        f"{' and '.join(named) or 'No majority shows which is right'}.",
         severity=trait.severity,
         ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
         nodes=tuple(dict.fromkeys(card.host.name for card in blamed)),
@@ -99,7 +115,20 @@ def _unlike(
             "pci": [card.health.pci for card in blamed[:16]],
             "action": Action.NONE.value,
         },
-        fix=trait.fix,
+        fix=_fix(trait, odd.usual, counts, blamed),
+    )
+
+
+def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed: Sequence[Card]) -> str:
+    """What to do with the GPUs that differ; of GPUs without a majority, with all but those of the first value."""
+    hosts = list(dict.fromkeys(card.host.name for card in blamed))
+    wanted = str(counts[0][0] if usual is None else usual)
+    return trait.fix.format(
+        usual=wanted,
+        hosts=names_text(hosts) or "all hosts",
+        leave_out=leave_out(hosts) if hosts else "run each job on hosts with one version",
+        gpu=f" -i {blamed[0].health.index}" if len(blamed) == 1 else "",
+        mode=int(wanted == "on"),
     )
 
 

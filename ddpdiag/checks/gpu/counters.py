@@ -24,11 +24,11 @@ from typing import NamedTuple
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, key_of
-from ddpdiag.checks.gpu.clocks import HARMFUL
-from ddpdiag.checks.gpu.nvlink import numbers_text
-from ddpdiag.checks.gpu.nvswitch import JOINED, recovery_of
-from ddpdiag.checks.hosts import nvml_fix, ranks_text
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of, key_of
+from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLOCKS, events_text
+from ddpdiag.checks.gpu.nvlink import WATCH_ERRORS, numbers_text
+from ddpdiag.checks.gpu.nvswitch import JOINED, REPLACE_LOST, recovery_of
+from ddpdiag.checks.hosts import nvml_fix, ranks_text, xid_fix
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.text import count
@@ -89,29 +89,33 @@ class Watched(NamedTuple):
     beside: Callable[[Health], int | None] = lambda _: None
 
 
-_REPLACE = "Replace the GPU if the errors return."
+_REPLACE = "If the errors return, have the GPU replaced."
+_WATCH_ROWS = Watch("nvidia-smi -q -d ROW_REMAPPER -i {gpu}", "the number of remapped rows has risen")
+_WATCH_PCIE = Watch("nvidia-smi -q -i {gpu} | grep -i replay", "the replays have risen")
 # Errors of SRAM are in the total, too.
 COUNTERS = (
-    Watched("uncorrected", "GPU memory had uncorrectable errors during the run", "uncorrectable errors of its memory",
+    Watched("uncorrected", "GPU memory had uncorrectable errors during the run", "uncorrectable memory errors",
             Action.RESET, lambda health: health.memory.uncorrected, _REPLACE,
             lambda health: health.memory.sram_uncorrected),
-    Watched("sram", "GPU SRAM had uncorrectable errors during the run", "uncorrectable errors of SRAM",
+    Watched("sram", "GPU SRAM had uncorrectable errors during the run", "uncorrectable SRAM errors",
             Action.RESET, lambda health: health.memory.sram_uncorrected, _REPLACE),
-    Watched("remapped", "a GPU remapped bad rows during the run", "rows remapped for uncorrectable errors",
+    Watched("remapped", "a GPU remapped bad memory rows during the run",
+            "memory rows remapped for uncorrectable errors",
             Action.RESET, lambda health: health.memory.uncorrectable_remaps),
-    Watched("remapped-corrected", "a GPU remapped weak rows during the run", "rows remapped for correctable errors",
+    Watched("remapped-corrected", "a GPU remapped weak memory rows during the run",
+            "memory rows remapped for correctable errors",
             Action.MONITOR, lambda health: health.memory.correctable_remaps),
-    Watched("retired", "a GPU retired pages during the run", "retired pages",
-            Action.RESET, lambda health: health.memory.retired_pages),
+    Watched("retired", "a GPU retired memory pages during the run", "retired memory pages",
+            Action.RESET, lambda health: health.memory.retired_pages,
+            "The new pages are retired only after a reset."),
 )  # fmt: skip
 SIGNS = (
-    Watched("remap-pending", "a GPU needs a reset to remap a bad row, since this run",
-            "a bad row of its memory stays in use until the GPU is reset",
+    Watched("remap-pending", "a GPU needs a reset to remap a bad memory row, since this run", memory_errors.ROW_IN_USE,
             Action.RESET, lambda health: health.memory.remap_pending),
-    Watched("remap-failed", "a GPU could not remap a bad row", "a row of its memory is bad, and no spare is left",
+    Watched("remap-failed", "a GPU could not remap a bad memory row", "a memory row is bad, and no spare row is left",
             Action.ISOLATE, lambda health: health.memory.remap_failed),
-    Watched("retirement-pending", "a GPU needs a reset to retire a bad page, since this run",
-            "a bad page of its memory stays in use until the GPU is reset",
+    Watched("retirement-pending", "a GPU needs a reset to retire a bad memory page, since this run",
+            memory_errors.PAGE_IN_USE,
             Action.RESET, lambda health: health.memory.retirement_pending),
     Watched("broken", "a GPU is lost or must be reset", "NVML reports that the GPU is lost or must be reset",
             Action.REBOOT, lambda health: health.broken is not None),
@@ -155,9 +159,9 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
         if second.error is not None:
             yield seen.finding(
                 "unreadable",
-                "the GPUs cannot be read any more",
-                f"{node}: {ranks_text((rank,))} could read the GPUs at the beginning, but not at the end (NVML: "
-                f"{second.error}), so it is not known which counters rose during the run.",
+                "the GPUs could not be read at the end of the run",
+                f"{node}: {ranks_text((rank,))} read the GPUs at the beginning, but not at the end (NVML: "
+                f"{second.error}), so it is not known whether error counters rose during the run.",
                 ranks=(rank,),
                 evidence={"error": second.error},
                 fix=nvml_fix(node),
@@ -183,8 +187,9 @@ def _compared(seen: Seen[Look], card: Card, first: Look, second: Look, after: He
             "a GPU was lost during the run",
             f"it was present at the beginning, and is missing {when} ({why})",
             Action.REBOOT,
-            f"Look for Xid lines in `dmesg` on {card.host.name}; isolate the host if it happens again.",
+            REPLACE_LOST,
             {"error": errors[0] if errors else None, "seconds": seconds},
+            first=xid_fix(card.host.name),
         )
         yield finding_of(seen, card, gone)
         return
@@ -209,15 +214,15 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
         if _risen(before, after) > _risen(counter.beside(pair.before), counter.beside(pair.after)):
             said = f"{counter.text} rose from {before} to {after}{pair.span}; no rise expected"
             evidence = _evidence(pair, before, after)
-            yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence)
+            yield Fault(counter.word, counter.title, said, counter.action, counter.advice, evidence, watch=_WATCH_ROWS)
     for sign in SIGNS:
         if sign.of(pair.after) and not sign.of(pair.before):
-            said = f"{sign.text}; new{pair.span or ' during the run'}"
+            said = f"{sign.text}. At the beginning of the run it was not so"
             yield Fault(sign.word, sign.title, said, sign.action, evidence=_evidence(pair, False, True))
     wanted = pair.after.recovery_action
     if wanted and not pair.before.recovery_action:
         name, action = recovery_of(wanted)
-        said = f"the driver requests a recovery: {name}; none was needed at the beginning"
+        said = f"the driver requests this recovery: {name}. None was needed at the beginning"
         title = "the driver requests a recovery of a GPU after the run"
         yield Fault("recovery", title, said, action, evidence=_evidence(pair, 0, wanted))
 
@@ -228,34 +233,37 @@ def _repaired(seen: Seen[Look], pair: Pair) -> Iterator[Fault]:
     if delta := _risen(before, after):
         normal = seen.number("pcie_replays_per_minute")
         allowed = normal * max((pair.seconds or 0.0) / 60, 1.0)
-        title = "the PCIe link of a GPU sent packets again"
+        title = "the PCIe link of a GPU repeated packets"
         said = f"PCIe replays rose from {before} to {after}{pair.span}; at most {normal:g} a minute expected"
-        advice = "If they keep rising, reseat the card, and look at the riser and the slot."
+        advice = "Ask the administrator to reseat the card, and to check its riser and slot."
         severity = Severity.WARNING if delta > allowed else Severity.NOTE
-        yield Fault("pcie-replays", title, said, Action.MONITOR, advice, _evidence(pair, before, after), severity)
+        evidence = _evidence(pair, before, after)
+        yield Fault("pcie-replays", title, said, Action.MONITOR, advice, evidence, severity, _WATCH_PCIE)
     before, after = pair.before.memory.corrected, pair.after.memory.corrected
     if _risen(before, after):
         title = "GPU memory had correctable errors during the run"
-        said = f"correctable errors rose from {before} to {after}{pair.span}; ECC corrected them"
+        said = f"correctable errors rose from {before} to {after}{pair.span}. ECC corrected them"
         most = memory_errors.most_corrected(seen.of(memory_errors.CHECK))
         severity = Severity.WARNING if (after or 0) > most else Severity.NOTE
-        yield Fault("corrected", title, said, Action.MONITOR, "", _evidence(pair, before, after), severity)
+        watch, evidence = memory_errors.WATCH_CORRECTED, _evidence(pair, before, after)
+        yield Fault("corrected", title, said, Action.MONITOR, "", evidence, severity, watch)
 
 
 def _slowed(pair: Pair) -> Iterator[Fault]:
     """Clocks that something held down after the load, and not before it."""
     before, after = pair.before.clocks.events, pair.after.clocks.events
     new = 0 if before is None or after is None else after & ~before
-    if names := [name for bit, name in HARMFUL.items() if new & bit]:
+    if any(new & bit for bit in HARMFUL):
         celsius = pair.after.clocks.celsius
         yield Fault(
             "slowdown",
-            "the clocks of a GPU were reduced at the end of the run",
-            f"{' and '.join(names)} (clock events {after:#x}) reduced the clocks at the end"
-            f"{'' if celsius is None else f', at {celsius} C'}, and not at the beginning",
+            "the clocks of a GPU were limited at the end of the run",
+            f"{events_text(new, after or 0)} at the end of the run{'' if celsius is None else f', at {celsius} C'}, "
+            "and was not at the beginning",
             Action.MONITOR,
-            "Check the power supplies (`ipmitool sdr`)." if new & 0x80 else "Check fans and coolant.",
+            POWER_FIX if new & 0x80 else COOLING_FIX,
             {"clock_events": f"{after:#x}", "celsius": celsius, "seconds": pair.seconds},
+            watch=WATCH_CLOCKS,
         )
 
 
@@ -265,36 +273,39 @@ def _changed_links(pair: Pair, most_crc_per_second: float) -> Iterator[Fault]:
     pairs = [(before[link.number], link) for link in pair.after.nvlinks if link.number in before]
     if down := [new.number for old, new in pairs if old.up and not new.up]:
         title = "an NVLink of a GPU went down during the run"
-        said = f"{numbers_text(down)} up at the beginning and down at the end{pair.span}"
+        were, are = ("was", "is") if len(down) == 1 else ("were", "are")
+        said = f"{numbers_text(down)} {were} up at the beginning of the run and {are} down at its end"
         evidence: dict[str, Scalar | list[Scalar]] = {"links": [*down], "seconds": pair.seconds}
         severity = Severity.ERROR if pair.before.fabric.state == JOINED else Severity.WARNING
         yield Fault("nvlink-down", title, said, Action.RESET, "", evidence, severity)
     errors: dict[int, str] = {}
     for old, new in pairs:
         counts = (("replays", old.replays, new.replays), ("recoveries", old.recoveries, new.recoveries))
-        if rises := [f"{name} {start} -> {end}" for name, start, end in counts if _risen(start, end)]:
+        if rises := [f"{name} rose from {start} to {end}" for name, start, end in counts if _risen(start, end)]:
             errors[new.number] = ", ".join(rises)
     if errors:
         yield Fault(
             "nvlink-errors",
             "an NVLink of a GPU had errors during the run",
-            f"{'; '.join(f'link {number}: {text}' for number, text in errors.items())}{pair.span}; no rise expected",
+            f"{'; '.join(f'{text} on NVLink {number}' for number, text in errors.items())}{pair.span}; no rise "
+            "expected",
             Action.MONITOR,
-            "If the errors return, reset all GPUs of the host, then run the field diagnostic.",
-            {"links": list(errors), "seconds": pair.seconds},
+            evidence={"links": list(errors), "seconds": pair.seconds},
+            watch=WATCH_ERRORS,
         )
     if deltas := {new.number: delta for old, new in pairs if (delta := _risen(old.crc_errors, new.crc_errors))}:
         links, worst = sorted(deltas), max(deltas, key=lambda number: deltas[number])
         title = "an NVLink had CRC errors during the run"
+        most, each = ("up to ", " each") if len(links) > 1 else ("", "")
         said = (
-            f"CRC errors rose on {numbers_text(links)}, by {deltas[worst]} on link {worst}{pair.span}; at most "
-            f"{most_crc_per_second:g} a second are expected, and the link sent the data again"
+            f"{numbers_text(links)} had {most}{count(max(deltas.values()), 'CRC error')}{each}{pair.span}; at most "
+            f"{most_crc_per_second:g} per second are expected. The data were sent again, so none were lost"
         )
         # One second at least, since a single event has no rate.
         per_second = deltas[worst] / max(pair.seconds or 0.0, 1.0)
         severity = Severity.WARNING if per_second > most_crc_per_second else Severity.NOTE
         evidence = {"links": [*links], "rises": [deltas[link] for link in links], "seconds": pair.seconds}
-        yield Fault("nvlink-crc", title, said, Action.MONITOR, "", evidence, severity)
+        yield Fault("nvlink-crc", title, said, Action.MONITOR, "", evidence, severity, WATCH_ERRORS)
 
 
 def _evidence(pair: Pair, before: Scalar, after: Scalar) -> dict[str, Scalar | list[Scalar]]:

@@ -16,6 +16,7 @@ Sources: NCCL's src/init.cc ("Duplicate GPU detected"; since 2.30 "Multiple Rank
 CUDA C++ programming guide, CUDA_DEVICE_ORDER; CUDA runtime API, cudaError.
 """
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +27,14 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import present
-from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
+from ddpdiag.checks.hosts import Host, answers_by_host, leave_out, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
-from ddpdiag.text import count
+from ddpdiag.text import begun, count
 
 FINDINGS = {
     "cpu-build": Explained.error("torch was built without CUDA, and the host has GPUs."),
@@ -46,8 +47,8 @@ FINDINGS = {
 D = TypeVar("D")
 # CUDA shows a process one slice, whatever it could use (NVIDIA's MIG User Guide, "CUDA Device Enumeration").
 SLICES_FIX = (
-    "Show each rank a slice of its own (CUDA_VISIBLE_DEVICES=MIG-..., `nvidia-smi -L` lists them), since CUDA "
-    "otherwise shows every process the first one; or turn MIG off."
+    "Set CUDA_VISIBLE_DEVICES to another slice for each rank (MIG-..., as `nvidia-smi -L` lists them); CUDA otherwise "
+    "shows every process the first one. Or turn MIG off as root (`nvidia-smi -mig 0`)."
 )
 
 
@@ -125,16 +126,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
-                f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))} all use GPU {uuid}; one rank per GPU "
-                "is expected: NCCL refuses two ranks on one GPU.",
+                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.nodes_of(ranks))} all use one GPU ({uuid}). "
+                "NCCL refuses two ranks on one GPU.",
                 # gloo accepts it.
                 severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
                 ranks=ranks,
                 gpus=(uuid,),
                 fix=SLICES_FIX
                 if sliced
-                else "Start as many processes as GPUs; show all GPUs to every rank, or a different one to each "
-                "(Slurm --gpu-bind=none or --gpus-per-task=1).",
+                else "Start one process per GPU (`torchrun --nproc-per-node=gpu`). Show every rank all GPUs of its "
+                "host (Slurm: `--gpu-bind=none`), or each rank one of its own (`--gpus-per-task=1`).",
             )
 
 
@@ -142,12 +143,13 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
     if ranks := tuple(rank for rank, row in rows.items() if row.cuda is None):
         yield seen.finding(
             "cpu-build",
-            "torch was built without CUDA",
-            f"{host.name}: torch {rows[ranks[0]].torch} on {ranks_text(ranks)} has no CUDA, but the host has "
-            f"{count(host.gpus, 'GPU')}; that build has no NCCL either.",
+            "torch is a CPU build on a host with GPUs",
+            f"{host.name}, {ranks_text(ranks)}: torch {rows[ranks[0]].torch} is built without CUDA and NCCL. The host "
+            f"has {count(host.gpus, 'GPU')}.",
             ranks=ranks,
             evidence={"torch": rows[ranks[0]].torch, "gpus": host.gpus},
-            fix="Install a CUDA build of torch (pytorch.org), or set CUDA_VISIBLE_DEVICES= to train on CPUs.",
+            fix="Install a CUDA build of torch: pytorch.org (Get started) shows the command. To train on CPUs, set "
+            "CUDA_VISIBLE_DEVICES= (empty).",
         )
     for error in dict.fromkeys(row.error for row in rows.values() if row.error):
         ranks = tuple(rank for rank, row in rows.items() if row.error == error)
@@ -156,14 +158,21 @@ def _not_started(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iter
         yield seen.finding(
             "cuda-start",
             "CUDA does not start",
-            f"{host.name}: torch {rows[ranks[0]].torch} (CUDA {rows[ranks[0]].cuda}) on {ranks_text(ranks)}: {error}.",
+            f"{host.name}, {ranks_text(ranks)}: torch {rows[ranks[0]].torch}, built for CUDA {rows[ranks[0]].cuda}, "
+            f'reports: "{error}".{_version_text(error)}',
             ranks=ranks,
             evidence={"error": error, "cuda": rows[ranks[0]].cuda},
             fix=SLICES_FIX
             if sliced
-            else f"Run `nvidia-smi` on {host.name}; look at CUDA_VISIBLE_DEVICES, the compute mode and `dmesg`.",
+            else f"{nvml_fix(host.name)} {xid_fix(host.name)} Then reboot {host.name}, or {leave_out([host.name])}.",
             known=None if sliced else known_error(error),
         )
+
+
+def _version_text(error: str) -> str:
+    """The driver's number in torch's error in words: 11060 is CUDA 11.6."""
+    found = re.search(r"found version (\d{4,6})", error)
+    return f" {found[1]} is CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}." if found else ""
 
 
 def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
@@ -174,23 +183,25 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: 
             yield seen.finding(
                 "count",
                 "torch sees another number of GPUs than expected",
-                f"rank {rank} on {host.name}: torch sees {count(len(row.gpus), 'GPU')}, {expected} expected "
-                "from CUDA_VISIBLE_DEVICES and the driver's list.",
+                f"Rank {rank} on {host.name}: torch sees {count(len(row.gpus), 'GPU')}. CUDA_VISIBLE_DEVICES and the "
+                f"driver's list give {expected}.",
                 severity=Severity.ERROR if len(row.gpus) < expected else Severity.WARNING,
                 ranks=(rank,),
                 evidence={"torch": len(row.gpus), "expected": expected},
-                fix="Compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES, and look for GPUs that the job may not open.",
+                fix="In the job compare `nvidia-smi -L` with `echo $CUDA_VISIBLE_DEVICES`. If a GPU is missing in the "
+                "first, ask for it (Slurm: `--gres=gpu:N`; docker: `--gpus all`).",
             )
     strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
     if known and strange:
         yield seen.finding(
             "uuid",
             "torch and NVML show different GPUs",
-            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list; "
-            "both must list the same GPUs.",
+            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list. Both must list the same "
+            "GPUs.",
             ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
             gpus=tuple(sorted(strange)),
-            fix="If the job runs in a container, give it all device files of its GPUs (/dev/nvidia*).",
+            fix="Start a container with all its GPUs (docker: `--gpus all`). Then `nvidia-smi -L` shows the same UUIDs "
+            "inside and outside.",
         )
 
 

@@ -28,7 +28,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
 from ddpdiag.checks.gpu.nvswitch import recovery_of
-from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, names_text
+from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, leave_out, names_text
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look
@@ -45,9 +45,7 @@ FINDINGS = {
             "144 to 150 whose text contains Nonfatal."
         ),
     ),
-    "aftermath": Explained.warning(
-        "Xid 31 or 145 in a run in which a process died or was killed: a GPU that reads a dead peer's memory gets it."
-    ),
+    "aftermath": Explained.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
     "elsewhere": Explained.note("lines about GPUs that do not belong to this job."),
     "unread": Explained.note(
         "this user may not read the log, as is usual on clusters (kernel.dmesg_restrict); a note. If the check was "
@@ -177,12 +175,12 @@ class XidGroup(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Such as "Xid 79 (GPU has fallen off the bus.), 3 times, the last one 12 min before the end of this run"."""
+        """Such as 'Xid 79, 3 times, the last one 12 min ago: "GPU has fallen off the bus"'."""
         often = "" if self.times == 1 else f", {'at least ' if self.times >= MOST_LINES else ''}{self.times} times"
         when = f"the last one {_age(self.age_seconds)} ago" if self.times > 1 else f"{_age(self.age_seconds)} ago"
-        quoted = f" ({self.newest.text})" if self.newest.text else ""
+        quoted = f': "{self.newest.text.rstrip(".")}"' if self.newest.text else ""
         name = "SXid" if self.newest.switch else "Xid"
-        return f"{name} {self.newest.code}{quoted}{often}, {when}{', during this run' if self.recent else ''}"
+        return f"{name} {self.newest.code}{often}, {when}{', during this run' if self.recent else ''}{quoted}"
 
 
 def measure(ctx: Context) -> KernelLog:
@@ -217,12 +215,11 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable" if asked else "unread",
             "the kernel log cannot be read",
-            f"{names_text(list(errors))}: the kernel's log cannot be read ({error}"
-            f"{f', {name}' if len(errors) > 1 else ''}), so it is not known whether the driver reported errors of "
-            "GPUs.",
+            f"{names_text(list(errors))}: the kernel log cannot be read ({error}"
+            f"{f', {name}' if len(errors) > 1 else ''}), so it is not known whether the driver logged GPU errors.",
             nodes=tuple(errors),
             evidence={"error": error},
-            fix="Read it as root: `dmesg | grep -i xid`.",
+            fix=f"As root run `dmesg -T | grep -i xid` on {names_text(list(errors))}: it shows the GPU errors, if any.",
         )
 
 
@@ -242,27 +239,28 @@ def _of_host(
         xid = group.newest
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and (all_known or xid.pci in listed):
-            elsewhere.append(f"{xid.pci}: {group.text}")
+            elsewhere.append(f"GPU at PCI {xid.pci}: {group.text}")
         elif xid.code in _AFTER_A_DEATH and group.recent and ended_early:
-            aftermath.append(f"{xid.pci}: {group.text}")
+            aftermath.append(f"GPU at PCI {xid.pci}: {group.text}")
         else:
             yield _finding(seen, host, card, group)
     if elsewhere:
         yield seen.finding(
             "elsewhere",
-            "the kernel log has errors of GPUs that do not belong to this job",
-            f"{host.name}: {names_text(elsewhere, 4)}. None of these GPUs belongs to this job.",
+            "the kernel log has errors of GPUs outside this job",
+            f"{host.name}: {'; '.join(elsewhere[:4])}. This job does not use these GPUs.",
             nodes=(host.name,),
             evidence={"lines": list(elsewhere[:16])},
+            fix="Nothing to do for this job. Report the lines to the administrator.",
         )
     if aftermath:
         yield seen.finding(
             "aftermath",
-            f"errors of GPUs on {host.name} in the kernel log, after a process of this run ended",
-            f"{host.name}: {names_text(aftermath, 4)}. A process of this run died, or hung and was killed (RUN003). A "
-            "GPU that reads its memory gets such errors. They do not prove that these GPUs are faulty.",
+            f"GPU errors in the kernel log of {host.name} after a process ended",
+            f"{host.name}: {'; '.join(aftermath[:4])}. A process of this run died, or hung and was killed (RUN003). "
+            "GPUs that access its memory log such errors, which do not prove that these GPUs are faulty.",
             evidence={"lines": list(aftermath[:16])},
-            fix="See RUN003's finding first. If the lines return in a run in which no process ends, the GPU is faulty.",
+            fix=f"Fix what RUN003 reports. If the errors also appear without it, {leave_out([host.name])}.",
         )
 
 
@@ -279,25 +277,25 @@ def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterato
 
 
 def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
-    xid, advice = group.newest, ""
+    xid, advice, first = group.newest, "", ""
     meaning = meaning_of(xid, card.health.name if card else None)
     match meaning.kind:
         case Kind.HARMLESS:
-            severity = Severity.NOTE
+            severity, advice = Severity.NOTE, "Nothing to do."
         case Kind.OPEN:
-            severity, advice = Severity.WARNING, "Look the number up at docs.nvidia.com/deploy/xid-errors."
+            severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
         case Kind.PROGRAM:
             severity = Severity.ERROR if group.recent else Severity.NOTE
-            advice = "Run the program under compute-sanitizer; if every program gets the error, the GPU is faulty."
+            advice = "Run `compute-sanitizer python SCRIPT`. If every program gets this error, report the GPU."
         case Kind.DEVICE:
             # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
             severity = Severity.ERROR if group.recent or lasting else Severity.WARNING
-            advice = "Skip this if it was reset since." if meaning.action is Action.RESET and not group.recent else ""
+            first = "If it was not reset since then:" if meaning.action is Action.RESET and not group.recent else ""
     fault = Fault(
         "sxid" if xid.switch else "xid",
-        f"{'NVSwitch error in the kernel log' if xid.switch else f'Xid {xid.code} in the kernel log'}: {meaning.text}",
-        f"{group.text}: {meaning.text}",
+        f"{'SXid' if xid.switch else 'Xid'} {xid.code} in the kernel log: {meaning.text}",
+        group.text,
         meaning.action,
         advice,
         {
@@ -307,19 +305,20 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             "count_during_run": group.recent,
             "age_seconds": round(group.age_seconds),
         },
-        severity=severity,
+        severity,
+        first=first,
     )
     if card is not None:
         return finding_of(seen, card, fault)
-    what = "NVSwitch" if xid.switch else "a GPU that could not be read"
+    what = "an NVSwitch" if xid.switch else "a GPU that could not be read"
     return seen.finding(
         fault.word,
         fault.title,
-        f"{host.name}, {what} (PCI {xid.pci}): {fault.said}.",
+        f"{host.name}, {what} at PCI {xid.pci}: {fault.said}.",
         severity=severity,
         nodes=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
-        fix=" ".join(filter(None, [fix_of(host.name, None, meaning.action), advice])),
+        fix=fix_of(host.name, None if xid.switch else f"{xid.pci}.0", fault),
     )
 
 

@@ -30,7 +30,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, present
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, nvml_fix
 from ddpdiag.model import Finding, Scalar, Trial
 from ddpdiag.model.trial import Context
@@ -57,6 +57,9 @@ FINDINGS = {
 }
 
 D = TypeVar("D")
+ROW_IN_USE = "a bad memory row is still in use, because the GPU remaps it only at a reset"
+PAGE_IN_USE = "a bad memory page is still in use, because the GPU retires it only at a reset"
+WATCH_CORRECTED = Watch("nvidia-smi -q -d ECC -i {gpu}", "the number of correctable errors has risen")
 
 
 def measure(ctx: Context) -> Look:
@@ -94,8 +97,8 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 "the health of GPUs cannot be read",
-                f"{host.name}: the state of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}), so it is "
-                "not known whether the GPUs are healthy.",
+                f"{host.name}: the health of its {count(host.gpus, 'GPU')} cannot be read (NVML: {error}), so it is "
+                "not known whether they have memory errors or other faults.",
                 ranks=tuple(looks),
                 evidence={"error": error, "gpus": host.gpus},
                 fix=nvml_fix(host.name),
@@ -105,9 +108,10 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
             yield finding_of(seen, card, fault)
         errors, most = card.health.memory.corrected or 0, most_corrected(seen)
         if errors > most:
-            title = "GPU memory has very many correctable errors"
+            title = "GPU memory has too many correctable errors"
             said = f"{errors:,} correctable errors since the driver was loaded; at most {most:,.0f} expected"
-            fault = Fault("corrected", title, said, Action.MONITOR, evidence={"corrected": errors})
+            evidence = {"corrected": errors}
+            fault = Fault("corrected", title, said, Action.MONITOR, evidence=evidence, watch=WATCH_CORRECTED)
             yield finding_of(seen, card, fault)
 
 
@@ -123,15 +127,16 @@ def _errors(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     in_dram = (memory.uncorrected or 0) - recent
     # GCM and AWS: any is a failure.
     if in_dram > least:
-        said = f"{count(in_dram, 'uncorrectable error')} of DRAM since the driver was loaded; 0 expected"
-        title, advice = "GPU memory has uncorrectable errors", "Replace the GPU if the errors return."
+        said = f"{count(in_dram, 'uncorrectable DRAM error')} since the driver was loaded; 0 expected"
+        title, advice = "GPU memory has uncorrectable errors", "If the errors return, have the GPU replaced."
         evidence = {"uncorrected": memory.uncorrected, "uncorrected_ever": memory.uncorrected_ever}
         yield Fault("uncorrected", title, said, Action.RESET, advice, evidence)
     flagged = bool(memory.sram_threshold_exceeded)
     worn = ever > most_ever or flagged
     if worn or recent > least:
-        limit = "NVIDIA's own threshold is exceeded" if flagged else f"at most {most_ever:g} ever expected"
-        errors = f"{count(recent, 'uncorrectable error')} of SRAM since the driver was loaded, {ever} ever"
+        limit = "NVIDIA's own limit is exceeded" if flagged else f"at most {most_ever:g} in its lifetime expected"
+        lifetime = f", {ever} in its lifetime" if ever else ""
+        errors = f"{count(recent, 'uncorrectable SRAM error')} since the driver was loaded{lifetime}"
         said = f"{errors}; {limit if worn else '0 expected'}"
         action = Action.ISOLATE if worn else Action.RESET
         counts = {"sram_uncorrected": recent, "sram_uncorrected_ever": ever, "threshold_exceeded": flagged}
@@ -146,21 +151,20 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
     remapped: dict[str, Scalar | list[Scalar]] = {"remapped_rows": rows}
     retired: dict[str, Scalar | list[Scalar]] = {"retired_pages": pages}
     if memory.remap_failed:
-        said = f"a row of its memory is bad, and no spare is left ({rows} remapped)"
-        yield Fault("remap-failed", "a GPU could not remap a bad row", said, Action.ISOLATE, evidence=remapped)
+        said = f"a memory row is bad, and no spare row is left ({count(rows, 'row')} remapped)"
+        yield Fault("remap-failed", "a GPU could not remap a bad memory row", said, Action.ISOLATE, evidence=remapped)
     elif rows >= most_rows:
-        said = f"{rows} rows remapped for uncorrectable errors; fewer than {most_rows:g} expected"
-        yield Fault("remaps", "a GPU has remapped too many rows", said, Action.ISOLATE, evidence=remapped)
-    stays = "of its memory stays in use until the GPU is reset"
+        said = f"{rows} memory rows remapped for uncorrectable errors; fewer than {most_rows:g} expected"
+        yield Fault("remaps", "a GPU has remapped too many memory rows", said, Action.ISOLATE, evidence=remapped)
     if memory.remap_pending:
-        title = "a GPU waits to remap a bad row"
-        yield Fault("remap-pending", title, f"a bad row {stays}", Action.RESET, evidence=remapped)
+        title = "a GPU needs a reset to remap a bad memory row"
+        yield Fault("remap-pending", title, ROW_IN_USE, Action.RESET, evidence=remapped)
     if pages >= most_pages:
-        said = f"{pages} pages retired; fewer than {most_pages:g} expected"
-        yield Fault("retired-pages", "a GPU has retired too many pages", said, Action.ISOLATE, evidence=retired)
+        said = f"{pages} memory pages retired; fewer than {most_pages:g} expected"
+        yield Fault("retired-pages", "a GPU has retired too many memory pages", said, Action.ISOLATE, evidence=retired)
     if memory.retirement_pending:
-        title = "a GPU waits to retire a bad page"
-        yield Fault("retirement-pending", title, f"a bad page {stays}", Action.RESET, evidence=retired)
+        title = "a GPU needs a reset to retire a bad memory page"
+        yield Fault("retirement-pending", title, PAGE_IN_USE, Action.RESET, evidence=retired)
 
 
 CHECK = Check(
@@ -200,9 +204,9 @@ def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "the GPUs were not read",
-            f"{code} ({CHECK.name}), which reads the GPUs for all of these checks, was left out, so the state of the "
-            "GPUs is not known.",
-            fix=f"Select {code} as well.",
+            f"{code} ({CHECK.name}) was not selected. It reads the GPUs for this check too, so their state is not "
+            "known.",
+            fix=f"Add {code} to --select, or remove it from --ignore.",
         )
 
 

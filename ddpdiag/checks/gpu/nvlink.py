@@ -21,12 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, finding_of, usual
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.gpu.nvswitch import JOINED
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.text import count
+from ddpdiag.text import count, fold_ranks
 
 FINDINGS = {
     "down": Explained(
@@ -53,20 +53,23 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
         if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
             lines = [
-                f"link {own.number}: {own.replays or 0} replays, {own.recoveries or 0} recoveries" for own in flawed
+                f"NVLink {own.number}: {count(own.replays or 0, 'replay')} and "
+                f"{own.recoveries or 0} {'recovery' if own.recoveries == 1 else 'recoveries'}"
+                for own in flawed
             ]
             fault = Fault(
                 "errors",
                 "an NVLink of a GPU had errors",
-                f"{'; '.join(lines)} since the driver was loaded; at most {most:g} expected",
+                f"{'; '.join(lines)} since the driver was loaded; {f'at most {most:g}' if most else '0'} expected",
                 Action.MONITOR,
-                f"Isolate {card.host.name} if they rise.",
+                f"In that case also {leave_out([card.host.name])}.",
                 {
                     "links": [link.number for link in flawed],
                     "replays": [link.replays for link in flawed],
                     "recoveries": [link.recoveries for link in flawed],
                     "crc_errors": [link.crc_errors for link in flawed],
                 },
+                watch=WATCH_ERRORS,
             )
             yield finding_of(seen, card, fault)
 
@@ -78,9 +81,10 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     # GPUs that do not even report the links' state, where most of their model do.
     for card in whole if 2 * len(known) > len(whole) else ():
         if not card.health.nvlinks:
-            title = "the NVLink state of a GPU is not reported"
-            said = f"NVML reports no link state; it does for {count(len(known), 'other GPU')} of the model"
-            yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR))
+            title = "the NVLink state of a GPU cannot be read"
+            said = f"NVML reports no NVLink state. It does for {count(len(known), 'other GPU')} of this model"
+            watch = Watch("nvidia-smi nvlink -s -i {gpu}", "it shows no link")
+            yield finding_of(seen, card, Fault("untold", title, said, Action.MONITOR, watch=watch))
     up = {card: {link.number for link in card.health.nvlinks if link.up} for card in known}
     switched = 2 * sum(card.health.fabric.state == JOINED for card in known) > len(known)
     counts = Counter(number for own in up.values() for number in own)
@@ -90,21 +94,22 @@ def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card, own in up.items():
         missing = sorted(link.number for link in card.health.nvlinks if not link.up and link.number in common)
         if missing and len(own) < expected:
-            it, are = ("it", "is") if len(missing) == 1 else ("them", "are")
+            it, are = ("it", "is") if len(missing) == 1 else ("they", "are")
             # Behind NVSwitches every GPU must have its links; cards of one model may have bridges or not. Drivers
             # report a fabric from Hopper on; modules on a board (A100-SXM4, V100-SXM2) have no bridges either.
             fixed = switched or "SXM" in (card.health.name or "")
             fault = Fault(
                 "down",
                 "an NVLink of a GPU is down" if len(missing) == 1 else "NVLinks of a GPU are down",
-                f"{numbers_text(missing)} {are} down, {len(own)} of {expected} links are up; most GPUs of that model "
-                f"have {it} up",
+                f"{numbers_text(missing)} {are} down ({len(own)} of {expected} are up). On most GPUs of that "
+                f"model {it} {are} up",
                 Action.RESET if fixed else Action.MONITOR,
-                "If they stay down, isolate the host and have the links inspected."
+                f"If {it} {'stays' if it == 'it' else 'stay'} down, have the links inspected."
                 if fixed
-                else "A card without a bridge has no links; otherwise reset it, and have the bridge inspected.",
+                else "Nothing to do for a card that has no NVLink bridge.",
                 {"links_down": [*missing], "links_up": len(own), "links_expected": expected},
                 severity=Severity.ERROR if switched else Severity.WARNING,
+                watch=Watch("nvidia-smi nvlink -s -i {gpu}", "the card has a bridge and a link is still inactive"),
             )
             yield finding_of(seen, card, fault)
     yield from _uneven(seen, up, switched=switched)
@@ -119,25 +124,29 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
     if not odd or len({len(own) for own in up.values()}) == 1:
         return
     without = [card for card in up if any(not link.up and link.number in odd for link in card.health.nvlinks)]
+    hosts = list(dict.fromkeys(card.host.name for card in without))
     yield seen.finding(
         "uneven",
-        "NVLinks are up on some GPUs and down on others of the same model",
+        "NVLinks are down on some GPUs of one model",
         f"{without[0].health.name}: {numbers_text(sorted(odd))} {'is' if len(odd) == 1 else 'are'} down on "
-        f"{len(without)} of {len(up)} GPUs ({names_text([card.label for card in without], 4)}); no majority shows "
-        "which is right.",
+        f"{len(without)} of {len(up)} GPUs ({names_text([card.label for card in without], 4)}). No majority shows "
+        "which state is right.",
         evidence={
             "links": [*sorted(odd)],
             "down_on": [card.health.uuid for card in without],
             "up_on": [card.health.uuid for card in up if card not in without],
         },
-        fix="Compare `nvidia-smi nvlink -s` of the GPUs with the design of the boards; if they have a bridge or a "
-        "switch, reset all GPUs of the host.",
+        fix=f"Run `nvidia-smi nvlink -s` on {names_text(hosts)}. If the GPUs have an NVLink bridge or NVSwitches, all "
+        "links should be up: end all processes on the GPUs and run `nvidia-smi --gpu-reset` there as root.",
     )
 
 
 def numbers_text(numbers: Sequence[int]) -> str:
-    """Such as "link 3" or "links 3, 4"."""
-    return f"{'link' if len(numbers) == 1 else 'links'} {', '.join(map(str, numbers))}"
+    """Such as "NVLink 3" or "NVLinks 3,7-9"."""
+    return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {fold_ranks(numbers)}"
+
+
+WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
 
 
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).

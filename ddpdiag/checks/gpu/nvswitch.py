@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, finding_of
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.nvml import Broken
 
@@ -41,6 +42,7 @@ FINDINGS = {
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
 _JOINING = {1: "not started", 2: "in progress"}
 JOINED = 3
+REPLACE_LOST = "If it happens again, have the GPU replaced."
 _RECOVERY = {
     1: ("GPU reset", Action.RESET),
     2: ("node reboot", Action.REBOOT),
@@ -73,7 +75,9 @@ _CONFIGURATIONS = {
     8: "invalid state of the GPU",
 }
 _HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
-_SUMMARIES = {_UNHEALTHY: "its summary is unhealthy", _LIMITED: "its capacity is limited"}
+_SUMMARIES = {_UNHEALTHY: "NVML calls the GPU's fabric health 'unhealthy'", _LIMITED: "the capacity is limited"}
+_WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
+_WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -82,21 +86,21 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
     for card in cards:
         for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card)):
             yield finding_of(seen, card, fault)
-        wanted, broken = card.health.recovery_action, card.health.broken
+        wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
         said = f"NVML reports {broken.value!r}" if broken else ""
         if wanted:
             name, action = recovery_of(wanted)
-            said = f"the driver asks for this recovery action: {name}; a healthy GPU needs none"
+            said = f"the driver requests this recovery: {name}. A healthy GPU needs none"
             title = "the driver requests a recovery of a GPU"
-            advice = f"Look for Xid lines in `dmesg` on {card.host.name}."
             severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
             evidence: dict[str, Scalar | list[Scalar]] = {"recovery_action": wanted}
-            yield finding_of(seen, card, Fault("recovery", title, said, action, advice, evidence, severity))
+            yield finding_of(seen, card, Fault("recovery", title, said, action, "", evidence, severity, _WATCH, cause))
         elif broken is Broken.RESET_REQUIRED:
-            yield finding_of(seen, card, Fault("reset-required", "a GPU must be reset", said, Action.RESET))
+            fault = Fault("reset-required", "a GPU must be reset", said, Action.RESET, first=cause)
+            yield finding_of(seen, card, fault)
         elif broken is Broken.LOST:
-            advice = "Isolate the host if it happens again."
-            yield finding_of(seen, card, Fault("lost", "a GPU is lost", said, Action.REBOOT, advice))
+            fault = Fault("lost", "a GPU is lost", said, Action.REBOOT, REPLACE_LOST, first=cause)
+            yield finding_of(seen, card, fault)
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
@@ -104,7 +108,7 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
-        but = "but CUDA starts" if started else "and CUDA does not start before it joins"
+        but = "but CUDA starts without it" if started else "so CUDA does not start on it"
         said = f"it has not joined the NVSwitch fabric yet (state: {state}), {but}"
     elif fabric.state == JOINED and fabric.status:
         said = f"joining the NVSwitch fabric failed (status {fabric.status}; 0 expected)"
@@ -115,10 +119,11 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
         "a GPU has not joined the NVSwitch fabric",
         said,
         Action.REBOOT,
-        "Joining takes some time after a boot; if it fails, first try `systemctl restart nvidia-fabricmanager`, in the "
-        "driver's own version.",
+        "",
         {"fabric_state": fabric.state, "fabric_status": fabric.status},
         severity=Severity.WARNING if started and state is not None else Severity.ERROR,
+        first="1. If the host booted a few minutes ago, wait and run again. 2. End all processes on its GPUs and, as "
+        "root, run `systemctl restart nvidia-fabricmanager` (its version must equal the driver's). 3.",
     )
 
 
@@ -145,11 +150,14 @@ def _degraded(card: Card) -> Iterator[Fault]:
     yield Fault(
         "fabric-health",
         "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",
-        f"{', '.join(harm + notes)} (health mask {mask:#x})",
+        f"{', '.join(harm + notes)}{f' (health mask {mask:#x})' if mask else ''}",
         Action.REBOOT if unhealthy else Action.MONITOR,
-        "Look at the log of nvidia-fabricmanager, and for SXid lines in `dmesg`.",
+        "",
         {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
         severity=Severity.ERROR if unhealthy else known,
+        watch=_WATCH_FABRIC,
+        first="As root run `journalctl -u nvidia-fabricmanager` and `dmesg -T | grep -i sxid` on "
+        f"{card.host.name} for the cause.",
     )
 
 

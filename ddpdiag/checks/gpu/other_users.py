@@ -23,9 +23,10 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
-from ddpdiag.checks.hosts import MIB, ranks_text
+from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers, Process
+from ddpdiag.text import begun
 
 FINDINGS = {
     "in-use": Explained(
@@ -63,8 +64,8 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
             fault = Fault(
                 "mig",
                 "ranks share a slice of a GPU (MIG)",
-                f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU; one slice for each rank is "
-                "expected, because NCCL refuses a duplicate",
+                f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU. NCCL refuses two ranks on one "
+                "slice",
                 Action.NONE,
                 devices.SLICES_FIX,
                 {"mig": True, "ranks": [*sharing]},
@@ -75,10 +76,10 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
             fault = Fault(
                 "mig",
                 "a GPU is split into slices (MIG)",
-                "MIG is on, so ranks get slices of it, without peer-to-peer transport between them",
+                "MIG is on: ranks get slices of this GPU, and NCCL has no peer-to-peer transport between slices",
                 Action.NONE,
-                f"Turn it off with `nvidia-smi -i {card.health.index} -mig 0` on {card.host.name} if the job needs "
-                "whole GPUs.",
+                f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.health.index} "
+                f"-mig 0` as root on {card.host.name}.",
                 {"mig": True},
                 # A single rank has no peer.
                 severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
@@ -97,14 +98,17 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
     told = sum(size for size in held if size is not None)
     drawn = bool(held) and not card.health.processes and (None in held or 2 * told >= used)
     small = used <= CONTEXT_BYTES and not card.health.processes
+    holders = _holders(card)
     yield Fault(
         "in-use",
-        "GPU memory is in use already",
-        f"{used / MIB:.0f} MiB used by {_holders(card)} before this job used it; at most {most:g} MiB expected",
+        "GPU memory is already in use",
+        f"{used / MIB:.0f} MiB were in use before this job used it; at most {most:g} MiB expected. "
+        f"{f'Used by {holders}' if holders else 'No visible process holds it; one in another container may'}",
         Action.NONE,
-        "Do nothing: a display or a monitor uses as much."
+        "Nothing to do: a display or a monitoring tool uses as much."
         if small or drawn
-        else f"End the other process on {card.host.name} (`nvidia-smi`, `fuser -v /dev/nvidia*`).",
+        else f"Find and end the other process on {card.host.name}: `nvidia-smi`, or as root `fuser -v /dev/nvidia*`, "
+        f"shows its pid. If another user owns it, {leave_out([card.host.name])}.",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
         severity=Severity.NOTE if small or drawn else Severity.WARNING,
     )
@@ -114,7 +118,7 @@ def _holders(card: Card) -> str:
     computing = [_shown(process) for process in card.health.processes or ()]
     pids = {process.pid for process in card.health.processes or ()}
     drawing = [f"{_shown(process)} for graphics" for process in card.health.graphics or () if process.pid not in pids]
-    return ", ".join((*computing, *drawing)) or "no compute process that is visible here"
+    return ", ".join((*computing, *drawing))
 
 
 def _shown(process: Process) -> str:
@@ -123,26 +127,25 @@ def _shown(process: Process) -> str:
 
 def _mode(card: Card) -> Iterator[Fault]:
     mode, processes = card.health.compute_mode, card.health.processes or ()
-    advice = f"Set the mode with `nvidia-smi -i {card.health.index} -c DEFAULT` on {card.host.name}."
+    command = f"`nvidia-smi -i {card.health.index} -c DEFAULT` as root on {card.host.name}."
+    advice = f"Run {command}"
     if mode in _EXCLUSIVE and not processes and len(card.takers) <= 1:
-        advice = (
-            f"Nothing for this job; for several ranks on one GPU run `nvidia-smi -i {card.health.index} -c DEFAULT`."
-        )
+        advice = f"Nothing to do. For several ranks on one GPU run {command}"
     if mode == _PROHIBITED:
-        title, said = "a GPU allows no CUDA process", "compute mode 'prohibited'; 'default' expected"
+        title, said = "a GPU allows no CUDA process", "its compute mode is 'prohibited'; 'default' is expected"
         yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
     elif mode in _EXCLUSIVE:
-        then, severity = "which is harmless with one rank for each GPU", Severity.NOTE
+        then, severity = "That is fine with one rank per GPU", Severity.NOTE
         if processes:
-            then, severity = f"and {_holders(card)} has it: a rank can use it only through MPS", Severity.WARNING
+            then, severity = f"{begun(_holders(card))} uses it, so a rank can use it only through MPS", Severity.WARNING
         elif len(card.takers) > 1:
-            then = f"and {ranks_text(card.takers)} all use it: without MPS only the first one can"
+            then = f"{begun(ranks_text(card.takers))} all take it, and without MPS only the first one can start"
             severity = Severity.WARNING
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may use the GPU, looks the same.
-            "another process has exclusive use of a GPU" if processes else "a GPU allows one CUDA process only",
-            f"compute mode 'exclusive process', {then}",
+            "another process has exclusive use of a GPU" if processes else "a GPU allows only one CUDA process",
+            f"its compute mode is 'exclusive process'. {then}",
             Action.NONE,
             advice,
             {"compute_mode": mode, "pids": [process.pid for process in processes]},

@@ -24,6 +24,7 @@ from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of
 from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.text import share_text
 
 FINDINGS = {
     "narrow": Explained(
@@ -60,22 +61,24 @@ def _faults(card: Card, *, alike: bool) -> Iterator[Fault]:
     if link.width_max and link.width < link.width_max:
         yield Fault(
             "narrow",
-            "the PCIe link of a GPU is narrow",
-            f"PCIe x{link.width}, x{link.width_max} possible, so copies reach {link.width / link.width_max:.0%} "
-            "of their speed",
+            "the PCIe link of a GPU has too few lanes",
+            f"its PCIe link has {link.width} lanes (x{link.width}). Card and slot can use {link.width_max}, so copies "
+            f"to and from it reach {share_text(link.width / link.width_max)} of their speed",
             Action.NONE if alike else Action.REBOOT,
-            "All GPUs of that model have this width; it may be intended."
+            "Nothing to do if that is the design of these hosts: all GPUs of that model have this width."
             if alike
-            else "The link trains again then; if it stays narrow, reseat the card, and look at the riser.",
+            else f"A reboot trains the link again. If it stays at x{link.width}, ask the administrator to reseat the "
+            "card and to check its riser.",
             evidence,
             severity=Severity.NOTE if alike else Severity.WARNING,
         )
     elif link.width_card and link.width < link.width_card:
-        title = "the slot of a GPU is narrower than the card"
-        said = f"PCIe x{link.width}, since the slot allows no more; the card can use x{link.width_card}"
+        title = "the PCIe slot of a GPU has fewer lanes than the card"
+        said = f"its PCIe link has {link.width} lanes (x{link.width}), as many as its slot. The card can use "
+        said += f"{link.width_card}"
         advice = (
-            "Do nothing for this job. For the full width check whether the BIOS splits this slot (bifurcation), or "
-            "move the card to a wider slot."
+            f"Nothing to do for this job. For x{link.width_card}, ask the administrator whether the BIOS splits this "
+            f"slot (bifurcation), or to move the card to an x{link.width_card} slot."
         )
         yield Fault("slot", title, said, Action.NONE, advice, evidence)
 

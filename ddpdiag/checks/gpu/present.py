@@ -23,14 +23,14 @@ src/transport/p2p.cc.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
-from ddpdiag.checks.hosts import nvml_fix
+from ddpdiag.checks.hosts import leave_out, names_text, nvml_fix, xid_fix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
@@ -64,6 +64,9 @@ FINDINGS = {
 }
 
 
+_CPUS_ONLY = "If the job uses CPUs only, pass `--expect-gpus 0`."
+
+
 def measure(ctx: Context) -> Data:
     # Cheap facts first: NVML may hang, and its step then shows so.
     proc = proc_root(os.environ)
@@ -95,7 +98,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"GPU {gpu.index} on {host.name}{f' (PCI {where})' if where else ''}: NVML reports {gpu.error!r}.",
                 ranks=host.ranks,
                 evidence={"index": gpu.index, "error": gpu.error, "pci": where},
-                fix=f"Look for Xid lines in `dmesg` on {host.name}; drain the host, reset the GPU or reboot.",
+                fix=f"{xid_fix(host.name)} Then reboot {host.name} (as root), or {leave_out([host.name])}.",
             )
         absent = list(_absent(seen, host, most))
         yield from absent
@@ -106,26 +109,31 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
     for host in used:
         if odd := odd_ones_out({gpu.index: gpu.name for gpu in host.gpus if gpu.name}):
-            said = ", ".join(f"{name} (GPU {', '.join(map(str, indices))})" for name, indices in odd.groups.items())
+            said = " and ".join(f"{name} ({_gpus_text(indices)})" for name, indices in odd.groups.items())
+            usual = max(odd.groups.values(), key=len)
+            mask = ",".join(map(str, usual))
             yield seen.finding(
                 "mixed",
                 "different GPU models on one host",
-                f"{host.name} has {said}; one model is expected, because the slowest sets the pace.",
+                f"{host.name} has {said}. One model is expected, because the slowest GPU limits all ranks.",
                 ranks=host.ranks,
                 gpus=tuple(gpu.uuid for gpu in host.gpus if gpu.index in odd.ranks and gpu.uuid),
-                fix="Choose GPUs of one model with CUDA_VISIBLE_DEVICES; set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
-                "because CUDA counts the fastest first.",
+                fix=f"Use GPUs of one model: `export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={mask}` on "
+                f"{host.name}. (Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.)",
             )
     yield from isolated_ranks(seen, hosts)
     models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in used if h.gpus}
     if odd := odd_ones_out(models):
-        said = "; ".join(f"{names} on {', '.join(seen.world.nodes_of(of)[:4])}" for names, of in odd.groups.items())
+        said = "; ".join(f"{names} on {names_text(seen.world.nodes_of(of), 4)}" for names, of in odd.groups.items())
+        others = seen.world.nodes_of(odd.ranks)
         yield seen.finding(
             "unlike-hosts",
             "hosts have different GPU models",
-            f"GPU models differ between hosts: {said}; one model is expected, because the slowest sets the pace.",
+            f"GPU models differ between hosts: {said}. One model is expected, because the slowest GPU limits all "
+            "ranks.",
             ranks=tuple(rank for host in used if host.ranks[0] in odd.ranks for rank in host.ranks),
-            fix="Ask for one model (Slurm --constraint or --gres=gpu:MODEL:N), or leave the other hosts out.",
+            fix="Ask for one model (Slurm: `--constraint=FEATURE` or `--gres=gpu:MODEL:N`), or "
+            f"{leave_out(others) if others else 'leave the hosts of one model out'}.",
         )
 
 
@@ -139,23 +147,24 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
     if host.functions is None and not _is_met(seen, host):
         yield seen.finding(
             "unreadable",
-            "the PCI bus cannot be read",
+            "the number of GPUs is not certain: the PCI bus cannot be read",
             f"{host.name}: NVML shows {count(len(host.gpus), 'GPU')}, but /sys/bus/pci/devices cannot be read, so it "
             "is not known whether the host has more.",
             ranks=host.ranks,
-            fix="Mount /sys into the container, or give the number of GPUs of each host with --expect-gpus.",
+            fix="Mount /sys into the container, or pass the number of GPUs of each host, such as `--expect-gpus 8`.",
         )
     # A GPU that was named as lost is not missed a second time.
     reasons = _reasons(seen, host, most, len(host.gpus) + len(host.lost))
     if host.trouble is Trouble.MISMATCH:
         yield seen.finding(
             "mismatch",
-            "NVIDIA driver and library differ",
-            f"{host.name}: the loaded kernel driver and libnvidia-ml have different versions ({host.error}); "
-            "new CUDA processes fail.",
+            "NVIDIA's kernel driver and library have different versions",
+            f"{host.name}: NVML fails with {host.error!r}. The loaded kernel driver and the installed libnvidia-ml "
+            "have different versions, so no new process can use CUDA.",
             ranks=host.ranks,
             evidence={"pci": list(host.unopened)},
-            fix=f"Reboot {host.name}, or reload the nvidia modules; keep the driver packages at one version.",
+            fix=f"As root reboot {host.name}, which loads the new driver after an update. If you cannot, "
+            f"{leave_out([host.name])}.",
         )
     elif reasons:
         yield _fewer(seen, host, reasons)
@@ -165,10 +174,10 @@ def _absent(seen: Seen[Data], host: HostGpus, most: HostGpus | None) -> Iterator
         yield seen.finding(
             "nvml" if known else "unreadable",
             "NVML does not work",
-            f"{host.name}: NVML reports {host.error!r}"
+            f"{host.name}: NVML, the driver's library, fails with {host.error!r}"
             f"{'' if known else ', so it is not known whether there are GPUs'}.",
             ranks=host.ranks,
-            fix=nvml_fix(host.name) + ("" if known else " If the job uses CPUs, give --expect-gpus 0."),
+            fix=nvml_fix(host.name) + ("" if known else f" {_CPUS_ONLY}"),
         )
 
 
@@ -179,15 +188,17 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: i
     if expected is not None and present < expected:
         reasons.append(f"--expect-gpus is {expected}")
     if promised is not None and present < promised:
-        reasons.append(f"launcher or CUDA_VISIBLE_DEVICES name {promised}")
+        reasons.append(f"the launcher, the container or CUDA_VISIBLE_DEVICES names {promised}")
     if _is_met(seen, host):
         return reasons
     if host.wsl and not present:
         reasons.append("WSL2 shows one (/dev/dxg, and NVIDIA's driver in /usr/lib/wsl)")
     if host.functions and present < len(host.functions):
-        some = ", ".join(f"{address}: {driver or 'no driver'}" for address, driver in [*host.unopened.items()][:4])
-        more = f"; {len(host.unopened) - 4} more" if len(host.unopened) > 4 else ""
-        reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {some}{more})")
+        unopened = [
+            f"{address} {f'with driver {driver}' if driver else 'without a driver'}"
+            for address, driver in host.unopened.items()
+        ]
+        reasons.append(f"the PCI bus shows {len(host.functions)} (not usable: {names_text(unopened, 4)})")
     elif not host.functions and present < host.listed:
         reasons.append(f"the driver lists {host.listed} (/proc/driver/nvidia/gpus)")
     if most is not None and present < len(most.gpus):
@@ -197,19 +208,24 @@ def _reasons(seen: Seen[Data], host: HostGpus, most: HostGpus | None, present: i
 
 def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
     trouble = f" (NVML: {host.error})" if host.trouble else ""
-    cpus = "or give --expect-gpus 0 if the job uses CPUs"
+    ask = f"Ask for GPUs (Slurm: `--gres=gpu:{seen.options.expect_gpus or host.promised or 'N'}`; docker: `--gpus all`)"
+    leave = leave_out([host.name])
     if host.wsl and not host.unopened:
-        fix = f"Run `nvidia-smi` on {host.name}; install NVIDIA's driver on Windows, and none in WSL2, {cpus}."
+        fix = f"Install NVIDIA's driver on Windows, and none inside WSL2; `nvidia-smi` then lists the GPU. {_CPUS_ONLY}"
     elif not host.unopened:
-        fix = f"Ask for GPUs (Slurm --gres=gpu:N, docker --gpus all), or leave {host.name} out of the job."
+        fix = f"{ask}, or {leave}."
     elif set(host.unopened.values()) <= {"nvidia"}:
-        fix = f"Look for Xid lines in `dmesg` on {host.name}; give the job its GPUs; reset the GPU or reboot; {cpus}."
+        fix = f"{ask}. If the job has them: {xid_fix(host.name)} Then reboot {host.name}, or {leave}. {_CPUS_ONLY}"
     else:
-        fix = f"Load the NVIDIA driver on {host.name} (`modprobe nvidia`; `dmesg` shows why it did not bind), {cpus}."
+        fix = (
+            f"As root load the NVIDIA driver on {host.name} (`modprobe nvidia`); `dmesg | grep -i nvrm` shows why it "
+            f"does not load. If you cannot, {leave}. {_CPUS_ONLY}"
+        )
     return seen.finding(
         "fewer",
         "GPUs are missing" if host.gpus else "no usable GPU",
-        f"{host.name} has {count(len(host.gpus), 'GPU')}{trouble}, but {' and '.join(reasons)}.",
+        f"{host.name} has {count(len(host.gpus), 'usable GPU') if host.gpus else 'no usable GPU'}{trouble}, but "
+        f"{' and '.join(reasons)}.",
         ranks=host.ranks,
         evidence={
             "gpus": len(host.gpus),
@@ -221,6 +237,10 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
         },
         fix=fix,
     )
+
+
+def _gpus_text(indices: Sequence[int]) -> str:
+    return f"{'GPU' if len(indices) == 1 else 'GPUs'} {', '.join(map(str, indices))}"
 
 
 def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:

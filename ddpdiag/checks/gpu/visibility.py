@@ -124,10 +124,14 @@ def hidden_gpus(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
 def _misnamed(seen: Seen[Data], host: HostGpus, ranks: Sequence[int]) -> Finding:
     row = host.answers[ranks[0]]
     named = named_gpus(row.cuda_visible_devices)
-    said = f"but {_variable(host, ranks)} names {named} and shows {row.visible} of them to {ranks_text(ranks)}"
+    twice = "" if named == 1 else ", or one GPU twice"
+    said = (
+        f"but {ranks_text(ranks)} {'sees' if len(ranks) == 1 else 'see'} {row.visible} of them: "
+        f"{_variable(host, ranks)} names a GPU that does not exist{twice}"
+    )
     fix = (
-        f"Name each GPU once in CUDA_VISIBLE_DEVICES ({_indices(row)} on {host.name}, or UUIDs that `nvidia-smi -L` "
-        "shows), or unset it."
+        f"Set CUDA_VISIBLE_DEVICES={_indices(row)} on {host.name} (each GPU once; or UUIDs of `nvidia-smi -L`), or "
+        "unset it."
     )
     finding = _hidden(seen, host, ranks, said, fix, Severity.ERROR)
     title = "CUDA_VISIBLE_DEVICES names GPUs that do not exist"
@@ -156,7 +160,7 @@ def _too_few(seen: Seen[Data], host: HostGpus, severity: Severity, wanted: str) 
 def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, fix: str, severity: Severity) -> Finding:
     return seen.finding(
         "hidden",
-        "GPUs are present, but hidden from the job",
+        "GPUs are hidden from the job" if host.visible else f"all GPUs of {host.name} are hidden from the job",
         f"{host.name} has {count(len(host.gpus), 'GPU')}, {said}.",
         severity=severity,
         ranks=ranks,
@@ -172,18 +176,18 @@ def _hidden(seen: Seen[Data], host: HostGpus, ranks: Sequence[int], said: str, f
 
 def _how_to_show(host: HostGpus, ranks: Sequence[int]) -> str:
     values = {host.answers[rank].cuda_visible_devices for rank in ranks}
-    intended = "that is intended" if host.visible else "the job uses CPUs"
-    cpus = f"or give --expect-gpus {host.visible} if {intended}"
+    cpus = "If that is intended" if host.visible else "If the job uses CPUs only"
+    cpus += f", pass `--expect-gpus {host.visible}`."
     indices = _indices(host.answers[ranks[0]])
     if values == {None}:
         # Such as WSL: no procfs entry, and still a GPU.
         return (
-            f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name}, where the driver does not list "
-            f"all GPUs in /proc/driver/nvidia/gpus, {cpus}."
+            f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name}, where the driver does not list all GPUs in "
+            f"/proc/driver/nvidia/gpus. {cpus}"
         )
     if "NoDevFiles" in values:
-        return f"Ask Slurm for GPUs (--gres=gpu:N), {cpus}."
-    return f"Unset CUDA_VISIBLE_DEVICES, or set it to {indices}, {cpus}."
+        return f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`). {cpus}"
+    return f"Run `unset CUDA_VISIBLE_DEVICES` on {host.name} before the job, or set it to {indices}. {cpus}"
 
 
 def _variable(host: HostGpus, ranks: Sequence[int]) -> str:
@@ -213,19 +217,19 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
             severity=Severity.WARNING,
             ranks=tuple(rank for host in closed for rank in host.answers),
             evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
-            fix="Show all GPUs of the host to each of its ranks: Slurm --gpus-per-node=N (or --gres=gpu:N) with "
-            "--gpu-bind=none, in place of --gpus-per-task. Else try NCCL_CUMEM_ENABLE=1.",
+            fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
+            f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. If you cannot, try NCCL_CUMEM_ENABLE=1.",
         )
     if masked := [host.name for host in apart if host not in closed and _is_masked(host)]:
         yield seen.finding(
             "isolated",
             "each rank sees one GPU of its own",
-            f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows every rank one GPU, its cuda:0. NCCL still reaches the "
-            "others, since their device files are open; programs that use cuda:local_rank fail.",
+            f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows each rank one GPU, as cuda:0. NCCL still reaches the "
+            "other GPUs. A script that uses cuda:LOCAL_RANK fails.",
             severity=Severity.NOTE,
             nodes=masked,
-            fix="Do nothing if the job uses cuda:0 in each rank; otherwise set the variable to the same value in all "
-            "ranks.",
+            fix="Nothing to do if the script uses cuda:0 on every rank. Otherwise set CUDA_VISIBLE_DEVICES to the same "
+            "list on all ranks of a host.",
         )
 
 

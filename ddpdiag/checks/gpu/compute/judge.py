@@ -10,8 +10,8 @@ from statistics import median
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.cards import Action, Fault, finding_of, usual
-from ddpdiag.checks.gpu.clocks import HARMFUL
+from ddpdiag.checks.gpu.cards import Action, Fault, Watch, action_text, finding_of, usual
+from ddpdiag.checks.gpu.clocks import COOLING_FIX, POWER_FIX, WATCH_CLOCKS, events_text
 from ddpdiag.checks.gpu.compute.data import (
     MEMORY,
     Data,
@@ -24,10 +24,11 @@ from ddpdiag.checks.gpu.compute.data import (
     precision,
     units_of,
 )
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import count, flops_text, rate_text, share_text
+from ddpdiag.text import begun, count, flops_text, rate_text, share_text
 
 _SLOW = ("slow", "nameplate")
 # Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
@@ -125,8 +126,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             cause = _held_down(unit, events, "")
             evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": cause.word}
             title = "a GPU lowers its clocks under load"
-            said = f"{cause.said[0].lower()}{cause.said[1:]} while it computes; none expected"
-            yield _told(seen, unit, Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence))
+            said = f"{cause.said}; no slowdown expected"
+            fault = Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
+            yield _told(seen, unit, fault)
     yield from _differing(seen, units)
     reasons: dict[str, list[int]] = defaultdict(list)
     for unit in units:
@@ -136,10 +138,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "unmeasured",
             "the speed of GPUs was not measured",
-            f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(map(str, ranks[:8]))}"
-            f"{' and others' if len(ranks) > 8 else ''}: {reason}.",
+            f"{begun(ranks_text(ranks))}: {reason}.",
             ranks=ranks,
             evidence={"reason": reason},
+            fix="Nothing to do for the job. To measure, end other processes on these GPUs (`nvidia-smi`), and run "
+            "`pip check`: it shows an nvidia-cublas that does not fit torch.",
         )
 
 
@@ -156,12 +159,12 @@ def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Find
     each = [own for run in runs if (own := run.get((unit.number, "wrong")))]
     if each:
         word, title = "wrong", f"a {what} computes wrong values"
-        said = f"{', '.join(map(_wrong_text, each[-1]))}; none expected"
+        said = f"{', '.join(map(_wrong_text, each[-1]))}; 0 expected"
     elif each := [own for run in runs if (own := run.get((unit.number, "bits")))]:
-        word, title = "bits", "a GPU computes other bits than it should"
+        word, title = "bits", "a GPU computes different bits than it should"
         said = (
-            "a product has other bits than its repeat on this GPU, or than those of most GPUs of the same model, "
-            "driver and cuBLAS; the same bits expected"
+            "a matrix product differs in some bits from its repeat on this GPU, or from the same product on most GPUs "
+            "of this model, driver and cuBLAS; the same bits are expected"
         )
     else:
         return
@@ -170,14 +173,18 @@ def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Find
     evidence: dict[str, Scalar | list[Scalar]] = {"measurements": 2 if twice else 1}
     evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in each[-1] if word == "wrong"}
     action, severity = (Action.ISOLATE, Severity.ERROR) if twice else (Action.MONITOR, Severity.WARNING)
-    advice = f"Run `dcgmi diag -r 3` on {unit.card.host.name}." if unit.is_gpu else "Run a memory test on it."
-    yield _told(seen, unit, Fault(word, title, f"{times}, {said}", action, advice, evidence, severity))
+    host = unit.card.host.name
+    advice = f"To test it, run `dcgmi diag -r 3` on {host}."
+    if not unit.is_gpu:
+        advice = f"{begun(leave_out([host]))}. As root run `memtester 1G 1` there to test its memory."
+    again = Watch("ddpdiag check --select GPU", "the finding returns", "Before the job")
+    yield _told(seen, unit, Fault(word, title, f"{times}, {said}", action, advice, evidence, severity, again))
 
 
 def _wrong_text(sign: Sign) -> str:
     if sign.part == MEMORY:
-        return f"{sign.value:,.0f} of {sign.expected:,.0f} words of a copy within its memory are wrong"
-    how = f"of a product in {sign.part} deviate from fp64 by more than rounding can"
+        return f"{sign.value:,.0f} of {sign.expected:,.0f} 4-byte words of a copy within its memory are wrong"
+    how = f"of a {sign.part} matrix product differ from the fp64 result by more than rounding can explain"
     return f"{sign.value:,.0f} of {sign.expected:,.0f} elements {how}"
 
 
@@ -212,7 +219,7 @@ def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequ
     return Fault(
         word,
         f"{what} is {'much ' if ratio < 0.5 else ''}slower than {whom}",
-        f"{'; '.join(_slow_text(sign, len(peers) - 1) for sign in found)}. {cause.said}",
+        f"{'; '.join(_slow_text(sign, len(peers) - 1) for sign in found)}. {begun(cause.said)}",
         Action.NONE,
         cause.advice,
         evidence,
@@ -223,9 +230,12 @@ def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequ
 def _slow_text(sign: Sign, peers: int) -> str:
     show = rate_text if sign.part == MEMORY else flops_text
     share = share_text(sign.value / sign.expected)
-    expected = f"{show(sign.expected)} {'by its data sheet' if sign.word == 'nameplate' else 'usual'}"
-    of = f" of {peers} {'other' if peers == 1 else 'others'} in this run" if sign.word == "slow" else ""
-    return f"{sign.part} {show(sign.value)}, {expected}{of} ({share})"
+    what = "copies within its memory" if sign.part == MEMORY else f"{sign.part} matrix products"
+    if sign.word == "nameplate":
+        return f"{what} run at {show(sign.value)}, {share} of the {show(sign.expected)} of its data sheet"
+    others = "the other GPU of this model reaches" if peers == 1 else f"the other {peers} GPUs of this model reach"
+    median_of = "" if peers == 1 else ", median"
+    return f"{what} run at {show(sign.value)}, {share} of what {others} ({show(sign.expected)}{median_of})"
 
 
 def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -> Cause:
@@ -233,7 +243,7 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
     run, card = unit.runs[-1], unit.card
     if used:
         said = f"Another process uses it: {used}"
-        return Cause("others", said, f"End the other process on {card.host.name} (`nvidia-smi`).")
+        return Cause("others", said, f"Find and end the other process on {card.host.name} (`nvidia-smi`).")
     name, which = ("memory_hz", "memory") if only_memory else ("sm_hz", "SM")
     clock, clocks = load_of(run, name), ""
     others_clocks = [own for peer in peers if peer is not unit and (own := load_of(peer.runs[-1], name)) is not None]
@@ -248,25 +258,27 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
     index = card.health.index
     if limit is not None and most is not None and limit < most:
         said = f"Its power limit is {limit:g} W, {most:g} W on most of its model{clocks}"
-        return Cause("power-limit", said, f"Raise it with `nvidia-smi -i {index} -pl {most:g}`.")
+        return Cause("power-limit", said, f"As root run `nvidia-smi -i {index} -pl {most:g}` on {card.host.name}.")
     if clock is not None and usual_clock is not None and clock < _LESS_CLOCK * usual_clock:
         capped = run.during and all((look.events or 0) & _POWER_CAP for look in run.during)
         at = " at the power limit" if capped else ""
-        said = f"Its clocks are lower{clocks}{at}; nothing that NVML shows as heat or power holds them down"
-        advice = f"Undo locked clocks with `nvidia-smi -i {index} -rgc`, `-rmc` and `-rac`; look at its power and heat."
+        said = f"Its clocks are lower{clocks}{at}, but NVML reports no slowdown for heat or power"
+        advice = (
+            f"As root undo locked clocks on {card.host.name}: `nvidia-smi -i {index} -rgc`, also `-rmc` and `-rac`."
+        )
         return Cause("clocks", said, advice)
-    said = f"No cause is seen in clocks, limits, heat or other users{clocks}"
-    return Cause("unknown", said, f"Reset the GPU or reboot; run `dcgmi diag -r 3` on {card.host.name}.")
+    said = f"Its clocks{clocks}, power limit, temperature and other processes do not explain it"
+    reset = action_text(card.host.name, index, Action.RESET)
+    return Cause("unknown", said, f"{reset} If it stays slow, run `dcgmi diag -r 3` there.")
 
 
 def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
-    names = " and ".join(name for bit, name in HARMFUL.items() if events & bit)
     celsius = load_of(unit.runs[-1], "celsius")
-    heat = f" at {celsius:.0f} C" if celsius is not None else ""
-    said = f"Its clocks are held down: {names} (clock events {events:#x}){heat}{clocks}"
+    heat = f", at {celsius:.0f} C" if celsius is not None else ""
+    said = f"{events_text(events, events)} while it computes{heat}, and lowers its clocks{clocks}"
     if events & _BRAKE:
-        return Cause("power-brake", said, "Look at the host's power supplies and cables.")
-    return Cause("heat", said, "Look at fans and coolant.")
+        return Cause("power-brake", said, POWER_FIX)
+    return Cause("heat", said, COOLING_FIX)
 
 
 def _told(seen: Seen[Data], unit: Unit, fault: Fault) -> Finding:
@@ -290,13 +302,15 @@ def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
         again = any(len(unit.runs) > 1 for unit in peers)
         found = {*undecided(peers, 0)} & {*undecided(peers, 1 if again else 0)}
         if own := [unit for unit in peers if unit.number in found]:
+            hosts = list(dict.fromkeys(unit.card.host.name for unit in own))
             yield seen.finding(
                 "differ",
                 "GPUs of one model compute different bits",
-                f"{', '.join(unit.label for unit in own)}: their products differ, and model, driver, cuBLAS and torch "
-                "are the same; the same bits expected. No majority says whose are right.",
+                f"{names_text([unit.label for unit in own], 4)} compute matrix products that differ in some bits, with "
+                "the same model, driver, cuBLAS and torch. No majority shows which one is right.",
                 nodes=(),
                 gpus=tuple(unit.card.health.uuid for unit in own if unit.card.health.uuid),
                 evidence={"ranks": [unit.rank for unit in own]},
-                fix="Run `dcgmi diag -r 3` on each of them.",
+                fix=f"Run `dcgmi diag -r 3` on {names_text(hosts)}; it names a faulty GPU. Until then "
+                f"{leave_out(hosts)}.",
             )
