@@ -28,7 +28,7 @@ from msgspec import Struct, field
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import left_out, names_text
+from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text, use_address
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import holder_of
@@ -161,18 +161,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield _failure_finding(seen, node, ranks, why, got=got, of=got + len(failed))
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
         low, high = first.ephemeral
+        below = 29500 if low > 29500 else low - 1
         yield seen.finding(
             "ephemeral",
             f"MASTER_PORT {first.port} is an ephemeral port",
-            f"MASTER_PORT {first.port} is in {low}-{high}, the range from which {node} takes ports for outgoing "
-            "connections, so one of them may hold it when the job starts.",
+            f"MASTER_PORT {first.port} lies within {low}-{high}, the ports that {node} uses for outgoing connections. "
+            "One of these may hold the port when the job starts, and rank 0 then cannot listen.",
             evidence={"port": first.port, "from": low, "to": high},
-            fix=f"Choose a MASTER_PORT between 1024 and {low - 1}."
-            if low > 1024
-            else f"Reserve it on {node} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
+            fix=f"Choose a port below this range in every process: `export MASTER_PORT={below}`."
+            if below >= 1024
+            else f"As root reserve the port on {node}: `sysctl -w net.ipv4.ip_local_reserved_ports={first.port}`.",
         )
     if seen.trials:
-        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT")
+        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 
 
 def usable(seen: Seen[Data]) -> bool:
@@ -196,41 +197,68 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
 def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
     """Rank 0 could not listen."""
     if first.error != "EADDRINUSE":
+        privileged = first.port < 1024 and first.error == "EACCES"
+        other = 29500 if first.port < 1024 else first.port + 1
         return seen.finding(
             "unusable",
             f"rank 0 cannot listen on MASTER_PORT {first.port}",
-            f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
+            f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}."
+            + (" Only root may use ports below 1024." if privileged else ""),
             nodes=[node],
             evidence={"port": first.port, "error": first.error},
-            fix="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
+            fix=f"Choose another port in every process: `export MASTER_PORT={other}`.",
         )
     holder = first.holder or "a process that /proc does not show"
     pid = holder.partition(" (")[0]  # its command line may be long
+    other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(first.port + 1)
+    kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {pid[4:]}`."
+    end = kill if pid.startswith("pid ") else ""
     return seen.finding(
         "taken",
         f"MASTER_PORT {first.port} on {node} is taken by {pid}",
-        f"Port {first.port} of {node}, rank 0's host, is held by {holder}; MASTER_PORT must be free.",
+        f"Port {first.port} on {node}, rank 0's host, is held by {holder}. Rank 0 must be able to listen on "
+        "MASTER_PORT.",
         evidence={"port": first.port, "holder": first.holder, "host": node},
-        fix="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
-        "or end that process if it is left over from an older job.",
+        fix=f"Choose another port in the job script: `export MASTER_PORT={other}`.{end}",
         of_the_run=True,
     )
 
 
 def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
     """Rank 0's host does not reach the store under MASTER_ADDR."""
-    where = f"{first.name}:{first.port}{_address(first)}"
-    word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
-    message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and {node} does not have the address."
-    fix = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
+    where, address = (
+        f"{first.name}:{first.port}{_address(first)}",
+        first.port_check and first.port_check.reached.address,
+    )
+    word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
+    message = (
+        f"MASTER_ADDR {first.name} resolves to {address} on {node}, rank 0's host, but {node} does not have this "
+        f"address. A connection from {node} to port {first.port} there {_ENDS[why]}."
+    )
+    fix = f"{use_address(node, first.port)} Or, as root, correct {first.name} in the DNS or in /etc/hosts."
+    if address == first.name:
+        message = f"MASTER_ADDR is {address}, but {node}, rank 0's host, does not have this address."
+        fix = use_address(node, first.port)
     if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
-        word, title = "nobody", "no process serves the store of env://"
-        message = f"TORCHELASTIC_USE_AGENT_STORE states that torchrun serves the store at {where}: no process listens."
-        fix = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher set, or start the job with torchrun."
+        word, title = "nobody", "no torchrun serves the store of env://"
+        message = (
+            f"TORCHELASTIC_USE_AGENT_STORE is set, so all ranks expect torchrun's store at {where}. No process listens "
+            "there."
+        )
+        fix = (
+            "If this job runs without torchrun, an outer launcher has set the variable: run `unset "
+            "TORCHELASTIC_USE_AGENT_STORE` in the job script. Otherwise start the job with torchrun."
+        )
     elif first.is_own:
-        word, title = why, f"{node} cannot reach its own MASTER_PORT {first.port}"
-        message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
-        fix = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
+        word, title = why, f"{node} cannot connect to its own MASTER_PORT {first.port}"
+        message = (
+            f"{node}, rank 0's host, cannot connect to itself at {where}, although rank 0 listens there: "
+            f"the connection {_ENDS[why]}."
+        )
+        fix = (
+            f"As root allow TCP port {first.port} in the firewall of {node} ({_RULES} its rules). Or choose another "
+            "port: `export MASTER_PORT=PORT`."
+        )
     evidence = _evidence({node: first})
     return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
 
@@ -238,29 +266,35 @@ def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Find
 def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
     """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
     first, hosts = next(iter(asked.values())), seen.world.nodes_of(list(asked))
+    names, address = names_text(hosts), first.port_check and first.port_check.reached.address
+    one = len(hosts) == 1
+    also = f"resolves to {address}, which is also an address of {f'{names} itself' if one else 'these hosts'}"
+    message = f"On {names} MASTER_ADDR {first.name} {also}."
+    if address == first.name:
+        message = f"On {names} the address {address} (MASTER_ADDR) also belongs to {f'{names} itself' if one else 'these hosts'}."
     return seen.finding(
         "itself",
-        f"MASTER_ADDR {first.name} is a host's own address on {names_text(hosts)}",
-        f"On {names_text(hosts)}, {first.name}:{first.port}{_address(first)} is the host's own address, so it never "
-        f"connects to {node}, rank 0's host.",
+        f"MASTER_ADDR leads {names} to {'itself' if one else 'themselves'}",
+        f"{message} So their ranks connect to their own host instead of {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
-        fix=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
-        f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
+        fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
+        f"(`ip -br addr` on {node} shows them; docker0's is the same on every host)."
+        + ("" if address == first.name else f" Or, as root, correct {first.name} in /etc/hosts of {names}."),
     )
 
 
-_MEANS = {
-    "refused": "the connection is refused",
-    "dropped": "there is no answer",
-    "unreachable": "it is unreachable",
-    "stranger": "another process answers",
+_RULES = "`nft list ruleset` or `iptables -L -n` shows"
+_ENDS = {
+    "refused": "is refused",
+    "dropped": "gets no answer",
+    "unreachable": "finds no route",
+    "stranger": "is answered by another process",
 }
 _CAUSES = {
-    "refused": "since rank 0 does listen, a firewall rejects it, or the address is another machine's",
-    "dropped": "a firewall on one of the two hosts, or between them, drops it",
-    "unreachable": "there is no route, or a firewall reports that there is none",
-    "stranger": "another machine has that address, or a device between them answers in its place",
+    "refused": "the connection is refused. A firewall rejects it, or the address belongs to another machine.",
+    "dropped": "there is no answer. A firewall on one of these hosts or between them drops the packets.",
+    "unreachable": "there is no route. A route is missing, or a firewall reports that there is none.",
 }
 
 
@@ -271,19 +305,51 @@ def _failure_finding(
     first, hosts = next(iter(failed.values())), seen.world.nodes_of(list(failed))
     # A host that got another machine's answer did not get as far as rank 0's host.
     theirs = got == 0 and of > 1 and why != "stranger"
-    whose = f"{got} of {of} other hosts can reach it" if of > 1 else "There is no third host to compare with"
+    names, where = names_text(hosts), f"{first.name}:{first.port}{_address(first)}"
+    address = first.port_check.reached.address if first.port_check else None
+    title = f"{names} cannot connect to MASTER_PORT {first.port}"
+    verb, reaches = "can connect", ("connects" if len(hosts) == 1 else "connect")
+    message = f"{names} cannot connect to {where}, where rank 0 listens on {node}: {_CAUSES.get(why, '')}"
+    if why == "stranger":
+        title = f"MASTER_ADDR leads {names} to another machine"
+        verb = "reaches rank 0" if got == 1 else "reach rank 0"
+        message = (
+            f"{names} {reaches} to {where}, but the process that answers is not rank 0 on {node}. Another machine has "
+            "this address, or a device between the hosts answers."
+        )
+    whose = f"{got or 'None'} of {of} other hosts {verb}" if of > 1 else "There is no third host to compare with"
     so = f"the cause is most likely on {node}" if theirs else "it is not known which end is at fault"
     return seen.finding(
         why,
-        f"{names_text(hosts)} cannot reach MASTER_PORT {first.port}",
-        f"{names_text(hosts)} cannot reach {first.name}:{first.port}{_address(first)} on {node}, rank 0's host: "
-        f"{_MEANS[why]}; {_CAUSES[why]}. {whose}, so {so}.",
+        title,
+        f"{message} {whose}, so {so}.",
         nodes=[node] if theirs else (),
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
-        fix=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
-        "or choose a MASTER_PORT that is open.",
+        fix=_failure_fix(why, first, node, hosts, address, theirs=theirs),
     )
+
+
+def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address: str | None, *, theirs: bool) -> str:
+    names = names_text(hosts)
+    out = "" if theirs else f", or {leave_out(hosts)}"
+    if why == "stranger":
+        return (
+            f"Compare `getent ahosts {first.name}` on {hosts[0]} with `ip -br addr` on {node}. If {address} is not an "
+            f"address of {node}, set MASTER_ADDR to one in every process: `export MASTER_ADDR=ADDRESS`; or, as root, "
+            f"correct the name in the DNS or /etc/hosts of {names}."
+        )
+    if why == "unreachable":
+        return (
+            f"Run `ip route get {address}` and `ip -br addr` on {hosts[0]}: the route should leave by the interface "
+            "that leads to the other hosts. If not, ask the administrator to add the route, or set MASTER_ADDR to an "
+            f"address of {node} that {names} can reach (`ping ADDRESS`)."
+            + ("" if theirs else f" Until then {leave_out(hosts)}.")
+        )
+    firewalls = f"for {names} in the firewall of {node} ({_RULES} its rules; in a cloud, the security group)"
+    if not theirs:
+        firewalls = f"from {names} to {node} in the firewalls of both ({_RULES} the rules)"
+    return f"As root open TCP port {first.port} {firewalls}. Or choose a port that is open: `export MASTER_PORT=PORT`{out}."
 
 
 def _address(data: Data) -> str:
