@@ -79,8 +79,8 @@ def errno_text(name: str) -> str:
 def use_address(node: str, port: int | str = "PORT") -> str:
     """What to do where a name for MASTER_ADDR is no good; rank 0 is on `node`."""
     return (
-        f"Set MASTER_ADDR to an IP address of {node} in every process: `export MASTER_ADDR=ADDRESS` (`ip -br addr` on "
-        f"{node} shows it; torchrun: `--rdzv-endpoint=ADDRESS:{port}`)."
+        f"Set MASTER_ADDR to an IP address of {node}, rank 0's host, in every process: `export MASTER_ADDR=ADDRESS` "
+        f"(`ip -br addr` on {node} shows it; torchrun: `--rdzv-endpoint=ADDRESS:{port}`)."
     )
 
 

@@ -71,7 +71,8 @@ def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(gold
             id="rank 0 cannot reach its own address, which explains all others",
         ),
         pytest.param(
-            (knocked(Reach.REFUSED, address="10.0.0.9", is_own=False),), "elsewhere", ("n0",), (), id="the address is not rank 0's"
+            (knocked(Reach.REFUSED, address="10.0.0.9", is_own=False),), "elsewhere", ("n0",), (),
+            id="the address is not rank 0's",
         ),
         pytest.param(
             (knocked(address="172.17.0.1", is_own=True), BRIDGE, BRIDGE), "itself", (), ("n1 -> n0", "n2 -> n0"),

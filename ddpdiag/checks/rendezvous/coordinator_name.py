@@ -133,8 +133,8 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             nodes=[node],
             fix=f"Run `time getent ahosts {data.name}` on {node}, and ask each name server of /etc/resolv.conf by "
             f"itself: `dig @SERVER {data.name}`. As root remove servers that do not answer, or add the line `options "
-            f"timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}: it needs no "
-            "look-up.",
+            f"timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}, rank 0's "
+            "host: it needs no look-up.",
         )
     back = data.reverse_seconds
     if answer and (back is None or back > limit):

@@ -19,8 +19,7 @@ _WRITE_ERRORS = {
         (
             "missing",
             "does not exist",
-            "As root mount it on {hosts} like on the other hosts; `findmnt -T {directory}` on one of them shows what is "
-            f"mounted. Or {_OTHER}",
+            f"{{mount}} Or {_OTHER}",
         ),
     ),
     **dict.fromkeys(
@@ -51,8 +50,8 @@ _WRITE_ERRORS = {
 _OTHER_ERROR = (
     "broken",
     "is not writable",
-    "Run `findmnt -T {directory}` and, as root, `dmesg -T | tail -n 50` on {host}, and send both to the administrator of "
-    "the file system. Until then {out}give another directory: `--shared-dir DIRECTORY`.",
+    "Run `findmnt -T {directory}` and, as root, `dmesg -T | tail -n 50` on {host}, and send both to the administrator "
+    "of the file system. Until then {out}give another directory: `--shared-dir DIRECTORY`.",
 )
 _MOUNT_WITH_LOCKS = (
     "mount the directory with locks: NFS as version 4, or as version 3 without `nolock` and with rpc.statd running; "
@@ -132,6 +131,10 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
             nodes=nodes,
             evidence={"error": error, **data.evidence},
             fix=fix.format(
+                mount=f"As root mount it on {where} like on the other hosts; `findmnt -T {data.directory}` on one of "
+                "them shows what is mounted."
+                if nodes
+                else "Create it, or as root mount it on every host.",
                 directory=data.directory,
                 hosts=where,
                 host=seen.world.node_of(ranks[0]),
@@ -180,8 +183,8 @@ def locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         yield seen.finding(
             "local-locks",
             f"file locks in {data.directory} work on one host only",
-            f"{seen.world.node_of(min(writers))} held a lock (flock) in {data.name}, and {where} got the same lock. Two "
-            f"hosts that write to one FileStore (file://) at the same time damage it.{doubt}",
+            f"{seen.world.node_of(min(writers))} held a lock (flock) in {data.name}, and {where} got the same lock. "
+            f"Two hosts that write to one FileStore (file://) at the same time damage it.{doubt}",
             nodes=() if two else nodes,
             evidence=data.evidence,
             fix=f"{_USE_TCP} mount the directory with locks that all hosts share: NFS without `nolock` and "

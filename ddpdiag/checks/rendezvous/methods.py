@@ -162,7 +162,7 @@ def _reason(seen: Seen[Data], method: str) -> str:
     blame = blamed(outcomes)
     errors = [o.error for o in outcomes if o.error and (blame is None or not blame.ranks or o.rank in blame.ranks)]
     deadline = max(t.deadline_seconds for t in seen.trials if t.number in numbers)
-    return errors[0].splitlines()[0] if errors else f"it had not finished after {deadline:g} s"
+    return errors[0].splitlines()[0] if errors else f"it had not finished after {deadline:.0f} s"
 
 
 def _repair(seen: Seen[Data], method: str) -> str:

@@ -151,8 +151,8 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
     yield seen.finding(
         "not-shared",
         f"{data.directory} is not the same directory on all hosts",
-        f"{node} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[node])} wrote in "
-        f"{data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{mounted}{whose}",
+        f"{node} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[node])} wrote "
+        f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{mounted}{whose}",
         nodes=seen.world.nodes_of(blamed),
         links=[f"{seen.world.node_of(other)} -> {node}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
@@ -170,12 +170,12 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         yield seen.finding(
             "slow",
             f"files appear late in {data.directory} on {where}",
-            f"{node} saw a file that another host wrote in {data.name} only after {data.seconds:.1f} s; at most {limit:g} s "
-            "is expected. A rendezvous over file:// is slow there.",
+            f"{node} saw a file that another host wrote in {data.name} only after {data.seconds:.1f} s; at most "
+            f"{limit:g} s is expected. A rendezvous over file:// is slow there.",
             nodes=nodes,
             evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
-            fix="Use tcp:// or env:// for the rendezvous. Or ask the administrator to mount the directory with a shorter "
-            "cache time (NFS: the option `actimeo=1` or `noac`).",
+            fix="Use tcp:// or env:// for the rendezvous. Or ask the administrator to mount the directory with a "
+            "shorter cache time (NFS: the option `actimeo=1` or `noac`).",
         )
 
 
@@ -191,8 +191,8 @@ def _stale(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
         yield seen.finding(
             "stale",
             f"{'an old FileStore file is' if one else 'old FileStore files are'} in the shared directory",
-            f"torch's FileStore wrote {shown}{more}. A new job that uses {'this file' if one else 'one of these files'} "
-            "connects to processes that no longer exist, and hangs.",
+            f"torch's FileStore wrote {shown}{more}. A new job that uses "
+            f"{'this file' if one else 'one of these files'} connects to processes that no longer exist, and hangs.",
             evidence={"paths": [store.path for store in left]},
             fix=f"If no running job uses {'the file, remove it' if one else 'these files, remove them'}: "
             f"`rm {shlex.join(store.path for store in left[:4])}`. Give every job a file of its own, such as "
