@@ -43,8 +43,8 @@ def find_route(subject: Subject, sender: str, receiver: str, address: str | None
     """Where there is no route, such as from this sender to this receiver."""
     other = _OTHER_INTERFACE.format("its interface")
     return (
-        f"Run `ip route get {address or 'ADDRESS'}` on {sender} and `ip -br addr` on {receiver}. If the hosts share another "
-        f"network, {other}. If not, ask the administrator to add the route.{_until(subject)}"
+        f"Run `ip route get {address or 'ADDRESS'}` on {sender} and `ip -br addr` on {receiver}. If the hosts share "
+        f"another network, {other}. If not, ask the administrator to add the route.{_until(subject)}"
     )
 
 

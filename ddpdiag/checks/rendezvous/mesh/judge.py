@@ -82,7 +82,8 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         word = counts.most_common(1)[0][0]
         (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
         fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
-        at = f"{mesh.names[a]} -> {mesh.names[b]} (address {cell.address or 'unknown'}, port {seen.by_rank[cell.peer].port})"
+        port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
+        at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
         contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.node_of(0))
         if word == "unreachable":
             fix = find_route(subject, mesh.names[a], mesh.names[b], cell.address)
