@@ -148,7 +148,7 @@ def _process_counts(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "uneven",
             "hosts run different numbers of ranks",
-            f"{begun(counts)}. The same number is expected on every host."
+            f"{counts}. The same number is expected on every host."
             + ("" if odd.ranks else " There is no majority, so no host is blamed."),
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
             nodes=tuple(hosts[first].name for first in odd.ranks),
@@ -178,8 +178,7 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     if without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
         crowded = host.gpus > 0 and len(host.ranks) > 1
         one_gpu = (
-            f" A script that does not read it puts all {len(host.ranks)} ranks on the first of "
-            f"{count(host.gpus, 'GPU')}."
+            f" A script that does not read it puts all ranks of {host.name} on the first of {count(host.gpus, 'GPU')}."
         )
         yield seen.finding(
             "no-local-rank",

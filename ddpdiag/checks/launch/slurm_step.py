@@ -247,7 +247,8 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
         "time-left",
         "the job ends before it can train" if late else "too little job time left for all checks",
         f"The job had {max(0.0, left):.0f} s left when ddpdiag started, less than the {wanted:g} s that ddpdiag may "
-        f"take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some checks may be missing.",
+        f"take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some checks may "
+        "be missing.",
         severity=Severity.ERROR if late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
         fix=f"Submit the job with a time limit that is at least {math.ceil(wanted - left)} s longer (`sbatch "
