@@ -192,9 +192,9 @@ def locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         )
 
 
-def little_room(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) -> Iterator[Finding]:
     """Little room: the small file of this check was written, the next one may not be."""
-    free_mib, rooms = seen.number("free_mib"), {rank: data.space for rank, data in writers.items()}
+    rooms = {rank: data.space for rank, data in writers.items()}
     low = [r for r, room in rooms.items() if room and (room.free_bytes < free_mib * MIB or room.free_inodes == 0)]
     if low:
         data, (where, nodes) = writers[low[0]], where_of(seen, low, len(writers))

@@ -122,7 +122,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _not_shared(seen, writers)
     yield from locks(seen, writers)
     yield from _slow(seen, writers)
-    yield from little_room(seen, writers)
+    yield from little_room(seen, writers, seen.number("free_mib"))
     yield from _stale(seen, answers)
     if answers:
         yield from left_out(seen, MAX_HOSTS, "the shared directory", "tried the shared directory")
