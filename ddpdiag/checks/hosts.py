@@ -1,6 +1,8 @@
 """What several checks share: the answers of each host's ranks, and ranks in words."""
 
-from collections.abc import Iterator, Sequence
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
@@ -59,6 +61,20 @@ def leave_out(names: Sequence[str]) -> str:
     return f"leave {names_text(names)} out (Slurm: `--exclude={fold_hosts(names)}`)"
 
 
+def errno_text(name: str) -> str:
+    """The name of an errno with its meaning: "ENOENT (No such file or directory)"."""
+    number = getattr(errno, name, None)
+    return name if number is None else f"{name} ({os.strerror(number)})"
+
+
+def use_address(node: str, port: int | str = "PORT") -> str:
+    """What to do where a name for MASTER_ADDR is no good; rank 0 is on `node`."""
+    return (
+        f"Set MASTER_ADDR to an IP address of {node}, rank 0's host, in every process: `export MASTER_ADDR=ADDRESS` "
+        f"(`ip -br addr` on {node} shows it; torchrun: `--rdzv-endpoint=ADDRESS:{port}`)."
+    )
+
+
 def nvml_fix(host: str) -> str:
     """What to do where NVML does not answer."""
     return (
@@ -72,22 +88,26 @@ def xid_fix(host: str) -> str:
     return f"As root run `dmesg -T | grep -i xid` on {host} for the cause."
 
 
-def left_out(seen: Seen[Any], most: int, what: str) -> Iterator[Finding]:
-    """A finding that the hosts beyond `most` did not try `what`."""
+def left_out(seen: Seen[Any], most: int, what: str, tried: str) -> Iterator[Finding]:
+    """A finding that the hosts beyond `most` did not test `what`; `tried` says the same in the past."""
     hosts = len(seen.world.hosts)
     if hosts > most:
         yield seen.finding(
             "partly",
-            f"not every host tried {what}",
-            f"{most} of {hosts} hosts tried {what}; the check stops at {most}, so the others were not tested.",
+            f"only {most:,} of {hosts:,} hosts tested {what}",
+            f"{most:,} of {hosts:,} hosts {tried}; this check takes at most {most:,}. "
+            f"{'The other host was' if hosts - most == 1 else f'The other {hosts - most:,} hosts were'} not tested.",
+            fix="Nothing to do. If you suspect one of the others, run `ddpdiag check` on a smaller allocation that "
+            "includes it.",
         )
 
 
-def odd_text(odd: Odd, missing: str) -> str:
-    """Which ranks have which value, the usual one last: "'a' on rank 3, 'b' on ranks 0-2". `missing` is for None."""
+def odd_text(odd: Odd, missing: str, where: Callable[[Sequence[int]], str] = ranks_text) -> str:
+    """Which ranks have which value, the usual one last: "a on rank 3, but b on ranks 0-2". `missing` is for None."""
     groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
-    parts = [f"{missing if value is None else _short(str(value))} on {ranks_text(ranks)}" for value, ranks in groups]
-    return ", ".join(parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:])
+    parts = [f"{missing if value is None else _short(str(value))} on {where(ranks)}" for value, ranks in groups]
+    shown = parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:]
+    return ", ".join(shown[:-1]) + (", but " if len(shown) > 1 else "") + shown[-1]
 
 
 def _short(text: str, most: int = 120) -> str:

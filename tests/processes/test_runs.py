@@ -135,4 +135,4 @@ def test_a_wrong_world_size_is_told_and_nothing_else(start):
     assert [job.wait() for job in jobs] == [1, 1, 1], jobs[0].told()
     (finding,) = jobs[0].errors
     assert (finding["code"], finding["ranks"]) == ("LCH001.world-size", [2])
-    assert "ranks 0-1: 3; rank 2: 4" in finding["message"]
+    assert "4 on rank 2, but 3 on ranks 0-1" in finding["message"]

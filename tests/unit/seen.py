@@ -59,7 +59,7 @@ def seen_of(
     others = dict(statuses or {})
     size = size if size is not None else max([*rows, *others], default=0) + 1
     world = world_of(size, ranks_per_node=ranks_per_node, gpus=gpus, options=options)
-    header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
+    header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0.1.0")
     empty = Seen(world, check, Recording(header=header, arrivals=world.arrivals))
     trial = new_trial(empty, params=params, env=env)
     done = [

@@ -12,8 +12,8 @@ from ddpdiag.checks.run import trials as run003
 from ddpdiag.checks.run.trials import between, causes
 from ddpdiag.model import Collective, Finding, ProcessState, Severity, Status
 
-NAMES = Data("n0", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
-GOOD = Data("n0", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
+NAMES = Data("head.cluster", ("10.0.0.1",), 0.0, "n1", ("127.0.1.1",), None)
+GOOD = Data("head.cluster", ("10.0.0.1",), 0.0, "n0", ("10.0.0.1",), None)
 
 
 def a_hang_beside(rows: dict[int, Data]) -> Seen[Nothing]:

@@ -195,7 +195,7 @@ def test_a_name_that_only_one_host_lacks_is_a_missing_port():
 
 
 def test_a_gid_index_that_is_empty_on_one_host_fails_there(golden):
-    odd = host(with_rail(roce(), 6, gids=LINK_LOCAL), NCCL_IB_GID_INDEX="3")
+    odd = host(with_rail(roce(), 6, gids=(ROCE[0], ROCE[3])), NCCL_IB_GID_INDEX="3")
     (finding,) = among(odd, host(roce(), NCCL_IB_GID_INDEX="3"))
     assert only([finding]) == ("gid-index", *FAILED)
     assert (finding.evidence["ports"], finding.evidence["gid_types"]) == (["mlx5_6:1"], ["none"])

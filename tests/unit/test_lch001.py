@@ -34,7 +34,7 @@ def test_ranks_that_came_once_each_are_silent():
 
 
 def test_a_rank_that_came_twice_names_both_hosts(golden):
-    run = with_events(seen(), Event(kind=EventKind.DUPLICATE, rank=1, node="n1 (pid 7)", detail="n0 (pid 5)"))
+    run = with_events(seen(), Event(kind=EventKind.DUPLICATE, rank=1, node="n1 (pid 4802)", detail="n0 (pid 4711)"))
     finding = found(run)["LCH001.duplicate"]
     assert finding.severity is Severity.ERROR
     assert (finding.ranks, finding.nodes) == ((1,), ("n0", "n1"))
@@ -97,9 +97,9 @@ def test_gpus_without_a_rank_are_a_warning_with_numbers(golden):
 
 
 def test_more_ranks_than_gpus_are_an_error_and_with_gloo_a_warning():
-    assert found(seen(4, ranks_per_node=4, gpus=3))["LCH001.fewer-gpus"].severity is Severity.ERROR
+    assert found(seen(4, ranks_per_node=4, gpus=2))["LCH001.fewer-gpus"].severity is Severity.ERROR
     gloo = Options(backend="gloo")
-    assert found(seen(4, ranks_per_node=4, gpus=3, options=gloo))["LCH001.fewer-gpus"].severity is Severity.WARNING
+    assert found(seen(4, ranks_per_node=4, gpus=2, options=gloo))["LCH001.fewer-gpus"].severity is Severity.WARNING
 
 
 def test_one_gpu_for_two_ranks_is_an_error_when_the_bus_has_no_more():

@@ -130,7 +130,7 @@ def test_a_world_that_is_larger_than_the_step_is_an_error():
 
 @pytest.mark.parametrize(("left", "severity"), [(40.0, Severity.WARNING), (9.0, Severity.ERROR)], ids=["40 s", "9 s"])
 def test_a_job_that_ends_early_is_told(golden, left, severity):
-    options = Options(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=35.0)
+    options = Options(job_left_seconds=left, wanted_budget_seconds=120.0, budget_seconds=left - 5)
     (finding,) = found(seen(options=options))
     assert (finding.code, finding.severity, finding.of_the_run) == ("LCH004.time-left", severity, True)
     golden(finding)

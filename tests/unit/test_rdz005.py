@@ -10,11 +10,11 @@ from ddpdiag.model import Severity
 from ddpdiag.probes.net.tcp_connect import PortAnswer, Reach, Reached
 
 
-def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", **more):
+def knocked(reach=Reach.ACCEPTED, *, ours=True, address="10.0.0.1", port=29500, **more):
     """What a host found that knocked and ended so."""
     ours = ours if reach is Reach.ACCEPTED else None
     reached = Reached(reach=reach, address=address, seconds=0.001)
-    return Data(name="n0", port=29500, port_check=PortAnswer(reached=reached, ours=ours), **more)
+    return Data(name="head.cluster", port=port, port_check=PortAnswer(reached=reached, ours=ours), **more)
 
 
 def found(*answers, agent_store=False):
@@ -43,7 +43,9 @@ def test_a_port_that_all_reach_is_silent():
     ],
 )
 def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(golden, port, error, holder, word):
-    findings = found(Data(name="n0", port=port, error=error, holder=holder), Data(name="n0", port=port))
+    findings = found(
+        Data(name="head.cluster", port=port, error=error, holder=holder), Data(name="head.cluster", port=port)
+    )
     assert list(findings) == [word]
     nodes = () if word == "taken" else ("n0",)  # a process holds the port: the host itself is healthy
     assert (findings[word].severity, findings[word].nodes, findings[word].links) == (Severity.ERROR, nodes, ())
@@ -69,7 +71,8 @@ def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(gold
             id="rank 0 cannot reach its own address, which explains all others",
         ),
         pytest.param(
-            (knocked(Reach.REFUSED, is_own=False),), "elsewhere", ("n0",), (), id="the address is not rank 0's"
+            (knocked(Reach.REFUSED, address="10.0.0.9", is_own=False),), "elsewhere", ("n0",), (),
+            id="the address is not rank 0's",
         ),
         pytest.param(
             (knocked(address="172.17.0.1", is_own=True), BRIDGE, BRIDGE), "itself", (), ("n1 -> n0", "n2 -> n0"),
@@ -100,7 +103,7 @@ def test_names_and_loopback_are_left_to_the_check_of_names():
 
 
 def test_an_ephemeral_port_is_worth_a_word_on_several_hosts_only():
-    ephemeral = knocked(ephemeral=(32768, 60999))
+    ephemeral = knocked(port=40000, ephemeral=(32768, 60999))
     assert found(ephemeral, OPEN)["ephemeral"].severity is Severity.NOTE
     assert found(ephemeral) == {}
 

@@ -35,7 +35,8 @@ def test_a_directory_that_works_is_silent():
     [("ENOENT", "missing"), ("EACCES", "denied"), ("EROFS", "read-only"), ("ENOSPC", "full"), ("EIO", "broken")],
 )
 def test_the_host_that_cannot_write_is_named_with_the_reason(golden, error, word):
-    findings = found(host(), host(error=error), host())
+    own = {"space": Space(0, None)} if error == "ENOSPC" else {}
+    findings = found(host(), host(error=error, **own), host())
     assert list(findings) == [word]
     assert (findings[word].severity, findings[word].nodes) == (Severity.ERROR, ("n1",))
     assert error in findings[word].message

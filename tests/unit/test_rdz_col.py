@@ -289,7 +289,7 @@ def test_a_method_that_fails_for_a_known_cause_says_which() -> None:
 def named(
     addresses: tuple[str, ...] | None = ("10.0.0.1",), own: tuple[str, ...] = ("10.0.0.2",), **more: object
 ) -> coordinator_name.Data:
-    values = {"name": "n0", "seconds": 0.01, "own_name": "n1", "interface": None} | more
+    values = {"name": "head.cluster", "seconds": 0.01, "own_name": "n1", "interface": None} | more
     return coordinator_name.Data(addresses=addresses, own_addresses=own, **values)  # type: ignore[arg-type]
 
 

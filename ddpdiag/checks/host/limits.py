@@ -71,7 +71,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "open-files",
                 f"{host.name} allows too few open files",
-                f"A process on {host.name} may open {count(files, 'file')} (soft limit). {needed} are expected for "
+                f"A process on {host.name} may open {files} files (soft limit). {needed} are expected for "
                 f"{count(seen.world.size, 'rank')}, because the connections between ranks count as open files.",
                 ranks=host.ranks,
                 evidence={"soft": files, "expected": needed},

@@ -94,7 +94,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"with {math.ceil((expected - room) / GIB)} GiB more than now."
                 if why == _IN_GROUP
                 else f"`ps aux --sort=-rss | head` on {host.name} shows which processes use the memory. End them until "
-                f"{size_text(expected)} are available, or {leave_out([host.name])}.",
+                f"{size_text(expected)} is available, or {leave_out([host.name])}.",
             )
         if kills := max((row.oom_kills or 0 for row in rows.values()), default=0):
             yield seen.finding(

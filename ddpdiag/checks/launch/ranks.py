@@ -23,10 +23,10 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import Host, hosts_of, names_text, ranks_text
+from ddpdiag.checks.hosts import Host, hosts_of, names_text, odd_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import count
+from ddpdiag.text import begun, count
 
 FINDINGS = {
     "duplicate": Explained.error(
@@ -61,34 +61,46 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     own, events = seen.recording.header.version, seen.recording.events
     if others := {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}:
         older = ", ".join(f"rank {rank} runs {version}" for rank, version in sorted(others.items())[:_SHOWN])
+        whose = ranks_text(tuple(others))
         yield seen.finding(
             "version",
             "ranks run different versions of ddpdiag",
-            f"rank 0 runs ddpdiag {own}, but {older}; one version on every rank is expected.",
+            f"Rank 0 runs ddpdiag {own}, but {older}. A rank with another version than rank 0 cannot take part.",
             ranks=tuple(sorted(others)),
             evidence={"rank_0": own, "others": ", ".join(sorted(set(others.values())))},
-            fix=f"Install ddpdiag {own} in the environment of these ranks.",
+            fix=f"Install ddpdiag {own} in the Python environment of {whose}: run `python -m pip install .` there, in "
+            "the checkout that rank 0's installation comes from.",
         )
     if seen.recording.header.secret == "none":
         yield seen.finding(
             "unauthenticated",
             "the ranks did not authenticate each other",
-            "no secret was shared by all hosts, so any process that reaches rank 0's port could have joined or led "
-            "this run.",
-            fix="Set DDPDIAG_TOKEN to one secret on all hosts; --require-auth refuses to run without one.",
+            "The hosts share no secret. Any process that can reach ddpdiag's port on rank 0's host could have joined "
+            "or led this run.",
+            fix="On a network that you trust there is nothing to do. Otherwise make a secret with `openssl rand -hex "
+            "32` and export it as DDPDIAG_TOKEN on all hosts. With `--require-auth` ddpdiag refuses to run "
+            "without one.",
         )
     hosts = {host.ranks[0]: host for host in hosts_of(seen)}
     odd = odd_ones_out({first: len(host.ranks) for first, host in hosts.items()})
     if odd is not None and _complete(seen):
-        groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
-        counts = [f"{number} on {names_text([hosts[first].name for first in firsts])}" for number, firsts in groups]
+        counts = ", ".join(
+            f"{names_text([hosts[first].name for first in firsts])} {'runs' if len(firsts) == 1 else 'run'} "
+            f"{count(len(hosts[firsts[0]].ranks), 'rank')}{'' if len(firsts) == 1 else ' each'}"
+            for _, firsts in sorted(odd.groups.items(), key=lambda group: len(group[1]))
+        )
+        most = max(len(host.ranks) for host in hosts.values())
+        each = odd.usual if isinstance(odd.usual, int) else most
         yield seen.finding(
             "uneven",
             "hosts run different numbers of ranks",
-            f"The numbers of ranks differ: {', '.join(counts)}; the same number is expected on all hosts.",
+            f"{counts}. The same number is expected on every host."
+            + ("" if odd.ranks else " There is no majority, so no host is blamed."),
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
             nodes=tuple(hosts[first].name for first in odd.ranks),
-            fix="Start every host with the same --nproc-per-node (Slurm: --ntasks-per-node).",
+            fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without "
+            f"torchrun `srun --nodes={len(hosts)} --ntasks={each * len(hosts)} --ntasks-per-node={each} ...`. If the "
+            "difference is intended, there is nothing to do.",
         )
     for host in hosts_of(seen):
         yield from _local_ranks(seen, host)
@@ -108,14 +120,15 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
         nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
         yield seen.finding(
             "duplicate",
-            "a rank joined twice",
-            f"rank {rank} joined from {first} and again from {', '.join(others[:_SHOWN])}{more}; "
-            "each rank must join once.",
+            f"{'two' if len(others) == 1 else 1 + len(others)} processes joined as rank {rank}",
+            f"Rank {rank} joined from {first} and again from {', '.join(others[:_SHOWN])}{more}. Each rank must be "
+            "started exactly once.",
             ranks=(rank,),
             nodes=tuple(dict.fromkeys(nodes)),
             evidence={"first": first, "second": others[0]},
-            fix="Start one launcher per host (torchrun under srun on 4 hosts: srun --nodes=4 --ntasks=4 "
-            "torchrun ...), and unset RANK and WORLD_SIZE left over from another job.",
+            fix="If the job script exports RANK or WORLD_SIZE, remove these lines; otherwise every process gets the "
+            "same value. With torchrun start one torchrun per host, under Slurm with `srun --nodes=N --ntasks=N "
+            "torchrun ...` (N: number of hosts).",
         )
 
 
@@ -128,15 +141,15 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             stated[event.rank] = event.detail or "another"
             nodes[event.rank] = event.node or nodes.get(event.rank, "?")
     if odd := odd_ones_out(stated):
-        stated_sizes = "; ".join(f"{ranks_text(ranks)}: {value}" for value, ranks in odd.groups.items())
         yield seen.finding(
             "world-size",
-            "ranks state different world sizes",
-            f"the world size must be the same on every rank, but it is not ({stated_sizes})"
-            + ("." if odd.ranks else "; no majority, so no rank is blamed."),
+            "ranks have different world sizes",
+            f"The world size is {odd_text(odd, missing='unknown')}. It must be the same on every rank."
+            + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
             ranks=odd.ranks,
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
-            fix="Start every host with the same --nnodes and --nproc-per-node, and unset an exported WORLD_SIZE.",
+            fix="Start torchrun on every host with the same `--nnodes` and `--nproc-per-node`. If the job script "
+            "exports WORLD_SIZE, remove that line, or export the same total number of ranks on every host.",
         )
 
 
@@ -149,25 +162,29 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
         if local_rank is not None and len(ranks) > 1 and not _one_gpu_each(seen, host):
             yield seen.finding(
                 "local-rank",
-                "ranks of a host have the same local rank",
-                f"{host.name}: {ranks_text(ranks)} all have local rank {local_rank}, so they use the same GPU; "
-                "each rank of a host needs a local rank of its own.",
+                f"ranks on {host.name} have the same local rank",
+                f"{begun(ranks_text(ranks))} on {host.name} all have local rank {local_rank}. A script that chooses "
+                "its GPU by LOCAL_RANK puts them on the same GPU. Each rank of a host needs its own local rank.",
                 ranks=ranks,
-                fix="Let the launcher set LOCAL_RANK; do not export it in the job script.",
+                fix="Remove `export LOCAL_RANK=...` from the job script; torchrun sets the variable in each process. "
+                "Under srun without torchrun set it in each task: `srun bash -c 'export LOCAL_RANK=$SLURM_LOCALID; "
+                "exec python train.py'`.",
             )
     if without := [rank for rank in host.ranks if "LOCAL_RANK" in seen.world.arrivals[rank].lacks]:
         crowded = host.gpus > 0 and len(host.ranks) > 1
-        one_gpu = f", and a script that does not read it puts {len(host.ranks)} ranks on the first of {host.gpus} GPUs"
+        one_gpu = (
+            f" A script that does not read it puts all ranks of {host.name} on the first of {count(host.gpus, 'GPU')}."
+        )
         yield seen.finding(
             "no-local-rank",
-            "LOCAL_RANK is not set",
-            f"{host.name}: {ranks_text(without)} joined without LOCAL_RANK; a script that reads it stops with a "
-            f"KeyError{one_gpu if crowded else ''}.",
+            f"LOCAL_RANK is not set on {host.name}",
+            f"{begun(ranks_text(without))} on {host.name} joined without the variable LOCAL_RANK. A training script "
+            f"that reads it stops with a KeyError.{one_gpu if crowded else ''}",
             severity=Severity.ERROR if crowded else Severity.WARNING,
             ranks=without,
             evidence={"ranks": len(host.ranks), "gpus": host.gpus},
-            fix="Start the job with torchrun, or export LOCAL_RANK (0, 1, ... on each host; under srun "
-            "$SLURM_LOCALID) in addition to RANK.",
+            fix="Start the job with torchrun, which sets it. If you set RANK yourself, also export LOCAL_RANK: 0, 1, "
+            "... on each host (under srun: `export LOCAL_RANK=$SLURM_LOCALID` in each task).",
         )
 
 
@@ -183,7 +200,6 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
     ranks, gpus = len(host.ranks), host.gpus
     if gpus == 0 or ranks == gpus:
         return
-    processes = "1 process" if gpus == 1 else f"{gpus} processes"
     if ranks > gpus:
         # Where a container hides the bus, only GPU002 can decide.
         buses = [seen.world.arrivals[rank].pci_gpus for rank in host.ranks]
@@ -191,23 +207,28 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
             return
         yield seen.finding(
             "fewer-gpus",
-            "more ranks than GPUs",
-            f"{host.name}: {ranks} ranks, {count(gpus, 'visible GPU')}; each rank needs a GPU of its own.",
+            f"more ranks than GPUs on {host.name}",
+            f"{host.name} runs {count(ranks, 'rank')}, but only {count(gpus, 'GPU')} {'is' if gpus == 1 else 'are'} "
+            "visible to them. Each rank needs its own GPU.",
             severity=Severity.WARNING if seen.options.backend == "gloo" else Severity.ERROR,
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {processes} on {host.name}, or make more GPUs visible (CUDA_VISIBLE_DEVICES, --gres).",
+            fix=f"Start {count(gpus, 'rank')} on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without "
+            f"torchrun: `--ntasks-per-node={gpus}`). Or ask for {ranks} GPUs per host (`sbatch "
+            f"--gpus-per-node={ranks}`), and make CUDA_VISIBLE_DEVICES list all of them.",
         )
     elif _complete(seen):
+        idle, only = gpus - ranks, ",".join(map(str, range(ranks)))
         yield seen.finding(
             "idle-gpus",
-            "GPUs without a rank",
-            f"{host.name}: {ranks} of {gpus} GPUs tested; {count(gpus - ranks, 'visible GPU')} "
-            f"{'has' if gpus - ranks == 1 else 'have'} no rank.",
+            f"{count(idle, 'GPU')} on {host.name} {'has' if idle == 1 else 'have'} no rank",
+            f"{host.name} shows {gpus} GPUs to the job but runs only {count(ranks, 'rank')}. "
+            f"{'The other GPU is' if idle == 1 else f'The other {idle} GPUs are'} neither used nor tested.",
             ranks=host.ranks,
             evidence={"ranks": ranks, "gpus": gpus},
-            fix=f"Start {processes} on {host.name} (--nproc-per-node={gpus}; srun --ntasks-per-node={gpus}), "
-            "or hide the other GPUs.",
+            fix=f"Start {gpus} ranks on {host.name}: `torchrun --nproc-per-node={gpus}` (Slurm without torchrun: "
+            f"`--ntasks-per-node={gpus}`). If the job needs only {count(ranks, 'GPU')}, hide the others: `export "
+            f"CUDA_VISIBLE_DEVICES={only}`.",
         )
 
 

@@ -21,6 +21,7 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 22.05 (SRUN_CPUS_PER_TASK); all of it observed with Slurm 22.05.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -130,14 +131,18 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined.
         absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
         if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
+            missing = seen.world.size - step.tasks
+            others = "The other rank does not exist" if missing == 1 else f"The other {missing} ranks do not exist"
             yield seen.finding(
                 "few-tasks",
-                "WORLD_SIZE is larger than the step",
-                f"WORLD_SIZE={seen.world.size}, but step {step.name} has {count(step.tasks, 'task')}, and all of these "
-                "joined: the other ranks do not exist.",
+                "WORLD_SIZE is larger than the number of tasks",
+                f"WORLD_SIZE is {seen.world.size}, but step {step.name} has only {count(step.tasks, 'task')}, and all "
+                f"of them joined. {others}, so the job would wait for {'it' if missing == 1 else 'them'} until its "
+                "time-out.",
                 evidence={"world_size": seen.world.size, "tasks": step.tasks},
-                fix="Set WORLD_SIZE=$SLURM_STEP_NUM_TASKS and RANK=$SLURM_PROCID within the task, not in the batch "
-                "script, where these variables describe the job.",
+                fix=f"Start {seen.world.size} tasks: `srun --ntasks={seen.world.size} ...`. Or set the variables in "
+                "each task, not in the batch script: `srun bash -c 'export RANK=$SLURM_PROCID "
+                "WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
                 of_the_run=True,
             )
         yield from _cpus(seen)
@@ -158,18 +163,28 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     shared = step.tasks > step.nodes
     # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
     bound = step.gpus_per_task is not None
-    effect = "and on a host they use the same GPUs and ports" if shared else "so this run tests no other host"
-    c10d = f"--nnodes={step.nodes} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT"
+    effect = (
+        "and those on one host use the same GPUs and ports" if shared else "and this run tests only a part of the hosts"
+    )
+    each = "gpu" if seen.world.gpus else max(1, step.tasks // step.nodes)
+    meet = "--standalone"
+    if step.nodes > 1:
+        meet = (
+            f"--nnodes={step.nodes} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+            f"--rdzv-endpoint={seen.world.node_of(0)}:29500"
+        )
+    else:
+        meet += f" --nproc-per-node={each}"
     yield seen.finding(
         "torchruns",
-        "every task of srun started a torchrun of its own",
-        f"step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, each with a torchrun, but only "
-        f"{agents} of these joined this rendezvous: they train apart from the others, {effect}; one torchrun on each "
-        "host is expected, all in one rendezvous.",
+        "each srun task started a torchrun of its own",
+        f"Step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, and each task started a torchrun. "
+        f"Only {agents} of the {step.tasks} joined this rendezvous, so the torchruns train separately, {effect}. One "
+        "torchrun per host is expected, all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        fix=f"Run: srun --nodes={step.nodes} --ntasks={step.nodes} torchrun "
-        f"{'--standalone' if step.nodes == 1 else c10d} ..., or without torchrun: srun ddpdiag check",
+        fix=f"Start one torchrun per host: `srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {meet} -m ddpdiag "
+        "check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
         of_the_run=True,
     )
 
@@ -181,16 +196,19 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     if not short:
         return
     first = min(short)
-    cpus = seen.by_rank[first].cpus
+    cpus, where = seen.by_rank[first].cpus, f"rank {first} on {seen.world.node_of(first)}"
+    less = f"{where} may use only {count(cpus, 'CPU')}"
+    if len(short) > 1:
+        less = f"{ranks_text(tuple(short))} have fewer: {where} may use {count(cpus, 'CPU')}"
     yield seen.finding(
         "cpus",
-        "srun did not pass --cpus-per-task on",
-        f"SLURM_CPUS_PER_TASK={short[first]}, but rank {first} on {seen.world.node_of(first)} may use "
-        f"{count(cpus, 'processor')} (fewer than requested on {ranks_text(tuple(short))}).",
+        "tasks have fewer CPUs than --cpus-per-task",
+        f"The job asked for {count(short[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but {less}. Since Slurm 22.05 "
+        "srun does not take --cpus-per-task from sbatch.",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
-        fix=f"Run srun --cpus-per-task={short[first]} ..., or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK in the "
-        "batch script.",
+        fix=f"Give the option to srun as well: `srun --cpus-per-task={short[first]} ...`. Or add this line to the "
+        "batch script before srun: `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.",
         of_the_run=True,
     )
 
@@ -201,13 +219,16 @@ def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     if not scattered or len(seen.world.arrivals) != seen.world.size:
         return
     host, distribution = scattered[0], step.variables.get("SLURM_DISTRIBUTION")
+    is_cause = (distribution or "").startswith(("cyclic", "plane"))
+    why = f", because Slurm's task distribution is {distribution}" if is_cause else ""
     yield seen.finding(
         "order",
         "ranks are not numbered host by host",
-        f"{host.name} has {ranks_text(host.ranks)} (Slurm's distribution: {distribution or 'unknown'}). A script "
-        "that takes rank % GPUs as its local rank chooses the wrong GPU, and neighbouring ranks are on several hosts.",
+        f"{host.name} has {ranks_text(host.ranks)}{why}. A script that computes its local rank as rank % GPUs then "
+        "chooses the wrong GPU. Neighbouring ranks are on different hosts, which slows collectives down.",
         evidence={"hosts": len(scattered), "distribution": distribution},
-        fix="Run srun --distribution=block ...; take the local rank from SLURM_LOCALID.",
+        fix="Run `srun --distribution=block ...`. In the script read the local rank from SLURM_LOCALID (with torchrun: "
+        "LOCAL_RANK).",
         of_the_run=True,
     )
 
@@ -221,45 +242,51 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     late = left < _TOO_LATE_SECONDS and renewed
     yield seen.finding(
         "time-left",
-        "the job ends before it can train" if late else "the job ends before the budget is used up",
-        f"{max(0.0, left):.0f} s of the job's time limit were left when this run began, and the budget was {wanted:g} "
-        f"s: the budget was shortened to {seen.options.budget_seconds:.0f} s, so that the report is ready in time.",
+        "the job ends before it can train" if late else "too little job time left for all checks",
+        f"The job had {max(0.0, left):.0f} s left when ddpdiag started, less than the {wanted:g} s that ddpdiag may "
+        f"take (--budget). ddpdiag limited itself to {seen.options.budget_seconds:.0f} s, so some checks may "
+        "be missing.",
         severity=Severity.ERROR if late else Severity.WARNING,
         evidence={"left_seconds": round(left, 1), "budget_seconds": wanted},
-        fix="Ask for more time (sbatch --time), or give a --budget that fits.",
+        fix=f"Submit the job with a time limit that is at least {math.ceil(wanted - left)} s longer (`sbatch "
+        "--time=HH:MM:SS`)." + ("" if late else " If this report is enough, there is nothing to do."),
         of_the_run=True,
     )
 
 
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
-    """What the step is, in one sentence; no rank is blamed."""
+    """What the step is; no rank is blamed."""
     own, job_nodes = step.variables, step.count_in("SLURM_JOB_NUM_NODES")
     part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.nodes else ""
     hosts = "host" if step.nodes == 1 and not part else "hosts"
     nodelist = own.get("SLURM_STEP_NODELIST", "")
     named = f" ({nodelist})" if 0 < len(nodelist) <= _MOST_SHOWN else ""
-    words = [f"{count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}"]
     # How tasks are numbered, where Slurm reports it and it makes a difference.
     form = own.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0]
-    if form in _FORMS and 1 < step.nodes < step.tasks:
-        words.append(_FORMS[form])
-    # What tasks may really use, whatever the variables promise.
-    words.append(f"{_range_text((row.cpus for row in seen.by_rank.values()), 'CPU')} per task")
+    order = f", {_FORMS[form]}" if form in _FORMS and 1 < step.nodes < step.tasks else ""
+    sees, renumbered = "no GPU", ""
     if seen.world.gpus:
         on_node = step.count_in("SLURM_GPUS_ON_NODE")
         of = f" of {on_node} on its host" if on_node else ""
-        words.append(f"each rank sees {_range_text((a.gpus for a in seen.world.arrivals.values()), 'GPU')}{of}")
+        sees = f"{_range_text((a.gpus for a in seen.world.arrivals.values()), 'GPU')}{of}"
         given, shown = own.get("SLURM_STEP_GPUS"), own.get("CUDA_VISIBLE_DEVICES")
         # A device cgroup hides the host's other GPUs, so that CUDA counts those of the step from 0.
         if given is not None and shown is not None and given != shown:
-            words.append(f"CUDA_VISIBLE_DEVICES={shown} is GPU {given} of the host")
-    else:
-        words.append("no GPU")
-    left = seen.options.job_left_seconds
+            renumbered = f" CUDA_VISIBLE_DEVICES={shown} is GPU {given} of the host."
+    left, ends = seen.options.job_left_seconds, ""
     # Slurm gives a job without a limit a year.
     if left is not None and 0 < left < 86_400:
-        words.append(f"the job ends in {left / 60:.0f} min" if left >= 120 else f"the job ends in {left:.0f} s")
-    return seen.finding("step", f"this run is Slurm step {step.name}", f"the step has {', '.join(words)}.")
+        ends = f" The job ends in {left / 60:.0f} min." if left >= 120 else f" The job ends in {left:.0f} s."
+    # What tasks may really use, whatever the variables promise.
+    cpus = _range_text((row.cpus for row in seen.by_rank.values()), "CPU")
+    return seen.finding(
+        "step",
+        f"this run is Slurm step {step.name}",
+        f"Step {step.name} has {count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}{order}. Each task may "
+        f"use {cpus} and sees {sees}.{renumbered}{ends}",
+        fix="Nothing to do if this is the layout that you want. Otherwise change the options of srun: `--nodes`, "
+        "`--ntasks`, `--cpus-per-task`, `--gpus-per-task`.",
+    )
 
 
 def _range_text(counts: Iterable[int], noun: str) -> str:

@@ -21,6 +21,7 @@ torch/csrc/distributed/c10d/debug.cpp (the values of TORCH_DISTRIBUTED_DEBUG); N
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
@@ -33,7 +34,7 @@ from ddpdiag.model import Finding
 from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import Odd, odd_ones_out
 
 FINDINGS = {
     "variable": Explained.warning("a variable differs between ranks."),
@@ -60,6 +61,8 @@ OWN = frozenset(
 )  # fmt: skip
 # Values of one setting, and ranks of one value, that are listed: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16
+# A longer value is not written out in a fix.
+_LONGEST = 60
 # The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
 NCCL_CLASS, OLDER_CLASS = "TORCH_DIST_USE_NCCL2", "0"
 # Read by torch while it is imported; anything else raises there.
@@ -86,10 +89,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "host-id",
             "NCCL_HOSTID is set",
-            f"NCCL_HOSTID is set on {ranks_text(ids)}, but should be unset: ranks of one host with different "
-            "values communicate over the network, not over NVLink, PCIe or shared memory.",
+            f"NCCL_HOSTID is set on {ranks_text(ids)}. NCCL treats ranks with different values as ranks of different "
+            "hosts: even on one host they then use the network instead of NVLink, PCIe or shared memory.",
             ranks=ids,
-            fix="Unset NCCL_HOSTID.",
+            fix="Remove it from the job script, and run `unset NCCL_HOSTID` before the launcher.",
         )
     levels = {rank: data.variables.get("TORCH_DISTRIBUTED_DEBUG", "") for rank, data in seen.by_rank.items()}
     # torch upper-cases the value before it compares.
@@ -97,11 +100,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         ranks = tuple(rank for rank, own in levels.items() if own == level)
         yield seen.finding(
             "debug-level",
-            "TORCH_DISTRIBUTED_DEBUG has a value that torch refuses",
-            f"TORCH_DISTRIBUTED_DEBUG={level!r} on {ranks_text(ranks)}; OFF, INFO or DETAIL expected. "
-            "With any other value `import torch.distributed` fails.",
+            "torch refuses this value of TORCH_DISTRIBUTED_DEBUG",
+            f"TORCH_DISTRIBUTED_DEBUG is {level!r} on {ranks_text(ranks)}. torch accepts only OFF, INFO and DETAIL; "
+            "with any other value `import torch.distributed` fails.",
             ranks=ranks,
-            fix="Set TORCH_DISTRIBUTED_DEBUG to OFF, INFO or DETAIL, or unset it.",
+            fix="Run `unset TORCH_DISTRIBUTED_DEBUG` in the job script, or choose a level: `export "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL`.",
         )
 
 
@@ -124,17 +128,48 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
         odd = odd_ones_out({rank: own.get(name) for rank, own in rows.items()})
         if odd is None or name == NCCL_CLASS:
             continue
+        title, message, fix = _words(kind, name, odd)
         yield seen.finding(
             kind,
-            f"{name} differs between ranks",
-            f"{name}: {odd_text(odd, missing='unset')}; one value on every rank is expected"
-            + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
+            title,
+            message + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
             ranks=odd.ranks,
             evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=f"Set {name} to one value on every rank, in the job script, or unset it everywhere."
-            if kind == "variable"
-            else "Make the file the same on every host, or remove it.",
+            fix=fix,
         )
+
+
+def _words(kind: str, name: str, odd: Odd) -> tuple[str, str, str]:
+    """Title, message and fix for a variable, or a variable in a file ("PATH: NAME"), that differs."""
+    path, _, variable = name.rpartition(": ")
+    value = odd.usual if isinstance(odd.usual, str) else "VALUE"
+    value = value if value == shlex.quote(value) and len(value) <= _LONGEST else "VALUE"
+    values = odd_text(odd, missing="unset")
+    if kind == "file":
+        make = "As root make" if path.startswith("/etc/") else "Make"
+        without_root = (
+            "Without root set the variable in the job script, for all ranks; it overrides the file: `export "
+            f"{variable}={value}`."
+        )
+        return (
+            f"{variable} in {path} differs between ranks",
+            f"{variable} in {path} is {values}. NCCL reads this file on each host, so it must be the same everywhere.",
+            f"{make} {path} the same on every host, or remove it."
+            + (f" {without_root}" if path.startswith("/etc/") else ""),
+        )
+    set_it = (
+        f"Set the variable once in the job script, for all ranks: `export {name}={value}`. Or remove it everywhere: "
+    )
+    fix = f"{set_it}`unset {name}`."
+    if odd.ranks and odd.usual is None:
+        fix = f"Remove it everywhere: `unset {name}` in the job script. Or set it there once, for all ranks."
+    return (
+        f"{name} differs between ranks",
+        f"{name} is {values}. Ranks with different values may hang, crash or be slow, so every rank needs the same "
+        "value.",
+        f"{fix} If one host still differs, look in its shell start-up files (`grep -r {name} ~/.bashrc "
+        "/etc/profile.d`).",
+    )
 
 
 def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
@@ -146,12 +181,14 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
     yield seen.finding(
         "process-group",
         f"{NCCL_CLASS} differs between ranks",
-        f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)} and unset or another value on {ranks_text(newer)}; one "
-        f"value on every rank is expected. With torch 2.15 or newer, ranks with {OLDER_CLASS} open an older class of "
-        "process group for NCCL than the other ranks, and all of them hang while the group is opened.",
+        f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)}, and unset or another value on {ranks_text(newer)}. "
+        f"With torch 2.15 or newer the value {OLDER_CLASS} selects another class of NCCL process group. Ranks of "
+        "different classes wait for each other forever when the group is created."
+        + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
         ranks=odd.ranks,
         evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
-        fix=f"Set {NCCL_CLASS} to one value on every rank, in the job script, or unset it everywhere.",
+        fix=f"Run `unset {NCCL_CLASS}` in the job script before the launcher, on every host. Or give every rank the "
+        f"same value: `export {NCCL_CLASS}=1`.",
     )
 
 

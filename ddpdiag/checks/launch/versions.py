@@ -24,12 +24,13 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
+from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
@@ -37,7 +38,7 @@ from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import Versions, driver_version, versions
 from ddpdiag.probes.host.kernel import proc_root
-from ddpdiag.stats import odd_ones_out
+from ddpdiag.stats import Odd, odd_ones_out
 
 FINDINGS = {
     **dict.fromkeys(
@@ -58,6 +59,71 @@ FINDINGS = {
         "hosts are equally slow and their cores are busy."
     ),
 }
+
+
+class Part(NamedTuple):
+    """A part whose versions are compared, in words; `shown` is the Python code that shows it on a rank."""
+
+    name: str
+    title: str
+    said: str
+    expected: str
+    shown: str
+    more: str = ""
+
+
+_SAME_BUILD = "Every rank needs the same build of torch."
+_PARTS = {
+    "torch": Part(
+        "torch",
+        "ranks have different versions of torch",
+        "torch is",
+        "Every rank needs the same version.",
+        "import torch; print(torch.__file__, torch.__version__)",
+    ),
+    "cuda": Part(
+        "CUDA",
+        "ranks have torch for different CUDA versions",
+        "torch was built for CUDA",
+        _SAME_BUILD,
+        "import torch; print(torch.__file__, torch.version.cuda)",
+    ),
+    "hip": Part(
+        "HIP",
+        "ranks have torch for different HIP versions",
+        "torch was built for HIP",
+        _SAME_BUILD,
+        "import torch; print(torch.__file__, torch.version.hip)",
+    ),
+    "nccl": Part(
+        "NCCL",
+        "ranks have different versions of NCCL",
+        "torch uses NCCL",
+        "Ranks with different versions of NCCL cannot communicate.",
+        "import torch; print(torch.__file__, torch.cuda.nccl.version())",
+        # It shows the version that torch was built with; the library that is loaded may be another one.
+        " If torch is the same everywhere, compare `python -m pip list | grep -i nccl` and `echo $LD_LIBRARY_PATH "
+        "$LD_PRELOAD`.",
+    ),
+    "python": Part(
+        "Python",
+        "ranks have different versions of Python",
+        "Python is",
+        "The same version is expected on every rank.",
+        "import sys; print(sys.executable, sys.version)",
+    ),
+    "driver": Part(
+        "The NVIDIA driver",
+        "hosts have different NVIDIA drivers",
+        "The NVIDIA driver is",
+        "The same version is expected on every host, but most versions work together.",
+        "",
+    ),
+}
+_FIX = (
+    "Use one Python environment or container image for all hosts. This command, started like the job, shows which one "
+    "each rank uses: `python -c '{}'`."
+)
 
 # Beyond this share a slow import is a matter of the cores, and not of the file system.
 _BUSY_SHARE = 0.5
@@ -96,40 +162,57 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _differing(seen, "torch", Severity.ERROR)
     # Another torch brings other CUDA and NCCL libraries: one cause, one finding.
     if len({own.torch for own in rows}) <= 1:
-        for what in ("CUDA", "HIP", "NCCL"):
+        for what in ("cuda", "hip", "nccl"):
             yield from _differing(seen, what, Severity.ERROR)
     alike = len({tuple(own.python.split(".")[:2]) for own in rows}) == 1
-    yield from _differing(seen, "Python", Severity.WARNING if alike else Severity.ERROR)
+    yield from _differing(seen, "python", Severity.WARNING if alike else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
-    yield from _differing(seen, "NVIDIA driver", Severity.WARNING)
+    yield from _differing(seen, "driver", Severity.WARNING)
     if ranks := tuple(rank for rank, own in seen.by_rank.items() if own.not_forked):
         yield seen.finding(
             "not-forked",
-            "importing torch starts CUDA",
-            f"{ranks_text(ranks)} on {names_text(seen.world.nodes_of(ranks))}: {seen.by_rank[ranks[0]].not_forked}; a "
-            "forked process cannot use CUDA then, so each worker imported torch separately.",
-            fix="Find the module that starts CUDA when it is imported (sitecustomize, *.pth files): data loaders that "
-            "fork fail, too.",
+            "importing torch starts CUDA in this environment",
+            f"On {ranks_text(ranks)} ({names_text(seen.world.nodes_of(ranks))}) {seen.by_rank[ranks[0]].not_forked}, "
+            "so an imported module starts CUDA. A process that is forked after that cannot use CUDA. ddpdiag therefore "
+            "imported torch again in each worker, which took longer.",
+            fix="ddpdiag itself needs no change. If your DataLoader workers use CUDA, give it "
+            '`multiprocessing_context="spawn"`, or remove the code that starts CUDA at import (sitecustomize.py or a '
+            "*.pth file in site-packages).",
         )
     yield from _slow_imports(seen)
 
 
-def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Finding]:
-    word = what.split()[-1].lower()
+def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Finding]:
     found = {rank: getattr(own, word) for rank, own in seen.by_rank.items()}
     if word == "driver":  # which not every rank can read
         found = {rank: version for rank, version in found.items() if version is not None}
-    if odd := odd_ones_out(found):
-        yield seen.finding(
-            word,
-            f"{what} versions differ",
-            f"{what}: {odd_text(odd, missing='none')}; one version on every rank is expected"
-            + ("." if odd.ranks else " (no majority, so no rank is blamed)."),
-            severity=severity,
-            ranks=odd.ranks,
-            evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=f"Use the same {what} on every host: one environment or container image for all of them.",
-        )
+    odd = odd_ones_out(found)
+    if odd is None:
+        return
+    part = _PARTS[word]
+    values = odd_text(
+        odd,
+        missing="missing",
+        where=lambda ranks: f"{names_text(seen.world.nodes_of(ranks), 3)} ({ranks_text(ranks)})",
+    )
+    said = f"{part.name} is {values}" if None in odd.groups else f"{part.said} {values}"
+    yield seen.finding(
+        word,
+        part.title,
+        f"{said}. {part.expected}" + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
+        severity=severity,
+        ranks=odd.ranks,
+        evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
+        fix=_driver_fix(seen, odd) if word == "driver" else _FIX.format(part.shown) + part.more,
+    )
+
+
+def _driver_fix(seen: Seen[Data], odd: Odd) -> str:
+    begin = "If the other checks pass, there is nothing to do. If CUDA or NCCL fails,"
+    if not odd.ranks:
+        return f"{begin} ask the administrator to install the same driver on all hosts."
+    out = leave_out(seen.world.nodes_of(odd.ranks))
+    return f"{begin} {out}, and ask the administrator to install driver {odd.usual} there."
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
@@ -152,18 +235,29 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         worst = max(slow, key=lambda rank: slow[rank])
         own, node = seen.by_rank[worst], seen.world.node_of(worst)
         core, others = own.import_core_seconds, usual.get(node)
-        spent = f" The slowest spent {core:.1f} s of it on a core or waiting for one." if core is not None else ""
-        median_text = f", the median of the other hosts is {others:.1f} s" if others is not None else ""
+        median_text = f", and the median of the other hosts is {others:.1f} s" if others is not None else ""
+        several = f" It is too slow on {ranks_text(tuple(slow))}." if len(slow) > 1 else ""
+        names = tuple(dict.fromkeys(seen.world.node_of(rank) for rank in slow))
+        busy = core is not None and not _waits_for_files(own)
+        spent = (
+            ""
+            if core is None
+            else f" Only {core:.1f} s of this went to computing or waiting for a core; the rest most "
+        )
+        spent += "likely went to waiting for files." if spent else ""
+        if busy:
+            spent = f" {core:.1f} s of this went to computing or waiting for a core, so the cores are busy."
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {node}; too slow on "
-            f"{ranks_text(tuple(slow))}); at most {most:g} s expected{median_text}.{spent}",
+            f"`import torch` took {slow[worst]:.1f} s on rank {worst} ({node}); at most {most:g} s is expected"
+            f"{median_text}.{several}{spent}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
-            fix="Find the other processes that keep the cores of these hosts busy (`top`)."
-            if core is not None and not _waits_for_files(own)
-            else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
+            fix=f"On {node} find the processes that use the cores (`top`), and stop them or {leave_out(names)}."
+            if busy
+            else "Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
+            "container image.",
         )
 
 

@@ -31,7 +31,11 @@ FINDINGS = {
     "unreadable": Explained.not_seen("RDZ004, which asks the hosts for their time, was not run."),
 }
 
-_HARM = "logs of different hosts cannot be put in order, and Kerberos and TLS may fail"
+_HARM = "Training works, but log lines of different hosts are in the wrong order, and Kerberos and TLS may fail."
+_FIX = (
+    "Run `chronyc tracking` or `timedatectl` on {} to see whether its clock is synchronized. As root correct it: "
+    "`chronyc makestep` with chrony, `timedatectl set-ntp true` with systemd-timesyncd."
+)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -41,8 +45,9 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             "the clocks were not compared",
-            "RDZ004 (mesh), which asks the other hosts for their time, was not run, so the difference is not known.",
-            fix="Select RDZ004 as well.",
+            "The clocks of the hosts were not compared. RDZ004 (TCP between all hosts) asks the hosts for their time, "
+            "and it was not run.",
+            fix="Run again with both checks: `ddpdiag check --select RDZ004,RDZ007`.",
         )
     mesh = mesh_of(met)
     limit = seen.number("off_seconds")
@@ -66,10 +71,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             yield seen.finding(
                 "off",
                 f"clocks differ by {abs(seconds):.1f} s",
-                f"The clocks of {names_text(nodes)} differ, those of {nodes[0]} and {mesh.names[other]} by "
-                f"{abs(seconds):.1f} s, and no majority shows which is right: {_HARM}.",
+                f"The clocks of {nodes[0]} and {mesh.names[other]} differ by {abs(seconds):.1f} s; at most {limit:g} s "
+                f"is expected. There is no majority among {names_text(nodes)}, so no host is blamed. {_HARM}",
                 evidence={"difference_seconds": round(abs(seconds), 3), "hosts": list(nodes[:16])},
-                fix="Let chrony or NTP set the clocks of all hosts (`chronyc tracking`, `timedatectl`).",
+                fix=_FIX.format("each of these hosts"),
             )
 
 
@@ -77,14 +82,15 @@ def _off(seen: Seen[Nothing], node: str, ahead: float, others: int) -> Iterator[
     """A host whose clock is so far ahead of those that agree; behind if it is negative."""
     if abs(ahead) <= seen.number("off_seconds"):
         return
-    word = "ahead of" if ahead > 0 else "behind"
+    word, limit = "ahead of" if ahead > 0 else "behind", seen.number("off_seconds")
+    agree = f"{others} other hosts, which agree with each other" if others > 1 else "the other host"
     yield seen.finding(
         "off",
-        f"the clock of {node} is {abs(ahead):.1f} s {word} the others'",
-        f"The clock of {node} is {abs(ahead):.1f} s {word} those of {others} hosts that agree: {_HARM}.",
+        f"the clock of {node} is {abs(ahead):.1f} s {word} the others",
+        f"The clock of {node} is {abs(ahead):.1f} s {word} {agree}; at most {limit:g} s is expected. {_HARM}",
         nodes=[node],
         evidence={"ahead_seconds": round(ahead, 3)},
-        fix=f"Let chrony or NTP set the clock of {node} (`chronyc tracking`, `timedatectl`).",
+        fix=_FIX.format(node),
     )
 
 

@@ -22,13 +22,13 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import answers_by_host
+from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
@@ -112,18 +112,25 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield _loopback(seen, host.name, data.name, data.addresses, coordinator=0 in host.ranks)
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
         if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
-            works = seen.world.backend == "gloo" and seen.own_backend_works
-            resolved = data.own_addresses[0] if data.own_addresses else "nothing"
+            end = f"it is valid only inside {host.name}, so they cannot connect."
+            if works := seen.world.backend == "gloo" and seen.own_backend_works:
+                end = f"it is valid only inside {host.name}. gloo works here only because {host.name} is the side that "
+                end += "connects."
+            said = f"cannot resolve its own name {data.own_name}, so gloo gives a loopback address"
+            fix = f"add {data.own_name} with its address to /etc/hosts of {host.name}."
+            if data.own_addresses:
+                address = data.own_addresses[0]
+                said = f"resolves its own name {data.own_name} to {address}. gloo gives this address"
+                fix = f"correct the line with {address} in /etc/hosts of {host.name}."
             yield seen.finding(
                 "own",
                 f"gloo on {host.name} offers a loopback address",
-                f"{host.name} resolves its own name {data.own_name} to {resolved}; gloo offers that to its peers, "
-                "which cannot reach it"
-                + (" (here gloo still works, because this host is the one that connects)." if works else "."),
+                f"{host.name} {said} to the other ranks, but {end}",
                 severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
                 nodes=[host.name],
                 evidence={"own_addresses": list(data.own_addresses or ())},
-                fix=f"Correct {data.own_name} in /etc/hosts, or set GLOO_SOCKET_IFNAME to the job's interface.",
+                fix="Name the network interface for gloo in the job script: `export GLOO_SOCKET_IFNAME=INTERFACE`. `ip "
+                f'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, {fix}',
             )
     yield from _differs(seen, answers)
     if several:
@@ -134,52 +141,70 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
     """Of the name and of its address: slow, without an answer, or without such a name."""
     limit, answer = seen.number("slow_seconds"), data.addresses
     if answer is None or data.seconds > limit:
-        took = f"gave no answer in {data.seconds:.1f} s" if answer is None else f"took {data.seconds:.1f} s"
+        took = f"needed {data.seconds:.1f} s to resolve"
+        if answer is None:
+            took = f"got no answer within {data.seconds:.1f} s when it resolved"
         yield seen.finding(
             "slow",
             f"{'no answer to a name' if answer is None else 'slow name'} look-up on {node}",
-            f"The look-up of {data.name} {took} on {node}; at most {limit:g} s expected.",
+            f"{node} {took} {data.name} (MASTER_ADDR); at most {limit:g} s is expected.",
             severity=Severity.ERROR if answer is None else Severity.WARNING,
             nodes=[node],
-            fix=f"Check that each name server in /etc/resolv.conf of {node} answers (glibc waits 5 s for one that does "
-            "not); the line `options timeout:1 attempts:1` there shortens the wait.",
+            fix=f"Run `time getent ahosts {data.name}` on {node}, and ask each name server of /etc/resolv.conf by "
+            f"itself: `dig @SERVER {data.name}`. As root remove servers that do not answer, or add the line `options "
+            f"timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}, rank 0's "
+            "host: it needs no look-up.",
         )
     back = data.reverse_seconds
     if answer and (back is None or back > limit):
+        late = f"needed {back:.1f} s to look up" if back is not None else ""
+        late = late or f"got no answer within {_LOOK_UP_SECONDS:g} s when it looked up"
         yield seen.finding(
             "reverse",
             f"slow reverse look-up on {node}",
-            f"{node} {'got no name' if back is None else f'took {back:.1f} s to get the name'} of {answer[0]} "
-            f"({data.name}); at most {limit:g} s expected. c10d looks it up at each connection, so the job's start is "
-            "slow.",
+            f"{node} {late} the name of {answer[0]}, the address of MASTER_ADDR {data.name}; at most {limit:g} s is "
+            "expected. torch does this look-up at each connection, so the job starts slowly.",
             nodes=[node],
             evidence={"address": answer[0], "seconds": back},
-            fix=f"Add the job's hosts to /etc/hosts of {node}, or to the reverse zone of the DNS. `options timeout:1 "
-            "attempts:1` in /etc/resolv.conf shortens the wait.",
+            fix=f"Run `time getent hosts {answer[0]}` on {node} to see it. As root add the addresses and names of the "
+            f"job's hosts to /etc/hosts of {node} or to the reverse zone of the DNS. Or shorten the wait with the line "
+            f"`options timeout:1 attempts:1` in /etc/resolv.conf of {node}.",
         )
     if answer == ():
         yield seen.finding(
             "unknown",
-            f"{data.name} is unknown on {node}",
-            f"{node} cannot resolve {data.name!r}, the coordinator's name (tried for {data.seconds:.1f} s).",
+            f"{node} cannot resolve MASTER_ADDR {data.name}",
+            f"MASTER_ADDR is {data.name}, but the resolver of {node} knows no such name. So the ranks on {node} cannot "
+            "connect to rank 0.",
             nodes=[node],
-            fix=f"Add {data.name} to the DNS or to /etc/hosts of {node}, or start the job with the address itself.",
+            fix=f"{use_address(seen.world.node_of(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
+            f"{data.name}` to /etc/hosts of {node}.",
         )
 
 
 def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
     met = seen.of(methods.CHECK)
     harmless = coordinator and any(t.params.get("method") == "tcp" and met.went_well(t) for t in met.trials)
-    where = "its own host" if coordinator else "another host"
-    so = "the ranks could still connect" if harmless else "this address does not lead to another host"
+    first = seen.world.node_of(0)
+    message = (
+        f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}, which is {node} itself. So the ranks on {node} "
+        f"cannot connect to rank 0 on {first}."
+    )
+    if coordinator:
+        so = "so other hosts cannot connect to it." if not harmless else "but the ranks could still connect here."
+        message = (
+            f"On {node}, rank 0's host, MASTER_ADDR {name} resolves to {addresses[0]}. This address is valid only "
+            f"inside {node}, {so}"
+        )
     return seen.finding(
         "loopback",
-        f"{name} is a loopback address on {node}",
-        f"On {node}, {where}, {name} resolves to {addresses[0]}: {so}.",
+        f"MASTER_ADDR {name} resolves to loopback on {node}",
+        message,
         severity=Severity.WARNING if harmless else Severity.ERROR,
         nodes=[node],
         evidence={"addresses": list(addresses)},
-        fix=f"Correct {name} in /etc/hosts of {node}, or give an address that all hosts reach.",
+        fix=f"{use_address(first)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
+        f"{node}.",
     )
 
 
@@ -195,15 +220,21 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
     odd = [node for node, addresses in found.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
-    name = next(iter(answers.values())).name
+    name, first = next(iter(answers.values())).name, seen.world.node_of(0)
+    blamed = odd if 2 * holders > len(found) else []
+    where = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
+    doubt = "" if blamed else " There is no majority, so no host is blamed."
+    export = f"`export MASTER_ADDR={address}`" if blamed else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first})"
     yield seen.finding(
         "differs",
-        f"{name} does not have the same address on every host",
-        f"{name} is {address} on {holders} of {len(found)} hosts, but {', '.join(sorted(found[odd[0]]))} on {odd[0]}"
-        + (f" ({len(odd)} hosts differ)." if len(odd) > 1 else "."),
-        nodes=odd if 2 * holders > len(found) else (),
+        f"MASTER_ADDR {name} has different addresses on the hosts",
+        f"{name} resolves to {address} on {holders} of {len(found)} hosts, but to {', '.join(sorted(found[odd[0]]))} "
+        f"on {odd[0]}. {where} may connect to another machine than rank 0's.{doubt}",
+        nodes=blamed,
         evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
-        fix=f"Correct {name} in the DNS or in /etc/hosts of these hosts, or give the address itself.",
+        fix=f"Set MASTER_ADDR to the address of rank 0's host instead of the name, in every process: {export}. Or, as "
+        f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
+        f"(`getent ahosts {name}` shows the result).",
     )
 
 
@@ -214,33 +245,33 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
         addresses = answers[node].addresses or ()
         found = {family_of(address) for address in addresses if is_reachable(address)}
         if found and found.isdisjoint(own):
-            yield _family(
-                seen,
-                (node,),
-                f"on {node}, {answers[node].name} has only {'/'.join(sorted(found))} addresses "
-                f"({', '.join(addresses)}), but {node} itself has only {'/'.join(own)} addresses.",
+            theirs, first = sorted(found)[0], seen.world.node_of(0)
+            only = f"an {theirs} address" if len(addresses) == 1 else f"{theirs} addresses"
+            enabled = "; `sysctl net.ipv6.conf.all.disable_ipv6` must be 0 there" if theirs == "IPv6" else ""
+            yield seen.finding(
+                "family",
+                f"{node} and MASTER_ADDR have no IP version in common",
+                f"MASTER_ADDR {answers[node].name} has only {only} ({', '.join(addresses)}), but {node} has only "
+                f"{own[0]} addresses. So the ranks on {node} cannot connect to rank 0.",
+                nodes=(node,),
+                fix=f"If {first}, rank 0's host, has an {own[0]} address (`ip -{own[0][-1]} -br addr` there), set "
+                f"MASTER_ADDR to it in every process. Otherwise, as root, give {node} an {theirs} address{enabled}.",
             )
     alone = {node: own[0] for node, own in families.items() if len(own) == 1}
     if len(counts := Counter(alone.values())) > 1:
         usual, count = counts.most_common(1)[0]
         odd = tuple(node for node, family in alone.items() if family != usual)
         like = next(node for node, family in alone.items() if family == usual)
-        yield _family(
-            seen,
-            odd if 2 * count > len(answers) else (),
-            f"{odd[0]} has only {alone[odd[0]]} addresses and {like} only {usual} addresses, so they cannot connect.",
+        blamed = odd if 2 * count > len(answers) else ()
+        yield seen.finding(
+            "family",
+            "hosts have no IP version in common",
+            f"{odd[0]} has only {alone[odd[0]]} addresses, and {like} has only {usual} addresses, so they cannot "
+            "connect.",
+            nodes=blamed,
+            fix="Give every host an address of the same IP version (as root; `ip -br addr` shows them)"
+            + (f", or {leave_out(blamed)}." if blamed else "."),
         )
-
-
-def _family(seen: Seen[Data], nodes: Sequence[str], message: str) -> Finding:
-    return seen.finding(
-        "family",
-        "hosts have no address family in common",
-        message,
-        nodes=nodes,
-        fix="Give every host an address of the same family (look at net.ipv6.conf.all.disable_ipv6), "
-        "and set MASTER_ADDR to an address of that family.",
-    )
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

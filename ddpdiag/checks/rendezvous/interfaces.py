@@ -74,6 +74,7 @@ FINDINGS = {
 }
 
 _NAME_SECONDS = 5.0
+_ROUTE = '`ip route get ADDRESS`, with another host\'s address, shows it behind "dev"'
 _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
@@ -109,11 +110,15 @@ class Choice(Struct, frozen=True):
     def setting(self) -> str:
         return f"{_VARIABLES[self.library]}={self.variable}"
 
-    @property
-    def fix(self) -> str:
+    def fix(self, *, one_for_all: bool) -> str:
+        """What to set in its place; `one_for_all`: on all hosts the interface has the same name."""
+        variable, name = _VARIABLES[self.library], self.host.name
         if self.route is None:
-            return f"Set {_VARIABLES[self.library]} to an interface of {self.host.name} that leads to the other hosts."
-        return f"Set {_VARIABLES[self.library]}={self.route.name} on {self.host.name}: it leads to the coordinator."
+            return f"Set {variable} on {name} to the interface that leads to the other hosts; {_ROUTE}."
+        leads = f"{self.route.name} is the interface that leads to rank 0's host."
+        if one_for_all:
+            return f"Set {variable}={self.route.name} in the job script: on {name} {leads}"
+        return f"Set {variable}={self.route.name} for the ranks on {name} only: there {leads}"
 
 
 def measure(ctx: Context) -> Data:
@@ -141,11 +146,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "unreadable",
                 f"the interfaces of {host.name} cannot be listed",
-                f"{host.name} does not report its network interfaces, so it is not known which of them a job "
-                "would use.",
+                f"{host.name} does not report its network interfaces. So it is not known which of them a job would "
+                "use.",
                 nodes=[host.name],
-                fix="Run `ip -br addr` there. In a container mount /proc, and allow netlink sockets in its seccomp "
-                "profile.",
+                fix=f"Run `ip -br addr` in the job on {host.name}. If it fails in a container, mount /proc, and allow "
+                "netlink sockets in the seccomp profile (`docker run --security-opt seccomp=unconfined` allows every "
+                "call).",
             )
             continue
         # A job over nccl uses gloo beside it; NCCL matters to other jobs if its variable is set.
@@ -175,6 +181,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def _finding(
     seen: Seen[Data], word: str, choice: Choice, title: str, message: str, *, severity: Severity | None = None
 ) -> Finding:
+    env = _env(seen)
     return seen.finding(
         word,
         title,
@@ -189,8 +196,8 @@ def _finding(
                 for each in choice.known[:16]
             ],
         },
-        fix=choice.fix,
-        env=_env(seen),
+        fix=choice.fix(one_for_all=bool(env)),
+        env=env,
     )
 
 
@@ -208,15 +215,15 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
     if missing := [word for word, interface in named if interface is None]:
         has = names_text([interface.name for interface in choice.known])
         exact = choice.library == "gloo" and missing[0][0] in "^="
-        advice = " gloo takes exact names; ^ and = are NCCL's." if exact else ""
-        message = f"{choice.setting} is set on {name}, which has no such interface; it has {has}.{advice}"
+        advice = " gloo takes exact names only; ^ and = are for NCCL_SOCKET_IFNAME." if exact else ""
+        message = f"{choice.setting} is set on {name}, but {name} has no such interface. It has {has}.{advice}"
         yield _finding(seen, "missing", choice, f"{name} has no interface {missing[0]}", message)
     for word, interface in named:
         if interface is not None and not interface.addresses:
-            message = f"{choice.setting} is set on {name}, where {word} has no IP address."
-            yield _finding(seen, "no-address", choice, f"{word} on {name} has no address", message)
+            message = f"{choice.setting} is set on {name}, but {word} has no IP address there."
+            yield _finding(seen, "no-address", choice, f"{word} on {name} has no IP address", message)
         elif interface is not None and not interface.running:
-            message = f"{choice.setting} is set on {name}, where {word} is down or has no carrier."
+            message = f"{choice.setting} is set on {name}, but {word} is down or has no carrier there."
             yield _finding(seen, "down", choice, f"{word} on {name} is down", message)
 
 
@@ -241,14 +248,20 @@ def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterat
     interface = interface_of(address, choices[0].known)
     variable = _VARIABLES[choices[0].library]
     routes = {choice.route.name if choice.route else "" for choice in choices}
-    fix = f"Set {variable}={min(routes)} on all of them: it leads to the coordinator."
     if len(routes) > 1 or "" in routes:
-        fix = f"Set {variable} on each of them to the interface that leads to the other hosts."
+        fix = f"On each of these hosts set {variable} to the interface that leads to the other hosts; {_ROUTE}."
+    elif interface is not None and interface.name in routes:
+        fix = "Give each of these hosts its own IP address (as root): `ip -br addr` shows them."
+    else:
+        fix = (
+            f"Set {variable}={min(routes)} in the job script: on all of these hosts {min(routes)} is the interface "
+            "that leads to rank 0's host."
+        )
     yield seen.finding(
         "shared",
         f"{len(names)} hosts offer the same address, {address}",
-        f"{choices[0].library} would offer {address} ({interface.name if interface else '?'}) on "
-        f"{names_text(names)}: each of them would connect to itself.",
+        f"On {names_text(names)} {choices[0].library} offers {address} ({interface.name if interface else '?'}) to the "
+        "other ranks. A rank that connects to this address reaches its own host instead of the other one.",
         severity=choices[0].severity,
         nodes=names,
         evidence={"address": address},
@@ -262,12 +275,17 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> I
     name, interface = choice.host.name, interface_of(address, choice.known)
     if is_loopback(address):
         if choice.variable or choice.library == "nccl":
-            why = choice.setting if choice.variable else "no better interface exists"
-            message = f"{choice.library} on {name} would offer {address}, which no other host can reach ({why})."
+            why = f"With {choice.setting} {choice.library} on {name} offers {address} to the other ranks"
+            if not choice.variable:
+                why = f"NCCL on {name} finds no better interface than loopback, and offers {address} to the other ranks"
+            message = f"{why}. This address is valid only inside {name}, so no other host can connect."
             yield _finding(seen, "loopback", choice, f"{choice.library} on {name} offers a loopback address", message)
         return
     if "%" in address:
-        message = f"{choice.library} on {name} would offer {address}, which is valid on one link only."
+        message = (
+            f"{choice.library} on {name} offers {address} to the other ranks. This link-local address is valid on one "
+            "link only, so they cannot use it."
+        )
         yield _finding(seen, "no-address", choice, f"{choice.library} on {name} offers a link-local address", message)
         return
     # RDZ004 tried what one library offers.
@@ -276,15 +294,17 @@ def _elsewhere(seen: Seen[Data], choice: Choice, address: str, met: Offers) -> I
     astray = interface is not None and choice.route is not None and interface.name != choice.route.name
     if reached is False or (astray and reached is None):
         towards = f"{choice.route.name} ({choice.data.source})" if choice.route else "another interface"
-        so = "no other host could connect to it" if reached is False else "other hosts may not reach it"
+        so = "and no other host could connect to" if reached is False else "so other hosts may not reach"
+        title = f"{choice.library} on {name} offers {bare(address)}, which others may not reach"
+        if interface is not None and choice.route is not None and interface.name != choice.route.name:
+            title = f"{choice.library} on {name} uses {interface.name} instead of {choice.route.name}"
         yield _finding(
             seen,
             "wrong",
             choice,
-            f"{choice.library} on {name} offers {address}" + (f" of {interface.name}" if interface else ""),
-            f"{choice.library} on {name} would offer {bare(address)}"
-            + (f" of {interface.name}" if interface else "")
-            + f", but the route to the coordinator uses {towards}: {so}.",
+            title,
+            f"{choice.library} on {name} offers its address{f' on {interface.name}' if interface else ''} "
+            f"({bare(address)}) to the other ranks. The route to rank 0's host uses {towards}, {so} {bare(address)}.",
             severity=choice.severity if reached is False else Severity.WARNING,
         )
 

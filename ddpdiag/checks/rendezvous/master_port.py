@@ -24,11 +24,10 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec import Struct, field
-
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import left_out, names_text
+from ddpdiag.checks.hosts import left_out
+from ddpdiag.checks.rendezvous.port_faults import Data, failure_finding, itself, not_even_itself, not_listening
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import holder_of
@@ -75,23 +74,6 @@ _VISIT_SECONDS = 6.0
 # Hosts beyond these are not tried: rank 0 greets one after the other.
 MAX_HOSTS = 1024
 _AGENT = "agent"
-
-
-class Data(Struct, frozen=True, kw_only=True):
-    """What this host found. `port_check` is None where no process could listen, so that none was tried.
-
-    `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
-    errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
-    (`ephemeral`).
-    """
-
-    name: str
-    port: int
-    port_check: PortAnswer | None = field(default=None, name="knock")
-    error: str | None = None
-    holder: str | None = None
-    ephemeral: tuple[int, int] | None = None
-    is_own: bool | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -146,33 +128,34 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     answers = seen.by_rank
     first, node = answers.get(0), seen.world.node_of(0)
     if first is not None and first.error is not None:
-        yield _not_listening(seen, node, first)
+        yield not_listening(seen, node, first)
     elif first is not None and (own := _failure(seen, 0, first)) is not None:
-        yield _not_even_itself(seen, node, first, own)
+        yield not_even_itself(seen, node, first, own)
     else:
         others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
         failed = {rank: why for rank in others if (why := _failure(seen, rank, answers[rank])) is not None}
-        if itself := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
-            yield _itself(seen, node, itself)
-        failed = {rank: why for rank, why in failed.items() if rank not in itself}
+        if themselves := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
+            yield itself(seen, node, themselves)
+        failed = {rank: why for rank, why in failed.items() if rank not in themselves}
         got = sum(map(answered, others.values()))
         for why in dict.fromkeys(failed.values()):
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-            yield _failure_finding(seen, node, ranks, why, got=got, of=got + len(failed))
+            yield failure_finding(seen, node, ranks, why, got=got, of=got + len(failed))
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
         low, high = first.ephemeral
+        below = 29500 if low > 29500 else low - 1
         yield seen.finding(
             "ephemeral",
             f"MASTER_PORT {first.port} is an ephemeral port",
-            f"MASTER_PORT {first.port} is in {low}-{high}, the range from which {node} takes ports for outgoing "
-            "connections, so one of them may hold it when the job starts.",
+            f"MASTER_PORT {first.port} lies within {low}-{high}, the ports that {node} uses for outgoing connections. "
+            "One of these may hold the port when the job starts, and rank 0 then cannot listen.",
             evidence={"port": first.port, "from": low, "to": high},
-            fix=f"Choose a MASTER_PORT between 1024 and {low - 1}."
-            if low > 1024
-            else f"Reserve it on {node} (sysctl net.ipv4.ip_local_reserved_ports={first.port}).",
+            fix=f"Choose a port below this range in every process: `export MASTER_PORT={below}`."
+            if below >= 1024
+            else f"As root reserve the port on {node}: `sysctl -w net.ipv4.ip_local_reserved_ports={first.port}`.",
         )
     if seen.trials:
-        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT")
+        yield from left_out(seen, MAX_HOSTS, "MASTER_PORT", "tried to connect to MASTER_PORT")
 
 
 def usable(seen: Seen[Data]) -> bool:
@@ -191,113 +174,6 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
     if rank != 0 and reached.address is not None and is_loopback(reached.address):
         return None
     return "stranger" if reached.reach is Reach.ACCEPTED else reached.reach.value
-
-
-def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
-    """Rank 0 could not listen."""
-    if first.error != "EADDRINUSE":
-        return seen.finding(
-            "unusable",
-            f"rank 0 cannot listen on MASTER_PORT {first.port}",
-            f"Rank 0 on {node} cannot listen on port {first.port}: {first.error}.",
-            nodes=[node],
-            evidence={"port": first.port, "error": first.error},
-            fix="Choose a MASTER_PORT of 1024 or more." if first.port < 1024 else "Choose another MASTER_PORT.",
-        )
-    holder = first.holder or "a process that /proc does not show"
-    pid = holder.partition(" (")[0]  # its command line may be long
-    return seen.finding(
-        "taken",
-        f"MASTER_PORT {first.port} on {node} is taken by {pid}",
-        f"Port {first.port} of {node}, rank 0's host, is held by {holder}; MASTER_PORT must be free.",
-        evidence={"port": first.port, "holder": first.holder, "host": node},
-        fix="Choose another MASTER_PORT, derived from the job's id (MASTER_PORT=$((20000 + SLURM_JOB_ID % 9000))), "
-        "or end that process if it is left over from an older job.",
-        of_the_run=True,
-    )
-
-
-def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
-    """Rank 0's host does not reach the store under MASTER_ADDR."""
-    where = f"{first.name}:{first.port}{_address(first)}"
-    word, title = "elsewhere", f"MASTER_ADDR {first.name} does not lead to rank 0"
-    message = f"{node}, rank 0's host, cannot reach {where}: {_MEANS[why]}, and {node} does not have the address."
-    fix = f"Set MASTER_ADDR to {node}, or to an address of it, in every process."
-    if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
-        word, title = "nobody", "no process serves the store of env://"
-        message = f"TORCHELASTIC_USE_AGENT_STORE states that torchrun serves the store at {where}: no process listens."
-        fix = "Unset TORCHELASTIC_USE_AGENT_STORE, which an outer launcher set, or start the job with torchrun."
-    elif first.is_own:
-        word, title = why, f"{node} cannot reach its own MASTER_PORT {first.port}"
-        message = f"{node}, rank 0's host, cannot reach {where}, itself: {_MEANS[why]}, though the port is open there."
-        fix = f"Open TCP port {first.port} in the firewall of {node} (iptables, nftables), or choose another one."
-    evidence = _evidence({node: first})
-    return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
-
-
-def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
-    """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
-    first, hosts = next(iter(asked.values())), seen.world.nodes_of(list(asked))
-    return seen.finding(
-        "itself",
-        f"MASTER_ADDR {first.name} is a host's own address on {names_text(hosts)}",
-        f"On {names_text(hosts)}, {first.name}:{first.port}{_address(first)} is the host's own address, so it never "
-        f"connects to {node}, rank 0's host.",
-        links=[f"{host} -> {node}" for host in hosts],
-        evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
-        fix=f"Set MASTER_ADDR to an address of {node} that no other host has (docker0's is the same everywhere), "
-        f"and correct {first.name} in /etc/hosts of {names_text(hosts)}.",
-    )
-
-
-_MEANS = {
-    "refused": "the connection is refused",
-    "dropped": "there is no answer",
-    "unreachable": "it is unreachable",
-    "stranger": "another process answers",
-}
-_CAUSES = {
-    "refused": "since rank 0 does listen, a firewall rejects it, or the address is another machine's",
-    "dropped": "a firewall on one of the two hosts, or between them, drops it",
-    "unreachable": "there is no route, or a firewall reports that there is none",
-    "stranger": "another machine has that address, or a device between them answers in its place",
-}
-
-
-def _failure_finding(
-    seen: Seen[Data], node: str, failed: Mapping[int, Data], why: str, *, got: int, of: int
-) -> Finding:
-    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0's (`node`)."""
-    first, hosts = next(iter(failed.values())), seen.world.nodes_of(list(failed))
-    # A host that got another machine's answer did not get as far as rank 0's host.
-    theirs = got == 0 and of > 1 and why != "stranger"
-    whose = f"{got} of {of} other hosts can reach it" if of > 1 else "There is no third host to compare with"
-    so = f"the cause is most likely on {node}" if theirs else "it is not known which end is at fault"
-    return seen.finding(
-        why,
-        f"{names_text(hosts)} cannot reach MASTER_PORT {first.port}",
-        f"{names_text(hosts)} cannot reach {first.name}:{first.port}{_address(first)} on {node}, rank 0's host: "
-        f"{_MEANS[why]}; {_CAUSES[why]}. {whose}, so {so}.",
-        nodes=[node] if theirs else (),
-        links=[f"{host} -> {node}" for host in hosts],
-        evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
-        fix=f"Open TCP port {first.port} from {names_text(hosts)} to {node} (iptables, nftables, security group), "
-        "or choose a MASTER_PORT that is open.",
-    )
-
-
-def _address(data: Data) -> str:
-    address = data.port_check.reached.address if data.port_check else None
-    return f" ({address})" if address not in (None, data.name) else ""
-
-
-def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
-    """Of each of the first hosts: address, answer, and after how long."""
-    return {
-        host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
-        for host, data in list(answers.items())[:16]
-        if (found := data.port_check) is not None
-    }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

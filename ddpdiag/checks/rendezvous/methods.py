@@ -38,6 +38,7 @@ from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import Context
+from ddpdiag.text import begun
 
 FINDINGS = {
     "method": Explained("this method fails, and another one works."),
@@ -120,29 +121,37 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
         yield seen.finding(
             "file",
-            "file:// was not tried",
-            "file:// was not tried: on several hosts it needs a directory that all of them share.",
-            fix="Give one with --shared-dir if the job uses file://.",
+            "file:// was not tested",
+            "The rendezvous over file:// was not tested. On several hosts it needs a directory that all of them share, "
+            "and none was given.",
+            fix="Nothing to do unless the job uses file://. Then name the directory: `ddpdiag check --shared-dir "
+            "DIRECTORY`.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
     for method, why in absent.items():
-        yield seen.finding("absent", f"{_name(method)} was not tried", f"{why}.")
+        yield seen.finding(
+            "absent",
+            f"{_name(method)} was not tested",
+            f"{begun(_name(method))} was not tested: {why}.",
+            fix='Nothing to do unless the job uses backend "mpi". Such a job needs a torch that was built with MPI, '
+            "and mpirun.",
+        )
     failed = [method for method, well in tried.items() if not well]
     works = [method for method, well in tried.items() if well and method not in absent]
     if failed and works:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
         excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
         is_gloo_beside = all(map(seen.is_excused, seen.trials))
-        gloo = f" gloo was used; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
+        own = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
+        names = ", ".join(map(_name, failed))
         yield seen.finding(
             "method",
-            f"{_name(failed[0])} does not work here",
-            f"The rendezvous works over {', '.join(map(_name, works))} but not over {', '.join(map(_name, failed))}: "
-            f"{reason}.{gloo}",
+            f"the rendezvous over {_name(failed[0])} fails",
+            f"The rendezvous over {names} fails, although it works over {', '.join(map(_name, works))}: {reason}.{own}",
             severity=Severity.WARNING if excused else Severity.ERROR,
             evidence={"works": list(works), "fails": list(failed)},
-            fix=f"Start the job with {_name(works[0])}, or repair what {_name(failed[0])} needs.",
+            fix=f"{_repair(seen, failed[0])} Or start the job over {_name(works[0])}: {_start(seen, works[0])}.",
             known=known_error(reason),
         )
 
@@ -152,7 +161,44 @@ def _reason(seen: Seen[Data], method: str) -> str:
     outcomes = [o for o in seen.outcomes if o.trial in numbers]
     blame = blamed(outcomes)
     errors = [o.error for o in outcomes if o.error and (blame is None or not blame.ranks or o.rank in blame.ranks)]
-    return errors[0].splitlines()[0] if errors else "it did not end before its deadline"
+    deadline = max(t.deadline_seconds for t in seen.trials if t.number in numbers)
+    return errors[0].splitlines()[0] if errors else f"it had not finished after {deadline:.0f} s"
+
+
+def _repair(seen: Seen[Data], method: str) -> str:
+    """What to do about a method that fails."""
+    match method:
+        case "env":
+            return (
+                "Run `env | grep -E 'MASTER|RANK|WORLD_SIZE'` in every process. MASTER_ADDR, MASTER_PORT and "
+                "WORLD_SIZE must be the same everywhere, and RANK different in each."
+            )
+        case "tcp" | "TCPStore":
+            return (
+                f"As root open TCP ports {seen.options.port_range or '32768-60999'} for the other hosts in the "
+                f"firewall of {seen.world.node_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
+            )
+        case "file" | "FileStore":
+            return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
+        case "mpi":
+            return "Start the run with the mpirun of the MPI that torch was built with."
+    return "Reinstall torch: `python -m pip install --force-reinstall torch`."
+
+
+def _start(seen: Seen[Data], method: str) -> str:
+    """How a job starts with a method that works."""
+    match method:
+        case "env":
+            return "`init_process_group()` uses it unless init_method or store is given"
+        case "tcp":
+            arguments = f'init_method="tcp://{seen.world.node_of(0)}:29500"'
+        case "file":
+            arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
+        case "mpi":
+            return '`init_process_group("mpi")`'
+        case _:
+            arguments = f"store={method}(...)"
+    return f"`init_process_group({arguments}, rank=RANK, world_size=WORLD_SIZE)`"
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

@@ -46,8 +46,8 @@ from ddpdiag.checks.host.rdma_ports.data import (
     compare,
     gid_index,
     hosts_with_ports,
-    severity_of,
 )
+from ddpdiag.checks.host.rdma_ports.findings import wrong_gid_index
 from ddpdiag.checks.host.rdma_ports.judge import compared
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.launch import variables
@@ -65,6 +65,7 @@ from ddpdiag.probes.net.rdma import (
     rdma_adapters,
     roce_gids,
 )
+from ddpdiag.text import count
 
 FINDINGS = {
     "hca": Explained(
@@ -92,6 +93,8 @@ FINDINGS = {
 }
 
 _SHOWN = 8
+# NCCL reads both files, after the environment.
+_OR_FILE = " (or remove it from /etc/nccl.conf or ~/.nccl.conf)"
 
 
 def measure(ctx: Context) -> Data:
@@ -141,10 +144,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         nodes = seen.world.nodes_of(ranks)
         yield seen.finding(
             "unreadable",
-            "RDMA adapters cannot be read",
-            f"{names_text(nodes)}: /sys/class cannot be listed, so it is not known whether RDMA ports work.",
+            f"RDMA adapters of {names_text(nodes)} cannot be read",
+            f"On {names_text(nodes)} /sys/class cannot be listed. So it is not known whether "
+            f"{'its' if len(nodes) == 1 else 'their'} RDMA ports work.",
             nodes=nodes,
-            fix="Mount /sys into the container.",
+            fix="Mount /sys into the container (`docker run -v /sys:/sys:ro ...`), and run ddpdiag again. Or run "
+            f"`ibstat` on {nodes[0]} outside of the container: every port that the job needs should be Active.",
         )
     hosts = hosts_with_ports(seen)
     yield from _without_ports(seen, hosts)
@@ -168,22 +173,38 @@ def _without_ports(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Fin
     for alike in groups.values():
         first, who = alike[0], names_text([own.name for own in alike])
         rule, states = first.data.rule, _states(first.data.verbs_ports)
+        its = "its" if len(alike) == 1 else "their"
+        adapters = list(dict.fromkeys(port.adapter for port in first.data.verbs_ports if port.active))
+        unset = f"Run `unset NCCL_IB_HCA` in the job script{_OR_FILE}: NCCL then uses every port that is up."
         if first.ports:
-            title, what = "allows no port that is up", f"only {names_text(_states(first.ports), _SHOWN)}"
-            fix = "Bring these ports up (`ibstat`, cable, switch port, subnet manager)"
+            title = f"NCCL_IB_HCA allows only ports that are down on {who}"
+            message = (
+                f'NCCL_IB_HCA on {who} is "{rule}", which allows only {names_text(_states(first.ports), _SHOWN)}. Of '
+                f"{its} {count(len(states), 'RDMA port')} it should allow one that is up; without one NCCL uses TCP "
+                "sockets, which are much slower."
+            )
+            port = first.ports[0]
+            fix = (
+                f"{unset} Or ask the administrator to bring {port.name} up; `ibstat {port.adapter} {port.number}` "
+                "shows its state."
+            )
         else:
-            title, what = "allows no RDMA port", "none of them"
-            fix = "Correct it (`ibv_devices` lists the names)"
+            title = f"NCCL_IB_HCA allows no RDMA port on {who}"
+            message = (
+                f"NCCL_IB_HCA={rule} is set on {who}, but {its} RDMA ports are {names_text(states, _SHOWN)}. It allows "
+                "none of them, so NCCL uses TCP sockets, which are much slower."
+            )
+            named = f" Or name existing adapters: `export NCCL_IB_HCA={','.join(adapters[:_SHOWN])}`."
+            fix = unset + (named if adapters else "")
         yield seen.finding(
             "hca",
-            f"NCCL_IB_HCA={rule} {title} on {who}",
-            f"{who}: the RDMA ports are {names_text(states, _SHOWN)}, and NCCL_IB_HCA={rule} allows {what}; a port "
-            "that is up expected. NCCL falls back to sockets.",
+            title,
+            message,
             # NCCL works over sockets, but not as it was asked to. Who excludes all ports may mean it.
             severity=Severity.WARNING if port_rule(rule).excludes or len(seen.world.hosts) == 1 else Severity.ERROR,
             nodes=[own.name for own in alike],
             evidence={"NCCL_IB_HCA": rule, "ports": [*states[:LISTED]]},
-            fix=f"{fix}, or unset NCCL_IB_HCA: NCCL then takes every port that is up.",
+            fix=fix,
         )
     # A container image may name adapters that a cloud's machines lack.
     bare = [own for own in hosts if own.by_nccl and own.data.rule and not own.data.adapters]
@@ -191,13 +212,14 @@ def _without_ports(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Fin
         rule = bare[0].data.rule
         yield seen.finding(
             "hca",
-            "NCCL_IB_HCA is set, and no host has an RDMA device",
-            f"NCCL_IB_HCA={rule} on {names_text([own.name for own in bare])}, but /sys/class/infiniband shows no "
-            "adapter on any host: NCCL uses sockets.",
+            "NCCL_IB_HCA is set, but no host has an RDMA adapter",
+            f"NCCL_IB_HCA={rule} is set on {names_text([own.name for own in bare])}, but no host shows an RDMA adapter "
+            "in /sys/class/infiniband. So NCCL uses TCP sockets.",
             severity=Severity.WARNING,
             evidence={"NCCL_IB_HCA": rule, "ports": []},
-            fix="Look at `lspci | grep -i -E 'mellanox|infiniband'`, and load the adapters' driver (mlx5_ib) if they "
-            "are there; else unset NCCL_IB_HCA.",
+            fix=f"Run `lspci | grep -i -E 'mellanox|infiniband'` on {bare[0].name}. If it lists adapters, load their "
+            "driver as root (`modprobe mlx5_ib`); otherwise run `unset NCCL_IB_HCA` in the job script"
+            f"{_OR_FILE}.",
         )
 
 
@@ -244,15 +266,16 @@ def _gid_indices(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Findi
     using = [own for own in with_index if (kinds := _kinds(own)) and "?" not in kinds.values()]
     empty = [own for own in using if "none" in _kinds(own).values()]
     for own in empty:
-        yield _gid_index(seen, own, [name for name, kind in _kinds(own).items() if kind == "none"], "a GID")
+        kinds = _kinds(own)
+        yield wrong_gid_index(seen, own, kinds, [name for name, kind in kinds.items() if kind == "none"], "a GID")
     others = [own for own in using if own not in empty]
     usual, odd, _ = compare(others, lambda own: tuple(sorted(set(_kinds(own).values()))))
     for own in odd:
         expected = sorted({kind for other in usual for kind in _kinds(other).values()})
         ports = [name for name, kind in _kinds(own).items() if kind not in expected]
         if ports:
-            text = f"{names_text(expected)} (as on {len(usual)} of {len(others)} hosts)"
-            yield _gid_index(seen, own, ports, text)
+            where = f", as on {len(usual)} of {len(others)} hosts"
+            yield wrong_gid_index(seen, own, _kinds(own), ports, " or ".join(expected), where)
 
 
 def _kinds(own: HostPorts) -> dict[str, str]:
@@ -268,28 +291,6 @@ def _kinds(own: HostPorts) -> dict[str, str]:
             unrouted = gid is not None and kind == ROCE_V2 and not gid.is_routed
             kinds[port.name] = f"{ROCE_V2} without an address" if unrouted else kind
     return kinds
-
-
-def _gid_index(seen: Seen[Data], own: HostPorts, ports: Sequence[str], expected: str) -> Finding:
-    index, kinds = gid_index(own.data), _kinds(own)
-    text = ", ".join(f"{name}: {kinds[name]}" for name in ports[:_SHOWN])
-    routed = sorted({gid.index for name in ports for gid in own.data.gids[name] if gid.is_routed})
-    places = f"RoCE v2 with an address is at {', '.join(map(str, routed))}" if routed else "none of its GIDs is routed"
-    return seen.finding(
-        "gid-index",
-        f"NCCL_IB_GID_INDEX={index} does not fit the RDMA ports of {own.name}",
-        f"{own.name}: NCCL_IB_GID_INDEX={index} leads to these types of GID: {text}; {expected} expected; {places}. "
-        "Connections over these ports fail.",
-        severity=severity_of(seen),
-        nodes=[own.name],
-        evidence={
-            "NCCL_IB_GID_INDEX": index,
-            "ports": [*ports[:LISTED]],
-            "gid_types": [kinds[name] for name in ports[:LISTED]],
-        },
-        fix="Unset NCCL_IB_GID_INDEX: since NCCL 2.21 it finds the GID itself. For an older one set it to the place at "
-        "which `show_gids` shows v2 with an IPv4 address.",
-    )
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:

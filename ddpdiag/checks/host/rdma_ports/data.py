@@ -91,10 +91,11 @@ class HostPorts:
     def adapters(self) -> tuple[Adapter, ...]:
         return tuple({port.adapter: self.adapter(port) for port in self.ports}.values())
 
-    def label(self, port: Port) -> str:
-        """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
+    def label(self, port: Port, *more: str) -> str:
+        """Such as "mlx5_0:1 (PCI 0000:1b:00.0)", and `more` in the brackets."""
         slot = self.adapter(port).slot
-        return f"{port.name} (PCI {slot.pci})" if slot else port.name
+        known = [*([f"PCI {slot.pci}"] if slot else []), *more]
+        return f"{port.name} ({', '.join(known)})" if known else port.name
 
     @cached_property
     def counts(self) -> tuple[Count, ...]:
@@ -131,9 +132,9 @@ class HostPorts:
         return tuple(sorted({own for each in self.adapters if each.model == model and (own := release(each))}))
 
     def firmware_text(self, model: str) -> str:
-        """Such as "7 x 28.39.1002, 1 x 28.38.1900"."""
+        """Such as "28.39.1002 (7 adapters), 28.38.1900 (1 adapter)"."""
         known = Counter(each.firmware for each in self.adapters if each.model == model and each.firmware)
-        return ", ".join(f"{number} x {firmware}" for firmware, number in known.most_common())
+        return ", ".join(f"{firmware} ({count(number, 'adapter')})" for firmware, number in known.most_common())
 
     def families(self) -> Iterator[tuple[Port, ...]]:
         """Ports of the same model and board with the same link layer, three at least: what is comparable within a host.
@@ -259,18 +260,18 @@ def state_text(port: Port) -> str:
 
 
 def port_rate_text(port: Port) -> str:
-    """Such as "400 Gbit/s (4X)", as ibstat and the kernel write it."""
+    """Such as "400 Gbit/s (4 lanes)"."""
     rate = f"{port.bytes_per_s * 8 / 1e9:g} Gbit/s" if port.bytes_per_s else "an unknown rate"
-    return rate + (f" ({port.lanes}X)" if port.lanes else "")
+    return rate + (f" ({count(port.lanes, 'lane')})" if port.lanes else "")
 
 
 def rates_text(own: HostPorts) -> str:
-    """Such as "7 x 400 Gbit/s (4X), 1 x 200 Gbit/s (4X) (mlx5_3:1)"; a few that differ are named."""
+    """Such as "7 ports at 400 Gbit/s (4 lanes), mlx5_3:1 at 200 Gbit/s (4 lanes)"; a few that differ are named."""
     known: dict[str, list[str]] = {}
     for port in own.up:
         known.setdefault(port_rate_text(port), []).append(port.name)
     parts = [
-        f"{len(names)} x {rate}" + (f" ({', '.join(names)})" if 4 * len(names) <= len(own.up) else "")
+        f"{', '.join(names) if 4 * len(names) <= len(own.up) else count(len(names), 'port')} at {rate}"
         for rate, names in known.items()
     ]
     return ", ".join(parts) or "no port that is up"
@@ -279,9 +280,10 @@ def rates_text(own: HostPorts) -> str:
 def unrouted_text(own: HostPorts) -> str:
     """Ports that lack the GID that NCCL looks for."""
     names = names_text([port.name for port in own.unrouted], NAMES)
-    return f"none with an address on {names}" if names else "every RoCE port has one with an address"
+    which = f"no RoCE v2 GID with an IP address on {names}"
+    return which if names else "every RoCE port has a RoCE v2 GID with an IP address"
 
 
 def levels_text(own: HostPorts) -> str:
-    """Such as "7 x PIX, 1 x SYS"."""
-    return ", ".join(f"{number} x {level.name}" for level, number in Counter(own.nearest).items())
+    """Such as "PIX (7 GPUs), SYS (1 GPU)"."""
+    return ", ".join(f"{level.name} ({count(number, 'GPU')})" for level, number in Counter(own.nearest).items())

@@ -18,54 +18,40 @@ from ddpdiag.checks.rendezvous.mesh.data import (
     mesh_of,
     usual_rate,
 )
+from ddpdiag.checks.rendezvous.mesh.fixes import ask_who_answers, compare, find_mtu, find_route, open_ports
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.probes.net.interfaces import Interface
 from ddpdiag.probes.net.mesh_listener import LARGE
 from ddpdiag.probes.net.tcp_connect import Reach
-from ddpdiag.text import count, rate_text, size_text
+from ddpdiag.text import begun, count, rate_text, size_text
 
 _VERBS = {
     "refused": "are refused",
     "dropped": "get no answer",
     "unreachable": "find no route",
-    "silent": "are accepted, but then no data arrive",
-    "broken": "are closed right after they are made",
+    "silent": "carry no data",
+    "broken": "are closed at once",
+}
+# The same of one connection.
+_ONE = {
+    "refused": "is refused",
+    "dropped": "gets no answer",
+    "unreachable": "finds no route",
+    "silent": "is accepted, but no data arrive",
+    "broken": "is closed right after it is made",
 }
 # What works all the same, by the kind of subject.
+_REACHED = "all hosts reach ddpdiag's port on {first}, rank 0's host"
 _CONTRASTS = {
-    **dict.fromkeys(
-        ("host", "sender", "receiver"),
-        "The other hosts reach each other, and all hosts reach rank 0's control port.",
-    ),
-    "islands": "Inside these groups all links work, and all hosts reach rank 0's control port.",
-    "everywhere": "All hosts reach rank 0's control port, so a firewall lets only some ports through.",
+    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other, and {_REACHED}."),
+    "islands": f"Inside these groups all connections work, and {_REACHED}.",
+    "everywhere": f"{begun(_REACHED)}, so a firewall lets only some ports through.",
 }
-_OPEN = {
-    "receiver": "Open TCP ports {ports} for the other hosts in the firewall of {who}.",
-    "sender": "Let {who} connect to TCP ports {ports} of the other hosts (its firewall's outgoing rules).",
-    "host": "Open TCP ports {ports} in both directions in the firewall of {who}.",
-    **dict.fromkeys(
-        ("links", "pair"),
-        "Open TCP ports {ports} between these hosts, in their own firewalls and in those between them.",
-    ),
-}
-_OPEN_ALL = (
-    "Open TCP ports {ports} between all hosts; or open a few, narrow net.ipv4.ip_local_port_range to them on every "
-    "host, and try again with --port-range LOW-HIGH."
-)
 _WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
 # One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
 _ONE_CONNECTION_BYTES_PER_S = 1.25e9
-_ADVICE = {
-    "host": "Compare `ethtool` (speed, duplex) and `ip -s link` of {0} with another host; try its cable and port.",
-    "sender": "Look at what {0} sends through: shapers (`tc qdisc`), `ethtool`, `ip -s link`, its cable and port.",
-    "receiver": "Look at what {0} receives through: `ethtool`, `ip -s link` (drops), policers, its cable and port.",
-    "links": "Look at what lies between these hosts: switches, routes (`ip route get`), cables.",
-    "pair": "Compare `ethtool`, `tc qdisc` and `ip -s link` of both hosts.",
-}
-_ALL_ADVICE = "Compare `ethtool` with what the network should give, and name the fast one (GLOO_SOCKET_IFNAME)."
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -82,12 +68,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     passed = [link for link in sorted(failed) if link in mesh.cells and failure(mesh.cells[link]) is None]
     if passed:
         links = [f"{mesh.names[a]} -> {mesh.names[b]}" for a, b in passed]
+        ends = [*dict.fromkeys(mesh.names[end] for link in passed for end in link)]
+        hosts = names_text(ends) if len(ends) <= 4 else "these hosts"
+        plural = "connection" if len(links) == 1 else "connections"
         yield seen.finding(
             "transient",
             f"{count(len(links), 'TCP connection')} between hosts failed once",
-            f"{names_text(links)} failed at the first attempt and worked at the second.",
+            f"The TCP {plural} {names_text(links)} failed at the first attempt and worked at the second.",
             links=links,
-            fix="Nothing now. If another run shows it again, look at the error counters of these hosts (`ip -s link`).",
+            fix=f"Nothing to do now. If it fails again in another run, run `ip -s link` on {hosts} before and after, "
+            "and compare errors and dropped.",
         )
 
 
@@ -107,17 +97,19 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         counts = Counter(failure(cell) or "" for cell in subject.cells.values())
         word = counts.most_common(1)[0][0]
         (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
-        number = f"{len(subject.cells)} of the {len(mesh.cells)} connections that were tried"
-        at = f"{mesh.names[a]} -> {mesh.names[b]} at {cell.address} port {seen.by_rank[cell.peer].port}"
-        contrast = _CONTRASTS.get(subject.kind, "All hosts reach rank 0's control port.")
-        fix = _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.nodes))
+        fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
+        port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
+        at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
+        contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.node_of(0))
         if word == "unreachable":
-            fix = "Look at the routes (`ip route get ADDRESS`), and name the interface that all hosts share."
+            fix = find_route(subject, mesh.names[a], mesh.names[b], cell.address)
+        else:
+            fix = open_ports(subject, ports) if word in ("refused", "dropped") else ask_who_answers(subject, word)
         yield seen.finding(
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
-            f"TCP connections {subject.where} {_VERBS[word]} ({number}, such as {at}). "
-            f"{_WORKS if works else contrast} {subject.doubt}".strip(),
+            f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections {fail} {subject.where}. For example "
+            f"{at} {_ONE[word]}. {_WORKS if works else contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if works else Severity.ERROR,
             nodes=subject.nodes,
             links=subject.links,
@@ -139,9 +131,10 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
         yield seen.finding(
             "black-hole",
-            f"large packets are lost {subject.where}",
-            f"Messages of {size_text(stalled)} {subject.where} get stuck, but smaller ones pass ({len(subject.cells)} "
-            f"of {len(mesh.cells)} links): packets of full size are lost. {subject.doubt}".strip(),
+            f"large packets {subject.where} are lost",
+            f"Messages of {size_text(stalled)} {subject.where} do not arrive, but smaller ones do "
+            f"({len(subject.cells)} of {len(mesh.cells)} tested links). So packets of full size are lost, most likely "
+            f"because a switch or tunnel has a smaller MTU. {subject.doubt}".strip(),
             nodes=subject.nodes,
             links=subject.links,
             evidence={
@@ -149,9 +142,7 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
                 "stalled_bytes": stalled,
                 "ways": _links(mesh, subject),
             },
-            fix="Find the switch or tunnel between these hosts that carries less than their MTU (`ping -M do -s 1472 "
-            "HOST`); set the same MTU everywhere, or let ICMP pass, so that hosts learn the smaller MTU; "
-            "net.ipv4.tcp_mtu_probing=1 helps until then.",
+            fix=find_mtu(subject, mesh, _in_use(seen)),
         )
 
 
@@ -191,7 +182,7 @@ class Rates:
         if rate is None:
             return None
         if rate * ratio < wanted:
-            return Expected(wanted, "as --set RDZ004.expected_bytes_per_s expects", True)
+            return Expected(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
         # On a busy host a process may have to wait for a core; that is no matter of the network.
         noise = self._seen.number("noise_seconds")
         if self._usual and rate * ratio < self._usual and LARGE / rate - LARGE / self._usual > noise:
@@ -217,12 +208,13 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
         expected = max(rates.short[link] for link in subject.cells)
         very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
         lost = subject.usual_loss
-        again = f"; {100 * lost:.2g} % of the segments had to be sent again" if lost > seen.number("lost_share") else ""
+        again = f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
         yield seen.finding(
             "slow",
             f"slow network {subject.where}: {rate_text(rate)}",
-            f"TCP reaches {rate_text(rate)} {subject.where} (median of {count(len(subject.cells), 'link')}); "
-            f"{rate_text(expected.bytes_per_s)} is {expected.source}{again}. {subject.doubt}".strip(),
+            f"A TCP connection {subject.where} carries only {rate_text(rate)} (median of "
+            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{again} "
+            f"{subject.doubt}".strip(),
             severity=Severity.ERROR if very or _lossy_interfaces(seen, subject) else Severity.WARNING,
             nodes=subject.nodes,
             links=subject.links,
@@ -232,7 +224,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
                 "source": expected.source,
                 "lost_share": lost,
             },
-            fix=_ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes),
+            fix=compare(subject, mesh, _in_use(seen), is_slow=True),
         )
 
 
@@ -242,12 +234,13 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
     for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
         share = subject.usual_loss
         used = _lossy_interfaces(seen, subject)
-        job = f" The job's traffic takes {names_text(used, _SHOWN)}." if used else ""
+        job = f" The job's traffic uses {names_text(used, _SHOWN)}." if used else ""
+        each = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
         yield seen.finding(
             "loss",
-            f"{100 * share:.2g} % of the packets are lost {subject.where}",
-            f"{100 * share:.2g} % of the segments {subject.where} had to be sent again, in every repetition.{job} "
-            f"{subject.doubt}".strip(),
+            f"{100 * share:.2g} % of the packets {subject.where} are lost",
+            f"{100 * share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At most "
+            f"{100 * seen.number('lost_share'):g} % is expected.{job} {subject.doubt}".strip(),
             severity=Severity.ERROR if used else Severity.WARNING,
             nodes=subject.nodes,
             links=subject.links,
@@ -256,7 +249,7 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
                 "bytes_per_s": median_rate(subject.cells.values()),
                 "interfaces": [*used[:_SHOWN]],
             },
-            fix=_ADVICE.get(subject.kind, _ALL_ADVICE).format(*subject.nodes),
+            fix=compare(subject, mesh, _in_use(seen), is_slow=False),
         )
 
 
