@@ -144,7 +144,7 @@ class Peers:
             case RunTrial(trial):
                 yield BarrierReached(trial.number, f"{40_000 + rank % 20_000}")
             case BarrierOpen(number):
-                self._last["gate"] = now
+                self._last["barrier"] = now
                 yield self._result(rank, number)
             case Ack(number):
                 self._last["noted" if number == 1 else "noted_again"] = now
