@@ -16,7 +16,7 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, secret
-from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
+from ddpdiag.runtime.control.join import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
 from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
 from ddpdiag.runtime.control.server import ControlServer

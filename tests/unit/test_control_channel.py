@@ -13,7 +13,8 @@ from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join, refusal
+from ddpdiag.runtime.control.client import ControlClient
+from ddpdiag.runtime.control.join import Endpoint, Found, join, refusal
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.control.wire import Wire

@@ -144,9 +144,12 @@ class Membership:
         # Not before: a rank that had no time to join is not absent.
         for event in absent(self.arrivals, size, self.now()):
             self._note(event)
+        for rank in self.arrivals:
+            self._send_start(rank)
+
+    def _send_start(self, rank: int) -> None:
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
-        for rank, arrival in self.arrivals.items():
-            self.send(rank, Start(arrival.place, self._header.options.for_ranks, nonce))
+        self.send(rank, Start(self.arrivals[rank].place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
         """Send to a rank, if it joined."""
@@ -230,7 +233,12 @@ class Membership:
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:
-            self._server.send(identity, HelloAck())  # the same process again, after a lost answer
+            # The same process again, after a lost answer, or after its relay was: what that may have lost.
+            self._server.send(identity, HelloAck())
+            if self._identities.get(rank) == identity:
+                self._heard[rank] = self.clock()
+                if self._closed:
+                    self._send_start(rank)
             return
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
