@@ -104,6 +104,7 @@ class Host:
         self.socket.setsockopt(zmq.ROUTING_ID, next(iter(self._ranks)))
         self.last: dict[str, float] = {}
         self.leaving = 0
+        self._obeyed: set[tuple[bytes, str]] = set()
 
     def start(self, source: str, port: int) -> None:
         """As `join`: a plain connect first, then the hello of local rank 0; the others', once that was answered."""
@@ -138,10 +139,10 @@ class Host:
             case Ping():
                 answer = self._texts["pong"]
             case RunTrial(trial):
-                self._note("order" if trial.number == 1 else "order_again")
+                identities = self._first_time(identities, "order" if trial.number == 1 else "order_again")
                 answer = self._texts["first" if trial.number == 1 else "reached"]
             case BarrierOpen():
-                self._note("barrier")
+                identities = self._first_time(identities, "barrier")
                 answer = self._texts["second"]
             case Ack(number):
                 self._note("noted" if number == 1 else "noted_again")
@@ -152,6 +153,14 @@ class Host:
                 pass
         for identity in identities if answer else ():
             batch.add(identity, answer.replace(RANK, self._ranks[identity]))
+
+    def _first_time(self, identities: Sequence[bytes], moment: str) -> list[bytes]:
+        """Those of the ranks that have not obeyed this yet: rank 0 repeats itself."""
+        new = [identity for identity in identities if (identity, moment) not in self._obeyed]
+        self._obeyed.update((identity, moment) for identity in new)
+        if new:
+            self._note(moment)
+        return new
 
     def _note(self, moment: str) -> None:
         self.last[moment] = time.monotonic()

@@ -11,7 +11,7 @@ from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial, new
 from ddpdiag.model.recording import Line
 from ddpdiag.model.trial import NOTHING, Opening
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
-from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.deadlines import BEAT_PER_RANK, DEADLINES
 from ddpdiag.runtime.supervisor.processes import signal_name
 
 _REPEAT_SECONDS = 2.0
@@ -84,7 +84,7 @@ class DispatchedTrial:
 
     def repeat_is_due(self) -> bool:
         """Is it time to say again what may have been lost?"""
-        due = self._clock() - self._repeated > _REPEAT_SECONDS
+        due = self._clock() - self._repeated > max(_REPEAT_SECONDS, BEAT_PER_RANK * self.size)
         if due:
             self._repeated = self._clock()
         return due
