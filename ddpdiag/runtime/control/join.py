@@ -15,7 +15,7 @@ from ddpdiag.model import Arrival
 from ddpdiag.probes.net.tcp_connect import Reach, reach_any, resolve
 from ddpdiag.runtime.control.client import ControlClient, RelayedClient, connected, identity_of
 from ddpdiag.runtime.control.messages import Hello, HelloAck, Refused, Start
-from ddpdiag.runtime.control.relay import RELAYED_RANKS, HostRelay, Path
+from ddpdiag.runtime.control.relay import RELAYED_RANKS, HostRelay, Path, shares_connection
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.deadlines import answer_seconds, relay_seconds
 
@@ -134,17 +134,9 @@ def _try_ports(
             path = Path(_url(address, port), own.address, again=port not in last)
             client = _greeted(ControlClient(connected(path.url, wire, own, again=path.again), wire), own, endpoint)
             if client is not None:
-                shares = wire.locked and own.place.local_rank == 0 and _shares_connection(endpoint, own)
-                return _as_relay(client, wire, own, path) if shares else client
+                return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
             met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
     return None
-
-
-def _shares_connection(endpoint: Endpoint, arrival: Arrival) -> bool:
-    """Whether the ranks of this host have one connection, if they have a secret."""
-    place = arrival.place
-    several = place.local_world_size is not None and place.local_world_size > 1 and place.local_rank is not None
-    return several and place.world_size > endpoint.relayed_ranks
 
 
 def _join_through_relay(
@@ -155,31 +147,33 @@ def _join_through_relay(
     seeking: Callable[[float], None],
 ) -> ControlClient | None:
     """The control server through this host's relay; None if this rank connects by itself."""
-    if not _shares_connection(endpoint, arrival) or arrival.place.local_rank == 0:
+    if not shares_connection(arrival.place, endpoint.relayed_ranks) or arrival.place.local_rank == 0:
         return None
-    begin, found = time.monotonic(), None
+    begin, client = time.monotonic(), None
     alone = begin + min(endpoint.wait_seconds / 2, relay_seconds(arrival.place.world_size))
     while stopped() is None and (now := time.monotonic()) < alone:
         seeking(begin + endpoint.wait_seconds - now)
-        found = found or secret()
-        if found is None:
-            time.sleep(_PAUSE_SECONDS[1])
+        if client is not None:
+            if client.is_answered(_FIRST_SECONDS):
+                return _greeted(client, client.arrival, endpoint)
+        elif (found := secret()) is None:
+            time.sleep(_PAUSE_SECONDS[0])
         elif not found.wire.locked:
             return None
         else:
             client = RelayedClient(found.wire, arrival)
-            if not client.is_answered(_FIRST_SECONDS):
-                client.close()
-            elif _greeted(client, client.arrival, endpoint) is not None:
-                return client
+    if client is not None:
+        client.close()
     return None
 
 
-def _as_relay(client: ControlClient, wire: Wire, arrival: Arrival, path: Path) -> ControlClient:
-    """The same connection for all ranks of this host; only for this one where a relay of this run is there already."""
+def _as_relay(client: ControlClient, wire: Wire, arrival: Arrival, path: Path, relayed_ranks: int) -> ControlClient:
+    """The same connection for all ranks of this host, if this is local rank 0 of a large world."""
+    if not wire.locked or arrival.place.local_rank != 0 or not shares_connection(arrival.place, relayed_ranks):
+        return client
     try:
         relay = HostRelay(client.socket, wire, identity_of(arrival), path)
-    except zmq.ZMQError:  # containers with one network
+    except zmq.ZMQError:  # containers with one network have a relay already
         return client
     return RelayedClient(wire, arrival, relay)
 

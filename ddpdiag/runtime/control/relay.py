@@ -11,6 +11,7 @@ import time
 import msgspec
 import zmq
 
+from ddpdiag.model import Place
 from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
 
 # Smaller worlds have a connection for each rank: 512 handshakes take 0.2 s.
@@ -19,6 +20,12 @@ RELAYED_RANKS = 512
 ASK, BYE = [b"", b"ask"], [b"", b"bye"]
 # The ranks of a host send at the same time; rank 0 receives as one message what arrives within this time.
 _GATHER_SECONDS = 0.005
+
+
+def shares_connection(place: Place, relayed_ranks: int) -> bool:
+    """Whether the ranks of a host have one connection, if they have a secret."""
+    several = place.local_world_size is not None and place.local_world_size > 1 and place.local_rank is not None
+    return several and place.world_size > relayed_ranks
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.model import Arrival
+from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.host.programs import holder_of
 from ddpdiag.runtime.control.join import Endpoint, greet
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
+from ddpdiag.runtime.control.relay import RELAYED_RANKS, shares_connection
 from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
+from ddpdiag.text import count
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
 # the ports that a job gets without --master-port (launchers.launch.derived_port).
@@ -27,6 +29,8 @@ _RECEIVE_SECONDS = 0.25
 # ZeroMQ has 100: of thousands that come at once the kernel then drops most, and each tries again after 1 s, 3 s, 7 s.
 # The kernel takes net.core.somaxconn if that is less.
 _BACKLOG = 16_384
+# Rank 0's pipes, processes and files.
+_OTHER_FILES = 64
 
 
 def control_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
@@ -43,11 +47,26 @@ def munge_ports(run_id: str, master_port: int | None, asked: int | None) -> tupl
     return control_ports(f"{run_id}:munge", master_port, None if asked is None else asked + 1)[:2]
 
 
-def raise_open_files() -> None:
-    """Raise the limit of open files: with 100 of them 200 peers connect, 89 are received, without any error."""
+def raise_open_files(connections: int = 0) -> None:
+    """Raise the limit of open files; UsageError if it stays too low for so many connections.
+
+    With 100 of them 200 peers connect, 89 are received, without any error.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections + _OTHER_FILES
+    if connections > _OTHER_FILES and most != resource.RLIM_INFINITY and most < needed:
+        raise UsageError(
+            f"rank 0 may open {most} files, but {count(connections, 'connection')} to this run's other ranks need "
+            f"{needed}; raise the hard limit on its host (ulimit -Hn, LimitNOFILE of the launcher's service)"
+        )
+
+
+def connections_of(place: Place, wire: Wire) -> int:
+    """Connections from the other ranks, if all hosts have as many ranks as this one."""
+    shared = wire.locked and shares_connection(place, RELAYED_RANKS)
+    return -(-place.world_size // (place.local_world_size or 1)) if shared else place.world_size
 
 
 class ControlServer:
@@ -66,14 +85,10 @@ class ControlServer:
         local_only: bool = False,
         job_port: int | None = None,
     ) -> None:
-        raise_open_files()
+        raise_open_files(connections_of(arrival.place, wire))
         self._wire = wire
         self._socket = new_router(wire)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-        # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
-        # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be.
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
         # The connection through which a rank's host passes it on; empty once the rank has one of its own.
         self._relays: dict[bytes, bytes] = {}

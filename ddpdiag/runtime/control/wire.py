@@ -38,6 +38,11 @@ def new_router(wire: "Wire") -> "zmq.Socket[bytes]":
     """A socket to which the ranks of a run connect, each under its own name."""
     socket = new_socket(zmq.ROUTER)
     wire.lock_server(socket)
+    # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
+    # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be. And
+    # a timer ends the process if its connection broke after another one had taken its name (stream_engine_base.cpp).
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
     return socket
