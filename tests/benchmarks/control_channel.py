@@ -26,8 +26,10 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
+from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Finding, Header, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.news import CheckBegan, News
 from ddpdiag.probes.net.tcp_connect import free_port
@@ -256,8 +258,10 @@ class Clock:
     def close(self) -> None: ...
 
 
-def lead(size: int, secret: bytes, say: Connection) -> None:
-    """Rank 0, and what it saw: is the recording whole?"""
+def lead(size: int, secret: bytes, together: int, say: Connection) -> None:
+    """Rank 0: where it listens, or why it does not; and what it saw: is the recording whole?"""
+    arrival = arrival_of(0, size)
+    arrival = structs.replace(arrival, place=structs.replace(arrival.place, local_world_size=together))
     wait_seconds = WAIT_SECONDS * max(1.0, size / 10_000)
     header = Header(
         run_id=RUN_ID,
@@ -268,7 +272,6 @@ def lead(size: int, secret: bytes, say: Connection) -> None:
         version="0",
     )
     port = free_port("127.0.0.1")
-    # Without a secret, and so without a relay, it expects a connection for each rank.
     try:
         server = ControlServer([port], Wire(RUN_ID, secret), arrival, local_only=True)
     except UsageError as error:
@@ -309,9 +312,12 @@ def measure(size: int, helpers: int, secret: bytes, together: int) -> str:
     """One size: a row of the table, or what went wrong."""
     fresh = multiprocessing.get_context("spawn")
     ours, theirs = fresh.Pipe()
-    rank_0 = fresh.Process(target=lead, args=(size, secret, theirs), daemon=True)
+    rank_0 = fresh.Process(target=lead, args=(size, secret, together, theirs), daemon=True)
     rank_0.start()
     port = ours.recv()
+    head = f"| {size:,} | {-(-size // together):,} | {'yes' if secret else 'no'} |"
+    if isinstance(port, str):
+        return f"{head} {port} |"
     share = -(-size // helpers // together) * together
     links = []
     for first in range(0, size, share):
@@ -325,7 +331,6 @@ def measure(size: int, helpers: int, secret: bytes, together: int) -> str:
     for client in (ours, *links):
         client.send("go")
     seen = answer_of(ours, rank_0)
-    head = f"| {size:,} | {-(-size // together):,} | {'yes' if secret else 'no'} |"
     if seen["fault"]:
         return f"{head} {seen['fault']} |"
     times = [client.recv() for client in links]

@@ -58,8 +58,8 @@ def raise_open_files(connections: int = 0) -> None:
     most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections + _OTHER_FILES
     if connections > _OTHER_FILES and most != resource.RLIM_INFINITY and most < needed:
         raise UsageError(
-            f"rank 0 may open {most} files, but {count(connections, 'connection')} to this run's other ranks need "
-            f"{needed}; raise the hard limit on its host (ulimit -Hn, LimitNOFILE of the launcher's service)"
+            f"rank 0 may open {most} files, expected {needed} or more for {count(connections, 'connection')}; "
+            "raise the hard limit on its host (ulimit -Hn, LimitNOFILE of the launcher's service)"
         )
 
 
