@@ -108,8 +108,9 @@ class HostRelay:
                     self._send(identity, self._answer)
                 else:
                     batch.add(identity, frames[-1])
-        for frames in batch.packed():
-            self._upstream.send_multipart(frames)
+        with contextlib.suppress(zmq.Again):  # the job's port does not connect again
+            for frames in batch.packed():
+                self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _pass_down(self) -> None:
         match self._upstream.recv_multipart():
