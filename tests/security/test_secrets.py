@@ -20,7 +20,7 @@ from ddpdiag.runtime.control import key_file, secret
 from ddpdiag.runtime.control.client import RelayedClient
 from ddpdiag.runtime.control.join import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
-from ddpdiag.runtime.control.relay import ASK
+from ddpdiag.runtime.control.relay import ASK as ASK_RELAY
 from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
 from ddpdiag.runtime.control.server import ControlServer
 from ddpdiag.runtime.control.wire import Wire, new_router, new_socket
@@ -100,24 +100,30 @@ def test_frames_without_end_fill_no_memory() -> None:
     assert _resident_bytes() - before < 50 << 20
 
 
-def test_a_relay_and_its_ranks_believe_only_who_holds_the_secret() -> None:
-    relay, stranger = new_router(OURS), new_socket(zmq.DEALER)
-    relay.bind(OURS.relay_address)
+@pytest.fixture
+def own() -> Wire:
+    """Of a run whose relay no other test has."""
+    return Wire(f"run-{time.monotonic_ns()}", b"ours")
+
+
+def test_a_relay_answers_only_who_holds_the_secret(own: Wire) -> None:
+    relay, stranger = new_router(own), new_socket(zmq.DEALER)
+    relay.bind(own.relay_address)
     OTHERS.lock_client(stranger)
-    stranger.connect(OURS.relay_address)
-    stranger.send_multipart(ASK)
+    stranger.connect(own.relay_address)
+    stranger.send_multipart(ASK_RELAY)
     assert not relay.poll(300)
-    client = RelayedClient(OURS, arrival_of(1, 2))
+    client = RelayedClient(own, arrival_of(1, 2))
     assert relay.poll(5000)
-    for socket in (relay, stranger, client):
-        socket.close()
+    for end in (relay, stranger, client):
+        end.close()
 
 
 @pytest.mark.parametrize("wire", [OTHERS, NONE], ids=["another secret", "none"])
-def test_a_rank_does_not_believe_a_relay_without_the_secret(wire: Wire) -> None:
+def test_a_rank_does_not_believe_a_relay_without_the_secret(own: Wire, wire: Wire) -> None:
     posing = new_router(wire)
-    posing.bind(OURS.relay_address)
-    client = RelayedClient(OURS, arrival_of(1, 2))
+    posing.bind(own.relay_address)
+    client = RelayedClient(own, arrival_of(1, 2))
     assert not client.is_answered(0.3)
     assert not posing.poll(0)
     client.close()
