@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from jobs import Process
+from jobs import Process, accused
 from launch import Bed, Launched, Launcher, launch, report_of
 
 pytestmark = pytest.mark.hosts
@@ -68,3 +68,25 @@ def test_the_rank_that_has_the_connection_is_blamed_alone(hosts, tmp_path, ranks
     finally:
         run.destroy()
     assert (report["verdict"], blamed(report)) == ("unfit", {ranks}), report["findings"]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=[pytest.mark.deep, pytest.mark.alone])])
+@pytest.mark.parametrize("killed", [True, False], ids=["after it was killed", "all"])
+def test_who_is_told_to_leave_says_so_past_a_dead_connection(hosts, tmp_path, ranks, killed):
+    """As torchrun ends the other ranks of a host; or a job is cancelled."""
+    run = started(hosts, tmp_path, ranks, DDPDIAG_TEST_FAULT=f"pause {ranks}")
+    try:
+        assert run.wait_until_reached(120), run.told()
+        supervisors = [run.launched(rank) for rank in range(2 * ranks)]
+        for rank, supervisor in enumerate(supervisors):
+            if killed and rank == ranks:
+                supervisor.kill(signal.SIGKILL)
+            elif not killed or rank > ranks:
+                supervisor.kill(signal.SIGTERM)
+        run.jobs["rank0"].wait(120)
+        report = report_of(run)
+    finally:
+        run.destroy()
+    assert report["exit_code"] == (1 if killed else 143)
+    assert blamed(report) == ({ranks} if killed else set()), report["findings"]
+    assert killed or accused(report) == set(), report["findings"]
