@@ -34,6 +34,10 @@ class Endpoint:
     job_port: int | None = None
     relayed_ranks: int = RELAYED_RANKS  # worlds of more ranks have one connection for each host
 
+    def patience(self, arrival: Arrival) -> float:
+        """Seconds in which rank 0 answers a hello; a stranger's port must leave time for the others."""
+        return max(self.greet_seconds, min(self.wait_seconds / 3, answer_seconds(arrival.place.world_size)))
+
 
 class Found(NamedTuple):
     """The means to trust rank 0, and the only port to try, where a rank knows that."""
@@ -132,7 +136,8 @@ def _try_ports(
                 continue
             own = structs.replace(arrival, address=reached.source or address)
             path = Path(_url(address, port), own.address, again=port not in last)
-            client = _greeted(ControlClient(connected(path.url, wire, own, again=path.again), wire), own, endpoint)
+            socket = connected(path.url, wire, own, again=path.again)
+            client = _greeted(ControlClient(socket, wire), own, endpoint.patience(own))
             if client is not None:
                 return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
             met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
@@ -155,7 +160,7 @@ def _join_through_relay(
         seeking(begin + endpoint.wait_seconds - now)
         if client is not None:
             if client.is_answered(_FIRST_SECONDS):
-                return _greeted(client, client.arrival, endpoint)
+                return _greeted(client, client.arrival, endpoint.patience(arrival))
         elif (found := secret()) is None:
             time.sleep(_PAUSE_SECONDS[0])
         elif not found.wire.locked:
@@ -226,19 +231,19 @@ def refusal(message: Refused) -> RunLost:
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
 
 
-def greet(where: tuple[str, int], wire: Wire, arrival: Arrival, endpoint: Endpoint) -> ControlClient | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries this run's id in time."""
-    return _greeted(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, endpoint)
+def greet(where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float) -> ControlClient | None:
+    """Say hello to one port; a stranger behind it gives no answer that carries this run's id within `seconds`."""
+    return _greeted(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, seconds)
 
 
 def _url(address: str, port: int) -> str:
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
-def _greeted(client: ControlClient, arrival: Arrival, endpoint: Endpoint) -> ControlClient | None:
+def _greeted(client: ControlClient, arrival: Arrival, seconds: float) -> ControlClient | None:
     """The client, once rank 0 has answered its hello; None, and the client is closed, if that takes too long."""
     client.send(Hello(arrival))
-    end = time.monotonic() + max(endpoint.greet_seconds, answer_seconds(arrival.place.world_size))
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not client.socket.poll(100):
             continue

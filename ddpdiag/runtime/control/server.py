@@ -15,7 +15,7 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.host.programs import holder_of
-from ddpdiag.runtime.control.join import Endpoint, greet
+from ddpdiag.runtime.control.join import greet
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
 from ddpdiag.runtime.control.relay import RELAYED_RANKS, shares_connection
 from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
@@ -178,7 +178,7 @@ class ControlServer:
 
 def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
     """If this very run holds the port, this is a second rank 0; a stranger's port is only taken."""
-    client = greet(("127.0.0.1", port), wire, arrival, Endpoint("127.0.0.1", (port,), 0.0, greet_seconds=1.0))
+    client = greet(("127.0.0.1", port), wire, arrival, 1.0)
     if client is not None:
         client.close()
         raise RunLost(
