@@ -10,7 +10,7 @@ from launch import Bed, Launched, Launcher, launch, report_of
 pytestmark = pytest.mark.hosts
 
 CHECK = ("-m", "ddpdiag", "check", "--select", "LCH003,COL001", "--budget", "120", "--json", "{json}")
-# The pause of an all-reduce leaves time for the fault.
+# As worlds of more than 512 ranks do. The pause of an all-reduce leaves time for the fault.
 SHARED = {"DDPDIAG_TEST_RELAYED": "1"}
 
 
@@ -52,8 +52,10 @@ def test_a_healthy_run_on_shared_connections_is_fit(hosts, tmp_path):
     assert (report["verdict"], blamed(report)) == ("fit", set()), report["findings"]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=[pytest.mark.deep, pytest.mark.alone])])
-@pytest.mark.parametrize("fault", [stop, kill, freeze])
+EIGHT = [pytest.param(8, fault, marks=[pytest.mark.deep, pytest.mark.alone]) for fault in (stop, kill, freeze)]
+
+
+@pytest.mark.parametrize(("ranks", "fault"), [(2, kill), *EIGHT])
 def test_the_rank_that_has_the_connection_is_blamed_alone(hosts, tmp_path, ranks, fault):
     run = started(hosts, tmp_path, ranks, DDPDIAG_TEST_FAULT=f"pause {ranks}")
     try:
@@ -70,7 +72,8 @@ def test_the_rank_that_has_the_connection_is_blamed_alone(hosts, tmp_path, ranks
     assert (report["verdict"], blamed(report)) == ("unfit", {ranks}), report["findings"]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=[pytest.mark.deep, pytest.mark.alone])])
+@pytest.mark.deep
+@pytest.mark.parametrize("ranks", [2, 8])
 @pytest.mark.parametrize("killed", [True, False], ids=["after it was killed", "all"])
 def test_who_is_told_to_leave_says_so_past_a_dead_connection(hosts, tmp_path, ranks, killed):
     """As torchrun ends the other ranks of a host; or a job is cancelled."""
