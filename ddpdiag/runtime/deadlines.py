@@ -31,9 +31,9 @@ class Deadlines:
     # Ranks of one host start within seconds of each other, also where Python is on a busy file server.
     find_relay: float = 10.0
     # A rank asks it so often for an answer. With half a second until the supervisor looks, a rank behind one that was
-    # stopped sends to rank 0 again after 3.5 s; rank 0 waits 6 s for it.
-    ask_relay: float = 1.0
-    relay: float = 2.0
+    # stopped sends to rank 0 again after 2.5 s: rank 0 waits 6 s for it, and it waits at least 4 s for rank 0.
+    ask_relay: float = 0.5
+    relay: float = 1.5
     # After a signal: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
     relay_leaving: float = 0.25
 
