@@ -71,10 +71,12 @@ def wait_for(server: ControlServer, *wanted: Said, tending: RelayedClient | None
     return messages
 
 
-def joined(server: ControlServer, wire: Wire, *numbers: int) -> list[ControlClient]:
+def joined(
+    server: ControlServer, wire: Wire, *numbers: int, ports: tuple[int, ...] = (), job_port: int | None = None
+) -> list[ControlClient]:
     """These ranks, once rank 0 has answered them."""
     clients: dict[int, ControlClient] = {}
-    endpoint = Endpoint("127.0.0.1", (server.port,), 2 * SECONDS, relayed_ranks=1)
+    endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, job_port=job_port, relayed_ranks=1)
 
     def run(number: int) -> None:
         clients[number] = join(endpoint, lambda: Found(wire), rank(number), lambda: None)
@@ -129,6 +131,18 @@ def test_a_rank_whose_relay_closes_connects_to_rank_0_itself(server: ControlServ
     assert not is_relayed(second)
     assert reaches(server, 3, second)
     second.close()
+
+
+def test_where_only_the_job_s_port_is_open_each_rank_has_a_connection(wire: Wire) -> None:
+    job_port = free_port("127.0.0.1")
+    server = ControlServer([free_port("127.0.0.1")], wire, rank(0), job_port=job_port)
+    first, second = joined(server, wire, 2, 3, ports=(free_port("127.0.0.1"),), job_port=job_port)
+    assert [is_relayed(client) for client in (first, second)] == [True, False]
+    assert reaches(server, 2, first)
+    assert reaches(server, 3, second)
+    for client in (second, first):
+        client.close()
+    server.close()
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ class ControlClient:
 class RelayedClient(ControlClient):
     """A supervisor's end whose host's relay passes messages on; once that does not answer, a connection of its own.
 
-    `arrival` is what rank 0 learns then again. `relay` is the relay itself, in the process that has it.
+    `arrival` is what rank 0 learns then again. `relay` is the relay itself, in the process that has it. `is_declined`
+    says that there is one, which does not pass on messages.
     """
 
     def __init__(self, wire: Wire, arrival: Arrival, relay: HostRelay | None = None) -> None:
@@ -59,6 +60,7 @@ class RelayedClient(ControlClient):
         self._path: Path | None = None
         self._leaving: Leaving | None = None
         self._relayed = True
+        self.is_declined = False
         self._asked: float | None = None  # when, if there was no answer yet
         self._answered = 0.0
         self._ask()
@@ -89,7 +91,8 @@ class RelayedClient(ControlClient):
             self._ask()
 
     def _decoded(self, frames: list[bytes]) -> Downward | None:
-        if frames == BYE:
+        if frames == BYE and self._relay is None:
+            self.is_declined = self._path is None
             self._leave_relay()
         elif (path := Path.of(frames)) is not None:
             self._path, self._asked, self._answered = path, None, time.monotonic()

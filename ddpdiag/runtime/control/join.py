@@ -127,6 +127,9 @@ def _try_ports(
     last = () if endpoint.job_port is None else (endpoint.job_port,)
     for ports in (endpoint.ports, last):
         found = reach_any(address, ports, seconds)
+        if ports and ports is last and Reach.ACCEPTED in {reached.reach for reached in found.values()}:
+            # Rank 0 opens its own ports first. If it did so just now, they are better: the job's is closed later.
+            found = {**reach_any(address, endpoint.ports, seconds), **found}
         for port, reached in found.items():
             met[port] = _SENTENCES[reached.reach]
             if reached.reach is not Reach.ACCEPTED:
@@ -161,6 +164,8 @@ def _join_through_relay(
         if client is not None:
             if client.is_answered(_FIRST_SECONDS):
                 return _greeted(client, client.arrival, endpoint.patience(arrival))
+            if client.is_declined:
+                break
         elif (found := secret()) is None:
             time.sleep(_PAUSE_SECONDS[0])
         elif not found.wire.locked:

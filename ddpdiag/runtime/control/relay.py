@@ -51,14 +51,15 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
 class HostRelay:
     """Passes on, in a thread of its own, between `upstream` and the ranks of this host, until those have closed.
 
-    `upstream` is the connection to rank 0 of the rank `identity`, which uses the relay as the others do. zmq.ZMQError
-    if there is another relay of this run.
+    `upstream` is the connection to rank 0 of the rank `identity`, which uses the relay as the others do. Where that
+    goes through the job's port, which is closed later, the others could not connect any more without the relay: they
+    are sent away. zmq.ZMQError if there is another relay of this run.
     """
 
     def __init__(self, upstream: "zmq.Socket[bytes]", wire: Wire, identity: bytes, path: Path) -> None:
         self._upstream = upstream
         self._identity = identity
-        self._answer = path.frames()
+        self._answer = path.frames() if path.again else BYE
         self._ranks: set[bytes] = set()
         self._local = new_router(wire)
         try:
