@@ -26,6 +26,17 @@ class Deadlines:
     # No group is late sooner than this, however quick others are.
     late_group: float = 5.0
 
+    # The relay of a host ---------------------------------------------------------------------------------------------
+
+    # Ranks of one host start within seconds of each other, also where Python is on a busy file server.
+    find_relay: float = 10.0
+    # A rank asks it so often for an answer. With half a second until the supervisor looks, a rank behind one that was
+    # stopped sends to rank 0 again after 2.5 s: rank 0 waits 6 s for it, and it waits at least 4 s for rank 0.
+    ask_relay: float = 0.5
+    relay: float = 1.5
+    # After a signal: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
+    relay_leaving: float = 0.25
+
     # A process that did not end in time ------------------------------------------------------------------------------
 
     dump: float = 0.5
@@ -141,6 +152,16 @@ _BEATS = 5
 def silence_seconds(world_size: int, *, late: bool = False) -> float:
     """After which silence rank 0 is lost; `late`: once the budget is spent."""
     return max(LOST_LATE_SECONDS if late else LOST_AFTER_SECONDS, _BEATS * BEAT_PER_RANK * world_size)
+
+
+def answer_seconds(world_size: int) -> float:
+    """What rank 0 may take to answer a hello: a handshake takes it 0.35 ms, and other ranks' come first."""
+    return 1e-3 * world_size
+
+
+def relay_seconds(world_size: int) -> float:
+    """How long a rank waits until its host's relay, local rank 0, has joined; then it connects to rank 0 itself."""
+    return max(DEADLINES.find_relay, answer_seconds(world_size))
 
 
 def crowded_silence_seconds(ranks_here: int | None) -> float:

@@ -23,7 +23,8 @@ from ddpdiag.probes.host.environment import job_and_step
 from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join
+from ddpdiag.runtime.control.client import ControlClient
+from ddpdiag.runtime.control.join import Endpoint, Found, join
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets

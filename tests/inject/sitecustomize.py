@@ -35,6 +35,7 @@ Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH_GPUS   torch says that it has CUDA, and GPUs of these UUIDs (with commas): those that
                               CUDA_VISIBLE_DEVICES names, in that order; nothing can be computed on them
     DDPDIAG_TEST_CLOCK        the clock is so many seconds off
+    DDPDIAG_TEST_RELAYED      worlds of more than so many ranks have one connection to rank 0 for each host
     DDPDIAG_TEST_GPUS         it has so many GPUs, which only copy; "COUNT hang SOURCE TARGET": that copy never ends,
                               "COUNT die SOURCE TARGET": its process ends, "COUNT wrong SOURCE TARGET": a word is wrong
 
@@ -490,6 +491,13 @@ def _have_gpus(count, fault="", *ends):
     sys.meta_path.insert(0, _Changed("ddpdiag.workloads.copies", change))
 
 
+def _share_connections(most_ranks):
+    def change(module):
+        module.RELAYED_RANKS = most_ranks
+
+    sys.meta_path.insert(0, _Changed("ddpdiag.runtime.control.relay", change))
+
+
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
     _install(*words.split())
 if "DDPDIAG_TEST_STANDIN" in os.environ:
@@ -502,5 +510,7 @@ if "DDPDIAG_TEST_TORCH_GPUS" in os.environ:
     _set_gpus(os.environ["DDPDIAG_TEST_TORCH_GPUS"].split(","))
 if "DDPDIAG_TEST_CLOCK" in os.environ:
     _set_clock(float(os.environ["DDPDIAG_TEST_CLOCK"]))
+if "DDPDIAG_TEST_RELAYED" in os.environ:
+    _share_connections(int(os.environ["DDPDIAG_TEST_RELAYED"]))
 if "DDPDIAG_TEST_GPUS" in os.environ:
     _have_gpus(*os.environ["DDPDIAG_TEST_GPUS"].split())

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, secret
-from ddpdiag.runtime.control.client import Endpoint, Found, join, mechanism
+from ddpdiag.runtime.control.client import RelayedClient
+from ddpdiag.runtime.control.join import Endpoint, Found, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
+from ddpdiag.runtime.control.relay import ASK as ASK_RELAY
 from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
 from ddpdiag.runtime.control.server import ControlServer
-from ddpdiag.runtime.control.wire import Wire
+from ddpdiag.runtime.control.wire import Wire, new_router, new_socket
 
 OURS, OTHERS, NONE = Wire("run", b"ours"), Wire("run", b"another"), Wire("run")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
@@ -95,6 +98,36 @@ def test_frames_without_end_fill_no_memory() -> None:
         server.close()
     assert sent < 200
     assert _resident_bytes() - before < 50 << 20
+
+
+@pytest.fixture
+def own() -> Wire:
+    """Of a run whose relay no other test has."""
+    return Wire(f"run-{time.monotonic_ns()}", b"ours")
+
+
+def test_a_relay_answers_only_who_holds_the_secret(own: Wire) -> None:
+    relay, stranger = new_router(own), new_socket(zmq.DEALER)
+    relay.bind(own.relay_address)
+    OTHERS.lock_client(stranger)
+    stranger.connect(own.relay_address)
+    stranger.send_multipart(ASK_RELAY)
+    assert not relay.poll(300)
+    client = RelayedClient(own, arrival_of(1, 2))
+    assert relay.poll(5000)
+    for end in (relay, stranger, client):
+        end.close()
+
+
+@pytest.mark.parametrize("wire", [OTHERS, NONE], ids=["another secret", "none"])
+def test_a_rank_does_not_believe_a_relay_without_the_secret(own: Wire, wire: Wire) -> None:
+    posing = new_router(wire)
+    posing.bind(own.relay_address)
+    client = RelayedClient(own, arrival_of(1, 2))
+    assert not client.is_answered(0.3)
+    assert not posing.poll(0)
+    client.close()
+    posing.close()
 
 
 def _resident_bytes() -> int:

@@ -7,13 +7,15 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
-from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control.client import ControlClient, Endpoint, Found, join, refusal
+from ddpdiag.probes.net.tcp_connect import Reach, Reached, free_port, reach_any
+from ddpdiag.runtime.control.client import ControlClient
+from ddpdiag.runtime.control.join import Endpoint, Found, join, refusal
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.control.wire import Wire
@@ -151,6 +153,28 @@ def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> No
         server.send(identity, Ping())
         assert client.socket.poll(5000)
         assert list(client.receive()) == [Ping()]
+    client.close()
+    server.close()
+
+
+def test_a_rank_prefers_rank_0_s_own_port_also_if_that_opened_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = free_port("127.0.0.1")
+    server = ControlServer([free_port("127.0.0.1")], WIRE, ME, job_port=door)
+    looks: list[tuple[int, ...]] = []
+
+    def late(address: str, ports: tuple[int, ...], seconds: float) -> dict[int, Reached]:
+        looks.append(ports)
+        return (
+            {port: Reached(reach=Reach.REFUSED) for port in ports}
+            if len(looks) == 1
+            else reach_any(address, ports, seconds)
+        )
+
+    monkeypatch.setattr("ddpdiag.runtime.control.join.reach_any", late)
+    client = _join(server, (server.port,), job_port=door)
+    assert isinstance(client, ControlClient)
+    assert client.socket.getsockopt_string(zmq.LAST_ENDPOINT).endswith(f":{server.port}")
+    assert looks == [(server.port,), (door,), (server.port,)]
     client.close()
     server.close()
 

@@ -225,6 +225,26 @@ def test_a_silent_rank_is_lost_and_unheard_and_its_peers_are_told_to_stop() -> N
     assert statuses(recording) == [Status.HUNG, Status.HUNG, Status.UNHEARD]
 
 
+def test_a_rank_that_did_not_receive_that_its_part_is_over_is_told_again(monkeypatch) -> None:
+    monkeypatch.setattr("ddpdiag.runtime.coordinator.dispatch._REPEAT_SECONDS", 0.01)
+    stops: list[int] = []
+
+    def hears_the_second(rank: int, message: Downward) -> list[Upward]:
+        match message:
+            case RunTrial() if rank == 1:
+                return raises(rank, message)
+            case Stop(number) if rank == 0:
+                stops.append(number)
+                told = Outcome(trial=number, code="COL001", rank=0, status=Status.HUNG, told=True)
+                return [told] if len(stops) > 1 else []
+            case RunTrial():
+                return []
+            case _:
+                return [Pong()]
+
+    assert statuses(conduct(StandIn(2, hears_the_second), check())) == [Status.HUNG, Status.RAISED]
+
+
 def test_what_was_handed_over_is_kept_when_the_run_ends_in_the_middle() -> None:
     def cut_short(rank: int, message: Downward) -> list[Upward]:
         match message:

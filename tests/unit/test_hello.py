@@ -6,7 +6,7 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.model import Arrival, EventKind
-from ddpdiag.runtime.control.membership import absent, fitted, mismatch, objection, settle
+from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
 
 
 def nameless(rank: int, size: int, ranks_per_node: int) -> Arrival:

@@ -27,12 +27,18 @@ def arrivals(size: int, ranks_per_node: int) -> dict[int, Arrival]:
 
 @given(st.lists(st.integers(0, 50), unique=True, min_size=1).map(tuple))
 def test_an_order_holds_its_group_in_its_order(group: tuple[int, ...]) -> None:
-    assert RunTrial.to(group, trial(group, (99,))).unpacked() == trial(group)
+    assert RunTrial.to(group, trial(group, (99,))).unpacked(group[0]) == trial(group)
 
 
 def test_the_order_of_ten_thousand_ranks_is_short() -> None:
     group = tuple(range(10_000))
     assert len(Wire("run").encode(RunTrial.to(group, trial(group)))) < 500
+
+
+def test_ranks_that_are_alone_share_one_order() -> None:
+    own = dispatched((0, 1), (2,), (3,))
+    assert own.run_trial(2) is own.run_trial(3) is not own.run_trial(0)
+    assert [own.run_trial(rank).unpacked(rank).groups for rank in (2, 3)] == [((2,),), ((3,),)]
 
 
 def test_a_group_shares_one_order_and_one_opening() -> None:

@@ -9,7 +9,7 @@ from seen import arrival_of
 from ddpdiag.model import Event, EventKind, Header, Options
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.membership import Membership, Patience
-from ddpdiag.runtime.control.messages import AnyHello, Downward, Hello, Refused, Upward
+from ddpdiag.runtime.control.messages import AnyHello, Downward, Hello, HelloAck, Ping, Refused, Start, Upward
 
 Said = tuple[bytes, Upward | AnyHello]
 
@@ -73,3 +73,15 @@ def test_who_has_no_rank_of_this_world_is_not_noted() -> None:
     for identity in (b"", b"x", b"-1-00000001", b"2-00000001", b"\xff\xfe"):
         kinds, channel = noted((identity, AnyHello("9.9")))
         assert (kinds, channel.answers) == ({}, [])
+
+
+def test_a_rank_that_says_hello_again_after_the_start_gets_what_it_may_have_missed() -> None:
+    channel = StandIn([hello(0, 1)])
+    header = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0.1.0")
+    membership = Membership(channel, header, lambda: None, Patience(), lambda _line: None)
+    membership.gather(1.0, lambda _left: None)
+    before = [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)]
+    assert before == [HelloAck, Start]
+    channel.said, channel.answers = [hello(0, 1)], []
+    membership.attend(0.0)
+    assert [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)] == before

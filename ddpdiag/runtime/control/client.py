@@ -1,261 +1,141 @@
-"""A supervisor's way to the control server: finding it, saying hello, and the link that this gives."""
+"""A supervisor's end of the control channel, on a connection of its own or through its host's relay."""
 
 import contextlib
-import socket as sockets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import zmq
 from msgspec import structs
 
-from ddpdiag import __version__
-from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival
-from ddpdiag.probes.net.tcp_connect import Reach, reach_any, resolve
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, Downward, Hello, HelloAck, Refused, Start, Upward
-from ddpdiag.runtime.control.wire import Wire
-
-LAST_WORDS_MS = 500
-# With these exit codes rank 0 refuses a process.
-_REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-
-
-def new_socket(kind: int) -> zmq.Socket[bytes]:
-    """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
-    # Longer than the membership's own patience, which judges silent peers with a sentence; the library cuts none off.
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
-    return socket
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where rank 0's control server is: its host, and the ports to try; the job's own port, if given, comes last."""
-
-    host: str
-    ports: tuple[int, ...]
-    wait_seconds: float
-    greet_seconds: float = 2.0  # how long one port may take to prove that it is rank 0
-    job_port: int | None = None
-
-
-class Found(NamedTuple):
-    """The means to trust rank 0, and the only port to try, where a rank knows that."""
-
-    wire: Wire
-    port: int | None = None
+from ddpdiag.runtime.control.messages import Downward, Hello, Leaving, Upward
+from ddpdiag.runtime.control.relay import ASK, BYE, HostRelay, Path
+from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Wire, new_socket
+from ddpdiag.runtime.deadlines import DEADLINES
 
 
 class ControlClient:
     """A supervisor's end, once rank 0 has answered its hello."""
 
-    def __init__(self, socket: zmq.Socket[bytes], wire: Wire) -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", wire: Wire) -> None:
         self.socket = socket
         self.heard = time.monotonic()
         self._wire = wire
 
     def send(self, message: Upward) -> None:
         """Send without waiting."""
+        self._send_frames([self._wire.encode(message)])
+
+    def _send_frames(self, frames: list[bytes]) -> None:
         with contextlib.suppress(zmq.ZMQError):
-            self.socket.send(self._wire.encode(message), zmq.NOBLOCK)
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
 
     def receive(self) -> Iterator[Downward]:
         """The messages that have arrived so far."""
         while self.socket.poll(0):
-            message = self._wire.decode_downward(self.socket.recv(zmq.NOBLOCK))
+            message = self._decoded(self.socket.recv_multipart(zmq.NOBLOCK))
             if message is not None:
                 self.heard = time.monotonic()
                 yield message
+
+    def _decoded(self, frames: list[bytes]) -> Downward | None:
+        return self._wire.decode_downward(frames[0]) if len(frames) == 1 else None
 
     def close(self) -> None:
         """Close, after a moment for last words."""
         self.socket.close(linger=LAST_WORDS_MS)
 
 
-# The cause first: on a terminal the ports fill a line.
-_SENTENCES = {
-    Reach.ACCEPTED: "something accepts connections there ({ports}), but it is not rank 0 of this run",
-    Reach.REFUSED: "no process listens there ({ports}: the connection is refused); is rank 0 started?",
-    Reach.DROPPED: "no answer ({ports}): a firewall drops the packets, or the host is down",
-    Reach.UNREACHABLE: "the host or network is unreachable ({ports})",
-    Reach.UNKNOWN_NAME: "the name cannot be resolved",
-    Reach.SLOW_NAME: "the name server does not answer",
-}
-SHARE_A_SECRET = "set DDPDIAG_TOKEN to one secret on all hosts"
-# By whether this rank holds a secret, and the mechanism of the ZeroMQ socket that does not take it.
-_UNTRUSTED = {
-    (True, "NULL"): "the process that listens there ({ports}) proves no secret, but this rank holds one",
-    (True, "CURVE"): "the process that listens there ({ports}) holds another secret than this rank",
-    (False, "CURVE"): "the process that listens there ({ports}) requires a secret, but this rank holds none",
-}
-_GREETING_BYTES = 64
-_NO_SECRET_YET = "something accepts connections there ({ports}), but no process of this user offers the run's secret"
-# A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
-_FIRST_SECONDS, _MOST_SECONDS = 0.5, 2.0
-_PAUSE_SECONDS = (0.02, 0.25)
-# Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
-_LAST_TRY_SECONDS = 0.5
+class RelayedClient(ControlClient):
+    """A supervisor's end whose host's relay passes messages on; once that does not answer, a connection of its own.
 
-
-def join(
-    endpoint: Endpoint,
-    secret: Callable[[], Found | None],
-    arrival: Arrival,
-    stopped: Callable[[], int | None],
-    seeking: Callable[[float], None] = lambda _left_seconds: None,
-    troubled: Callable[[str], None] = lambda _sentence: None,
-) -> ControlClient:
-    """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with the result of a plain connect.
-
-    RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
-    `secret` returns the run's secret before each try: None as long as there is none.
-    After a signal it goes on for a moment: a rank 0 that does not know of it waits for this rank, and blames it.
-    `seeking` gets the seconds that are left before each try; `troubled` gets, once half of them have passed, the result
-    so far.
+    `arrival` is what rank 0 learns then again. `relay` is the relay itself, in the process that has it. `is_declined`
+    says that there is one, which does not pass on messages.
     """
-    end, told = time.monotonic() + endpoint.wait_seconds, None
-    patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
-    quiet = True
-    while True:
-        if told is None and (told := stopped()) is not None:
-            end = min(end, time.monotonic() + _LAST_TRY_SECONDS)
-        left = end - time.monotonic()
-        seeking(max(left, 0.0))
-        # All that is left for one look-up: a slow resolver must not be asked again and again. A name may come up late.
-        addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
-        met: dict[int, str] = {}
-        found = secret()
-        own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,), job_port=None)
-        for address in addresses or ():
-            client = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
-            if client is not None:
-                return client
-        left = end - time.monotonic()
-        if left <= 0 and told is not None:
-            sentence = f"rank {arrival.place.rank} got a signal to end before it reached rank 0"
-            raise RunLost(sentence, ExitCode.of_signal(told))
-        sentence = _sentence(endpoint, arrival, addresses, met)
-        if left <= 0:
-            raise RunLost(sentence)
-        if quiet and told is None and left < endpoint.wait_seconds / 2:
-            quiet = False
-            troubled(sentence)
-        time.sleep(min(pause, left))
-        patience, pause = min(2 * patience, _MOST_SECONDS), min(2 * pause, _PAUSE_SECONDS[1])
+
+    def __init__(self, wire: Wire, arrival: Arrival, relay: HostRelay | None = None) -> None:
+        super().__init__(connected(wire.relay_address, wire, arrival), wire)
+        self.arrival = arrival
+        self._relay = relay
+        self._path: Path | None = None
+        self._leaving: Leaving | None = None
+        self._relayed = True
+        self.is_declined = False
+        self._asked: float | None = None  # when, if there was no answer yet
+        self._answered = 0.0
+        self._ask()
+
+    def is_answered(self, seconds: float) -> bool:
+        """Does a relay answer within so many seconds?"""
+        if self.socket.poll(round(1000 * seconds)):
+            self._decoded(self.socket.recv_multipart(zmq.NOBLOCK))
+        return self._path is not None
+
+    def send(self, message: Upward) -> None:
+        """Send without waiting. A relay that was killed just now must not keep back why this rank is leaving."""
+        super().send(message)
+        if isinstance(message, Leaving):
+            self._leaving = message
+            self._ask()
+
+    def receive(self) -> Iterator[Downward]:
+        """The messages that have arrived so far."""
+        yield from super().receive()
+        now = time.monotonic()
+        patience = DEADLINES.relay if self._leaving is None else DEADLINES.relay_leaving
+        if not self._relayed or self._relay is not None:
+            return
+        if self._asked is not None and now - self._asked > patience:
+            self._leave_relay()
+        elif self._asked is None and now - self._answered > DEADLINES.ask_relay:
+            self._ask()
+
+    def _decoded(self, frames: list[bytes]) -> Downward | None:
+        if frames == BYE and self._relay is None:
+            self.is_declined = self._path is None
+            self._leave_relay()
+        elif (path := Path.of(frames)) is not None:
+            self._path, self._asked, self._answered = path, None, time.monotonic()
+            self.arrival = structs.replace(self.arrival, address=path.source)
+        return super()._decoded(frames)
+
+    def _ask(self) -> None:
+        if self._relayed:
+            self._asked = time.monotonic()
+            self._send_frames(ASK)
+
+    def _leave_relay(self) -> None:
+        if self._relayed and self._path is not None:
+            self._relayed = False
+            self.socket.close()
+            self.socket = connected(self._path.url, self._wire, self.arrival, again=self._path.again)
+            self.send(Hello(self.arrival))
+            if self._leaving is not None:
+                self.send(self._leaving)
+
+    def close(self) -> None:
+        """Close, after a moment for last words; a relay waits for those of its host's other ranks."""
+        if self._relayed:
+            self._send_frames(BYE)
+        super().close()
+        if self._relay is not None:
+            self._relay.wait()
 
 
-def _try_ports(
-    endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, met: dict[int, str]
-) -> ControlClient | None:
-    """The control server at one address, if it is there; `met` notes a sentence on each port."""
-    last = () if endpoint.job_port is None else (endpoint.job_port,)
-    for ports in (endpoint.ports, last):
-        found = reach_any(address, ports, seconds)
-        for port, reached in found.items():
-            met[port] = _SENTENCES[reached.reach]
-            if reached.reach is not Reach.ACCEPTED:
-                continue
-            if wire is None:
-                met[port] = _NO_SECRET_YET
-                continue
-            own = structs.replace(arrival, address=reached.source or address)
-            client = greet((address, port), wire, own, endpoint.greet_seconds, again=port not in last)
-            if client is not None:
-                return client
-            met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
-    return None
+def identity_of(arrival: Arrival) -> bytes:
+    """The name under which a process connects: another one with its rank has another nonce."""
+    return f"{arrival.place.rank}-{arrival.nonce}".encode()
 
 
-def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | None, met: Mapping[int, str]) -> str:
-    """Why a rank did not reach rank 0."""
-    ports: dict[str, list[str]] = {}
-    for port, reason in met.items():
-        ports.setdefault(reason, []).append(str(port))
-    if ports:
-        texts = {reason: f"TCP port{'s' * (len(own) > 1)} {', '.join(own)}" for reason, own in ports.items()}
-        why = "; ".join(reason.format(ports=text) for reason, text in texts.items())
-        if _SENTENCES[Reach.DROPPED] in ports:
-            why += "; open one of these ports, or name an open one with --control-port"
-        if not ports.keys().isdisjoint({*_UNTRUSTED.values(), _NO_SECRET_YET}):
-            why += f"; {SHARE_A_SECRET}"
-    else:
-        why = _SENTENCES[Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME]
-    return (
-        f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {endpoint.host} "
-        f"within {endpoint.wait_seconds:g} s: {why}"
-    )
-
-
-def mechanism(where: tuple[str, int]) -> str:
-    """How the ZeroMQ socket that listens there wants peers to prove themselves (NULL, CURVE); empty if it is none.
-
-    A greeting has 64 bytes: signature, version, mechanism, role (rfc.zeromq.org/spec/23). Nothing else is read.
-    """
-    # Only signature and version: libzmq closes the connection for another mechanism instead of sending its own.
-    begun = b"\xff" + bytes(8) + b"\x7f\x03\x00"
-    try:
-        with sockets.create_connection(where, _FIRST_SECONDS) as asking:
-            asking.sendall(begun)
-            answer, end = b"", time.monotonic() + _FIRST_SECONDS  # of all: a stranger may send one byte at a time
-            while (
-                len(answer) < _GREETING_BYTES
-                and time.monotonic() < end
-                and (more := asking.recv(_GREETING_BYTES - len(answer)))
-            ):
-                answer += more
-    except OSError:
-        return ""
-    known = len(answer) == _GREETING_BYTES and answer[:1] == b"\xff" and answer[9:11] == b"\x7f\x03"
-    return answer[12:32].rstrip(b"\0").decode("ascii", "replace") if known else ""
-
-
-def refusal(message: Refused) -> RunLost:
-    """How a refused process exits. Without a token a stranger may have answered, who must not make a run look FIT."""
-    return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
-
-
-def greet(
-    where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float, *, again: bool = True
-) -> ControlClient | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries this run's id within `seconds`.
+def connected(url: str, wire: Wire, arrival: Arrival, *, again: bool = True) -> "zmq.Socket[bytes]":
+    """A socket of this process, under its name.
 
     `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
     """
-    address, port = where
     socket = new_socket(zmq.DEALER)
     wire.lock_client(socket)
-    socket.setsockopt(zmq.ROUTING_ID, f"{arrival.place.rank}-{arrival.nonce}".encode())
+    socket.setsockopt(zmq.ROUTING_ID, identity_of(arrival))
     if not again:
         socket.setsockopt(zmq.RECONNECT_IVL, -1)
-    socket.connect(f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}")
-    client = ControlClient(socket, wire)
-    client.send(Hello(arrival))
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not socket.poll(100):
-            continue
-        for message in client.receive():
-            match message:
-                case HelloAck(version) if version != __version__:
-                    client.close()
-                    raise RunLost(
-                        f"rank 0 runs ddpdiag {version or 'of an older version'}, but rank {arrival.place.rank} on "
-                        f"{arrival.place.node} runs {__version__}; install one version on all hosts"
-                    )
-                case HelloAck() | Start():
-                    return client
-                case Refused() as message:
-                    client.close()
-                    raise refusal(message)
-                case _:
-                    continue
-    client.close()
-    return None
+    socket.connect(url)
+    return socket

@@ -5,7 +5,7 @@ It notes what happens to ranks in the run's lines, and knows nothing of checks a
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.foreign import printable
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
+from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
 from ddpdiag.runtime.control.messages import (
     AnyHello,
     Downward,
@@ -28,7 +29,6 @@ from ddpdiag.runtime.control.messages import (
     Upward,
 )
 from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
-from ddpdiag.text import count
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,12 @@ class Membership:
         # Not before: a rank that had no time to join is not absent.
         for event in absent(self.arrivals, size, self.now()):
             self._note(event)
+        for rank in self.arrivals:
+            self._send_start(rank)
+
+    def _send_start(self, rank: int) -> None:
         nonce = self.arrivals[0].nonce if 0 in self.arrivals else ""
-        for rank, arrival in self.arrivals.items():
-            self.send(rank, Start(arrival.place, self._header.options.for_ranks, nonce))
+        self.send(rank, Start(self.arrivals[rank].place, self._header.options.for_ranks, nonce))
 
     def send(self, rank: int, message: Downward) -> None:
         """Send to a rank, if it joined."""
@@ -230,7 +233,12 @@ class Membership:
         arrival = structs.replace(arrival, seconds=self.now())
         known = self.arrivals.get(rank)
         if known is not None and known.nonce == arrival.nonce:
-            self._server.send(identity, HelloAck())  # the same process again, after a lost answer
+            # The same process again, after a lost answer, or after its relay was: what that may have lost.
+            self._server.send(identity, HelloAck())
+            if self._identities.get(rank) == identity:
+                self._heard[rank] = self.clock()
+                if self._closed:
+                    self._send_start(rank)
             return
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
@@ -287,64 +295,3 @@ class Membership:
                 rank, f"no message from it for {self._patience.wind_down:g} s while the run was ended by a signal"
             )
         return heard
-
-
-# Rank 0's view of the hellos -----------------------------------------------------------------------------------------
-
-
-def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
-    """The arrivals by rank, with what launchers left open filled in.
-
-    A local rank that no launcher gave is the order of ranks on one host (host name and boot id).
-    """
-    hosts: dict[tuple[str, str], list[int]] = {}
-    for rank in sorted(arrivals):
-        hosts.setdefault(arrivals[rank].host, []).append(rank)
-    settled: dict[int, Arrival] = {}
-    for number, ranks in enumerate(hosts.values()):
-        for local, rank in enumerate(ranks):
-            place = arrivals[rank].place
-            known = {"local_rank": local, "local_world_size": len(ranks), "node_rank": number}
-            missing = {name: value for name, value in known.items() if getattr(place, name) is None}
-            settled[rank] = structs.replace(arrivals[rank], place=structs.replace(place, **missing))
-    return dict(sorted(settled.items()))
-
-
-def mismatch(new: Arrival, world_size: int) -> Event | None:
-    """The event for a newcomer that was started with another world size than rank 0."""
-    return None if new.place.world_size == world_size else _states(new)
-
-
-def _states(new: Arrival) -> Event:
-    place, size = new.place, str(new.place.world_size)
-    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, node=place.node)
-
-
-def fitted(new: Arrival, world_size: int) -> Arrival:
-    """The newcomer in rank 0's world: it can take part all the same, so that only its world size is to blame."""
-    return structs.replace(new, place=structs.replace(new.place, world_size=world_size))
-
-
-def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
-    """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
-    place = new.place
-    who = f"{place.node} (pid {new.pid})"
-    if known is not None:
-        first = f"{known.place.node} (pid {known.pid})"
-        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
-        return event, (
-            f"rank {place.rank} joined twice, from {first} and from {who}; each process needs its own rank, "
-            "and each job on a host its own --master-port (or --run-id)"
-        )
-    if place.rank >= world_size:
-        return _states(new), (
-            f"rank {place.rank} on {who} expects {count(place.world_size, 'rank')}, but rank 0 expects {world_size}; "
-            "start all ranks with one world size"
-        )
-    return None
-
-
-def absent(arrivals: Mapping[int, Arrival], world_size: int, seconds: float) -> list[Event]:
-    """An event for every rank that never joined."""
-    missing = [rank for rank in range(world_size) if rank not in arrivals]
-    return [Event(kind=EventKind.ABSENT, rank=rank, seconds=seconds) for rank in missing]

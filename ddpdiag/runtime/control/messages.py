@@ -82,8 +82,9 @@ class Start(Struct, frozen=True, tag="welcome"):
 class RunTrial(Struct, frozen=True, tag="order"):
     """Run this trial.
 
-    `runs` are the ranks of your group, in its order, as stretches of consecutive ranks (first, last), and the trial's
-    own groups are left out: to list 10,000 ranks for each of them took 600 MB of the wire.
+    `runs` are the ranks of the receiver's group, in its order, as stretches of consecutive ranks (first, last), and the
+    trial's own groups are left out: to list 10,000 ranks for each of them took 600 MB of the wire. None for a receiver
+    that is alone, so that all such ranks get the same message.
     """
 
     trial: Trial
@@ -93,17 +94,17 @@ class RunTrial(Struct, frozen=True, tag="order"):
     def to(cls, group: tuple[int, ...], trial: Trial) -> "RunTrial":
         """The message for each rank of a group."""
         runs: list[tuple[int, int]] = []
-        for rank in group:
+        for rank in group if len(group) > 1 else ():
             if runs and runs[-1][1] == rank - 1:
                 runs[-1] = (runs[-1][0], rank)
             else:
                 runs.append((rank, rank))
         return cls(structs.replace(trial, groups=()), tuple(runs))
 
-    def unpacked(self) -> Trial:
-        """The trial, with this group as its only one."""
+    def unpacked(self, receiver: int) -> Trial:
+        """The trial, with the receiver's group as its only one."""
         group = tuple(rank for first, last in self.runs for rank in range(first, last + 1))
-        return structs.replace(self.trial, groups=(group,))
+        return structs.replace(self.trial, groups=(group or (receiver,),))
 
 
 class BarrierOpen(Struct, frozen=True, tag="open"):

@@ -23,7 +23,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.programs import holder_of, run_bounded
 from ddpdiag.probes.net.tcp_connect import resolve
 from ddpdiag.runtime.control import key_file
-from ddpdiag.runtime.control.client import SHARE_A_SECRET, Found
+from ddpdiag.runtime.control.join import SHARE_A_SECRET, Found
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.launchers.launch import digest
 

@@ -7,16 +7,19 @@ import socket
 import threading
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import zmq
 
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.model import Arrival
+from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.host.programs import holder_of
-from ddpdiag.runtime.control.client import LAST_WORDS_MS, greet, new_socket
+from ddpdiag.runtime.control.join import greet
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
-from ddpdiag.runtime.control.wire import Wire
+from ddpdiag.runtime.control.relay import RELAYED_RANKS, shares_connection
+from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
+from ddpdiag.text import count
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
 # the ports that a job gets without --master-port (launchers.launch.derived_port).
@@ -26,6 +29,8 @@ _RECEIVE_SECONDS = 0.25
 # ZeroMQ has 100: of thousands that come at once the kernel then drops most, and each tries again after 1 s, 3 s, 7 s.
 # The kernel takes net.core.somaxconn if that is less.
 _BACKLOG = 16_384
+# Rank 0's pipes, processes and files.
+_OTHER_FILES = 64
 
 
 def control_ports(run_id: str, master_port: int | None, asked: int | None) -> tuple[int, ...]:
@@ -42,11 +47,26 @@ def munge_ports(run_id: str, master_port: int | None, asked: int | None) -> tupl
     return control_ports(f"{run_id}:munge", master_port, None if asked is None else asked + 1)[:2]
 
 
-def raise_open_files() -> None:
-    """Raise the limit of open files: with 100 of them 200 peers connect, 89 are received, without any error."""
+def raise_open_files(connections: int = 0) -> None:
+    """Raise the limit of open files; UsageError if it stays too low for so many connections.
+
+    With 100 of them 200 peers connect, 89 are received, without any error.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections + _OTHER_FILES
+    if connections > _OTHER_FILES and most != resource.RLIM_INFINITY and most < needed:
+        raise UsageError(
+            f"rank 0 may open {most} files, expected {needed} or more for {count(connections, 'connection')}; "
+            "raise the hard limit on its host (ulimit -Hn, LimitNOFILE of the launcher's service)"
+        )
+
+
+def connections_of(place: Place, wire: Wire) -> int:
+    """Connections from the other ranks, if all hosts have as many ranks as this one."""
+    shared = wire.locked and shares_connection(place, RELAYED_RANKS)
+    return -(-place.world_size // (place.local_world_size or 1)) if shared else place.world_size
 
 
 class ControlServer:
@@ -65,22 +85,18 @@ class ControlServer:
         local_only: bool = False,
         job_port: int | None = None,
     ) -> None:
-        raise_open_files()
+        raise_open_files(connections_of(arrival.place, wire))
         self._wire = wire
-        self._socket = new_socket(zmq.ROUTER)
-        wire.lock_server(self._socket)
+        self._socket = new_router(wire)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-        # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
-        # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be.
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
-        self._relay: Relay | None = None
+        # The connection through which a rank's host passes it on; empty once the rank has one of its own.
+        self._relays: dict[bytes, bytes] = {}
+        self._batches: defaultdict[bytes, Batch] = defaultdict(Batch)
+        self._job_port: JobPort | None = None
         if job_port is not None:
             with contextlib.suppress(OSError):  # taken: the ranks have the other ports
-                self._relay = Relay(job_port, self.port)
+                self._job_port = JobPort(job_port, self.port)
 
     def _bind(self, ports: Sequence[int], interface: str, arrival: Arrival) -> int:
         for port in ports:
@@ -95,12 +111,26 @@ class ControlServer:
         raise UsageError(f"no port is free for rank 0: {held}; choose another one with --control-port")
 
     def send(self, identity: bytes, message: Downward) -> None:
-        """Send to a peer; one that has ended is noticed by its silence."""
+        """Send to a peer, through a relay at the next `receive`; one that has ended is noticed by its silence."""
+        data = self._wire.encode(message)
+        if relay := self._relays.get(identity):
+            self._batches[relay].add(identity, data)
+        else:
+            self._send_frames([identity, data])
+
+    def _send_frames(self, frames: list[bytes]) -> None:
         with contextlib.suppress(zmq.ZMQError):
-            self._socket.send_multipart([identity, self._wire.encode(message)], zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+
+    def _send_batches(self) -> None:
+        for relay, batch in self._batches.items():
+            for frames in batch.packed():
+                self._send_frames([relay, *frames])
+        self._batches.clear()
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """Messages, after waiting at most `seconds` for the first of them, and at most 0.25 s for the others."""
+        self._send_batches()
         if not self._socket.poll(max(0, round(seconds * 1000))):
             return
         # Thousands of ranks never cease to send; the caller has a heartbeat to keep.
@@ -110,19 +140,39 @@ class ControlServer:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            message = self._wire.decode_upward(frames[-1]) if len(frames) == 2 else None
-            if message is not None:
-                yield frames[0], message
+            for identities, data in self._parcels(frames):
+                message = self._wire.decode_upward(data)
+                if message is not None:
+                    yield from ((identity, message) for identity in identities)
+
+    def _parcels(self, frames: list[bytes]) -> list[tuple[list[bytes], bytes]]:
+        """The messages that came, each with the ranks that sent it; notes how to reach these."""
+        match frames:
+            case [identity, data]:
+                # For good: its relay did not answer, and may still pass on what is older.
+                if self._wire.locked and self._relays.get(identity) != identity:
+                    self._relays[identity] = b""
+                return [([identity], data)]
+            case [relay, b"", batch] if self._wire.locked:
+                parcels = unpacked(batch)
+                for identities, _data in parcels:
+                    for identity in identities:
+                        self._relays.setdefault(identity, relay)
+                self._relays[relay] = relay
+                return parcels
+            case _:
+                return []
 
     def close_job_port(self) -> None:
         """Give back the job's port, if it is held; connections made through it stay."""
-        if self._relay is not None:
-            self._relay.close_job_port()
-            self._relay = None
+        if self._job_port is not None:
+            self._job_port.close()
+            self._job_port = None
 
     def close(self) -> None:
         """Close, after a moment for last words."""
         self.close_job_port()
+        self._send_batches()
         self._socket.close(linger=LAST_WORDS_MS)
 
 
@@ -145,7 +195,7 @@ _BYTES = 1 << 16
 _SEND_SECONDS = 1.0
 
 
-class Relay:
+class JobPort:
     """Forwards, in a thread of its own, connections to `port` of this host to its port `target`, and back.
 
     OSError if the port is taken.
@@ -161,9 +211,9 @@ class Relay:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(ringing, selectors.EVENT_READ)
         self._ringing = ringing
-        threading.Thread(target=self._serve, name="relay", daemon=True).start()
+        threading.Thread(target=self._serve, name="job port", daemon=True).start()
 
-    def close_job_port(self) -> None:
+    def close(self) -> None:
         """Free the port; connections stay."""
         with contextlib.suppress(OSError):
             self._bell.send(b"x")

@@ -1,7 +1,8 @@
-"""What goes over the wire between supervisors and rank 0: the encoding, the run id, and the keys of a run's sockets."""
+"""What goes over the wire between supervisors and rank 0: sockets, their keys, encoding, run id, batches."""
 
 import hashlib
 import hmac
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -15,6 +16,36 @@ from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, AnyHello, Downwa
 _up: msgspec.json.Decoder[Upward] = msgspec.json.Decoder(Upward)
 _down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
 _any_hello: msgspec.json.Decoder[AnyHello] = msgspec.json.Decoder(AnyHello)
+
+LAST_WORDS_MS = 500
+
+
+def new_socket(kind: int) -> "zmq.Socket[bytes]":
+    """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 10_000)
+    # Longer than the membership's own patience, which judges silent peers with a sentence; the library cuts none off.
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+    return socket
+
+
+def new_router(wire: "Wire") -> "zmq.Socket[bytes]":
+    """A socket to which the ranks of a run connect, each under its own name."""
+    socket = new_socket(zmq.ROUTER)
+    wire.lock_server(socket)
+    # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
+    # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be. And
+    # a timer ends the process if its connection broke after another one had taken its name (stream_engine_base.cpp).
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
+    return socket
 
 
 class _Framed(Struct, frozen=True):
@@ -61,6 +92,12 @@ class Wire:
         text = b"ddpdiag rank 0\0" + self._run_id.encode("utf-8", "surrogateescape")
         return z85.encode(hmac.new(self._secret, text, hashlib.sha256).digest())
 
+    @property
+    def relay_address(self) -> str:
+        """Where the ranks of a host find its relay: an abstract UNIX socket with a name that strangers cannot guess."""
+        text = b"ddpdiag relay\0" + self._run_id.encode("utf-8", "surrogateescape")
+        return f"ipc://@ddpdiag-relay-{hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:32]}"
+
     def encode(self, message: Upward | Downward) -> bytes:
         """The message as bytes for the wire; one that goes to many is written once, if it is the same object."""
         last = self._last  # read once: rank 0's own supervisor is another thread
@@ -99,3 +136,44 @@ def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T | None:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+# Batches -------------------------------------------------------------------------------------------------------------
+
+# Well below the limit of a message, with room for one that is large itself.
+_BATCH_BYTES = 1 << 20
+_Parcels = list[tuple[list[bytes], bytes]]
+_parcels: msgspec.msgpack.Decoder[_Parcels] = msgspec.msgpack.Decoder(_Parcels)
+
+
+class Batch:
+    """Encoded messages of several ranks on one connection; equal ones that follow each other are sent once."""
+
+    def __init__(self) -> None:
+        self._parcels: list[_Parcels] = []
+        self._bytes = 0
+
+    def add(self, identity: bytes, data: bytes) -> None:
+        """Append a message from or to a rank."""
+        if not self._parcels or self._bytes + len(data) > _BATCH_BYTES:
+            self._parcels.append([])
+            self._bytes = 0
+        parcels = self._parcels[-1]
+        if parcels and parcels[-1][1] == data:
+            parcels[-1][0].append(identity)
+        else:
+            parcels.append(([identity], data))
+            self._bytes += len(data)
+
+    def packed(self) -> Iterator[list[bytes]]:
+        """Frames of the messages for the wire; the empty one tells a batch from a rank's own message."""
+        for parcels in self._parcels:
+            yield [b"", msgspec.msgpack.encode(parcels)]
+
+
+def unpacked(data: bytes) -> _Parcels:
+    """The messages of a batch, each with its ranks; empty for noise."""
+    try:
+        return _parcels.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return []

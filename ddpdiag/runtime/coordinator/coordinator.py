@@ -298,7 +298,9 @@ class Coordinator:
         if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
-            if not dispatched.is_at_barrier(rank):
+            if dispatched.index_of(rank) in dispatched.stopped:
+                self._membership.send(rank, Stop(dispatched.trial.number))
+            elif not dispatched.is_at_barrier(rank):
                 self._membership.send(rank, dispatched.run_trial(rank))
             elif dispatched.barrier_is_open(rank):
                 self._open_barrier(dispatched, (rank,))

@@ -11,7 +11,7 @@ from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial, new
 from ddpdiag.model.recording import Line
 from ddpdiag.model.trial import NOTHING, Opening
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
-from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.deadlines import BEAT_PER_RANK, DEADLINES
 from ddpdiag.runtime.supervisor.processes import signal_name
 
 _REPEAT_SECONDS = 2.0
@@ -36,7 +36,7 @@ class DispatchedTrial:
         self._offers: dict[int, str] = {}
         self._shares = False  # must all ranks learn all offers?
         self._missing = [len(group) for group in trial.groups]  # at the barrier
-        self._run_trials: dict[int, RunTrial] = {}
+        self._run_trials: dict[int | None, RunTrial] = {}
         self._barriers: dict[int, BarrierOpen] = {}
         self._open = [len(group) for group in trial.groups]  # ranks that have not done their part
         self.ranks_done = 0
@@ -46,11 +46,12 @@ class DispatchedTrial:
         self.latest = self._begin + patience_seconds
 
     def run_trial(self, rank: int) -> RunTrial:
-        """The trial as one rank gets it, with its own group only; the same object for the whole group."""
-        index = self._index[rank]
-        if index not in self._run_trials:
-            self._run_trials[index] = RunTrial.to(self.trial.groups[index], self.trial)
-        return self._run_trials[index]
+        """The trial as one rank gets it: the same object for its whole group, and for all ranks that are alone."""
+        group = self.trial.groups[self._index[rank]]
+        key = self._index[rank] if len(group) > 1 else None
+        if key not in self._run_trials:
+            self._run_trials[key] = RunTrial.to(group, self.trial)
+        return self._run_trials[key]
 
     def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
         """A rank is at the barrier: ranks to tell that it opens. One that says so again was not told in time."""
@@ -84,7 +85,7 @@ class DispatchedTrial:
 
     def repeat_is_due(self) -> bool:
         """Is it time to say again what may have been lost?"""
-        due = self._clock() - self._repeated > _REPEAT_SECONDS
+        due = self._clock() - self._repeated > max(_REPEAT_SECONDS, BEAT_PER_RANK * self.size)
         if due:
             self._repeated = self._clock()
         return due

@@ -15,7 +15,8 @@ from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
 from ddpdiag.runtime.control import messages
-from ddpdiag.runtime.control.client import ControlClient, refusal
+from ddpdiag.runtime.control.client import ControlClient
+from ddpdiag.runtime.control.join import refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess

@@ -121,7 +121,7 @@ class TrialRunner(ABC):
         running_trial = self.running_trial
         match message:
             case RunTrial(trial) if trial.number > self._last_trial:
-                self.start(message.unpacked())
+                self.start(message.unpacked(self.place.rank))
             case BarrierOpen(trial=number) if (
                 running_trial is not None and running_trial.trial.number == number and not running_trial.opened
             ):
