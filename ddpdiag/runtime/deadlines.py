@@ -26,6 +26,11 @@ class Deadlines:
     # No group is late sooner than this, however quick others are.
     late_group: float = 5.0
 
+    # A fork server has this long from the moment that it took its name to the one in which it can be reached.
+    meet: float = 0.5
+    # A fork takes 25 ms. A server that is stopped (SIGSTOP) is replaced after this time.
+    fork: float = 2.0
+
     # A process that did not end in time ------------------------------------------------------------------------------
 
     dump: float = 0.5
