@@ -1,5 +1,6 @@
 """What the fork server imports beside the first trials."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,9 +10,10 @@ import pytest
 
 SERVE = """
 import socket, sys
-from ddpdiag.runtime.supervisor import worker
-worker.LAZY_IMPORTS = ("lazy_probe",)
-worker._serve(socket.socket(fileno=int(sys.argv[1])))
+from ddpdiag.runtime.supervisor import fork_server
+fork_server.LAZY_IMPORTS = ("lazy_probe",)
+fork_server.import_torch = lambda: 0.1
+fork_server.main(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -22,13 +24,18 @@ def test_what_ddp_loads_is_imported_unless_nothing_will_be_trained(tmp_path, eno
     if enough:
         ours.send(b'{"type":"enough"}')
     environ = {"PYTHONPATH": f"{tmp_path}:{':'.join(path for path in sys.path if path)}"}
-    command = [sys.executable, "-c", SERVE, str(theirs.fileno())]
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as server:
+    life_end, life = os.pipe()
+    command = [sys.executable, "-c", SERVE, str(life_end), str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[life_end, theirs.fileno()], env=environ) as server:
         theirs.close()
+        os.close(life_end)
         end = time.monotonic() + 20
         while not enough and not (tmp_path / "imported").exists() and time.monotonic() < end:
             time.sleep(0.01)
-        ours.shutdown(socket.SHUT_WR)  # what was sent is read first, then the end
-        assert server.wait(20) == 0
+        assert ours.recv(100) == b'{"type":"imported","seconds":0.1}'
+        if enough:
+            time.sleep(0.5)
+        os.close(life)
+        assert server.wait(20) in (0, -9)
     ours.close()
     assert (tmp_path / "imported").exists() != enough
