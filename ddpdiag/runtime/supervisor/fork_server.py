@@ -175,7 +175,6 @@ class ForkServer:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
             die_with_parent(parent)
             die_with_writers(life)
-            leave_terminal()
             for client in self._clients:
                 client.close()
             if self._listener is not None:
@@ -192,6 +191,7 @@ class ForkServer:
                     os.set_inheritable(descriptor, True)
                 words = [sys.executable, "-P", "-m", worker.__name__, str(parent), *map(str, own)]
                 os.execve(sys.executable, words, {**os.environ, NOT_FORKED: hazard})
+            leave_terminal()
             gc.enable()
             worker.serve(*own)
         finally:

@@ -230,9 +230,10 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
 def with_home(env: Mapping[str, str]) -> dict[str, str]:
     """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
     home = str(Path(__file__).parents[3])
-    if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
         return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
+    return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
 
 
 def signal_process(pid: int, signum: int) -> None:

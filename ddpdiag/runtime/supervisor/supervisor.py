@@ -20,7 +20,7 @@ from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor import sharing
 from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
-from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
+from ddpdiag.runtime.supervisor.processes import Child, Log, Signals, with_home
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
 # A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all
@@ -90,7 +90,7 @@ class Supervisor(TrialRunner):
 
     def _start_fork_server(self) -> ForkServer:
         """One for the ranks of this host that are like this one; where there is none, one for this rank."""
-        env = {**self._environment, **self._launcher_variables(self.place)}
+        env = with_home({**self._environment, **self._launcher_variables(self.place)})
         shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _SHARED_SERVERS
         address = sharing.address(self._run_name, env, self._lost_servers) if shares else None
         return ForkServer(self.place.rank, env, address)
