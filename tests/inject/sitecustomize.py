@@ -11,6 +11,7 @@ In the rank's first all-reduce:
     segv, raise, exit         crash, raise an exception, leave without a word (exit code 0)
     memory                    take more and more memory
     ras, silent-ras           wait for ever, beside a stand-in of NCCL's RAS service that answers, or never does
+    tell                      write what the process reads of itself to DDPDIAG_TEST_REACHED.RANK, then go on
     pause                     wait two seconds, then go on: time for a fault from outside
 In every all-reduce and broadcast:
     corrupt, corrupt-received what this rank sends, or what it receives, is off by one in the first element
@@ -44,6 +45,7 @@ And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
 """
 
 import ctypes
+import json
 import os
 import sys
 import threading
@@ -202,6 +204,30 @@ def _pause(module):
             paused.append(True)
             _announce()
             time.sleep(2)
+        return real(*arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _tell(module):
+    real, path = module.all_reduce, Path("/proc/self")
+
+    def all_reduce(*arguments, **options):
+        import torch
+
+        told = {
+            "parent": os.getppid(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "groups": (path / "cgroup").read_text(),
+            "mounts": os.readlink(path / "ns/mnt"),
+            "limits": (path / "limits").read_text(),
+            "libraries": (path / "maps").read_text().count(os.environ.get("LD_PRELOAD") or "no library"),
+            "folder": os.getcwd(),
+            "output": os.readlink(path / "fd/1"),
+            "variables": dict(os.environ),
+        }
+        Path(f"{os.environ['DDPDIAG_TEST_REACHED']}.{os.environ['RANK']}").write_text(json.dumps(told))
         return real(*arguments, **options)
 
     module.all_reduce = all_reduce
@@ -409,6 +435,7 @@ _CHANGES = {
     "slow-data": ("ddpdiag.workloads.proof", _slow_data),
     "slow-compute": ("torch.nn.functional", _slow_compute),
     "slower": ("torch.nn.parallel.distributed", _slower),
+    "tell": (_COLLECTIVES, _tell),
     "pause": (_COLLECTIVES, _pause),
     "late": (_COLLECTIVES, _late),
     "corrupt": (_COLLECTIVES, _corrupt),
@@ -444,7 +471,7 @@ def _of_a_worker(real):
 
     def set_item(environ, name, value):
         real(environ, name, value)
-        mine = [fault for fault in _LATER if name == "RANK" and fault[0] == value]
+        mine = [fault for fault in _LATER if name == "RANK" and fault[0] in ("*", value)]
         for fault in mine:
             _LATER.remove(fault)
             _change_now(*fault[1:])

@@ -24,9 +24,10 @@ from ddpdiag.runtime.supervisor.processes import OPEN_FILES
 EXEC_TIME = re.compile(
     r"(OMP|KMP|GOMP|MKL|MALLOC|LD)_.*|PYTHON.*|PYTORCH_(.*_)?ALLOC_CONF|TORCH_DISTRIBUTED_DEBUG|TORCH_CPP_LOG_LEVEL"
 )
-# What each worker sets for itself. Launchers number their processes under many names, and torch's import reads none.
+# What each worker sets for itself. Launchers number their processes under many names, and torch's import reads none;
+# shells leave their last command in "_".
 _OF_A_RANK = re.compile(
-    r"RANK|LOCAL_RANK|ROLE_RANK|MASTER_.*|CUDA_VISIBLE_DEVICES|(NCCL|GLOO)_.*|TORCHINDUCTOR_CACHE_DIR"
+    r"_|RANK|LOCAL_RANK|ROLE_RANK|MASTER_.*|CUDA_VISIBLE_DEVICES|(NCCL|GLOO)_.*|TORCHINDUCTOR_CACHE_DIR"
     r"|TORCHELASTIC_ERROR_FILE|(OMPI|PMIX?)_.*|MPI_LOCALRANKID|SLURM_(PROCID|LOCALID|TASK_PID)"
 )
 _STATUS = re.compile(
