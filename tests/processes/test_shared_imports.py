@@ -20,7 +20,7 @@ WAYS = ("started by ddpdiag", "torchrun")
 WRAPPER = """\
 case $LOCAL_RANK in
   2) exec taskset -c 0 "$@" ;;
-  3) OMP_NUM_THREADS=3 exec "$@" ;;
+  3) OMP_NUM_THREADS=2 exec "$@" ;;
   4) LD_PRELOAD=$LIBRARY exec "$@" ;;
   5) exec unshare --mount "$@" ;;
   6) echo 0 > "$GROUP/cgroup.procs"; exec "$@" ;;
@@ -80,7 +80,7 @@ def test_each_rank_has_what_it_would_have_by_itself(told):
         "limits": [7],
         "folder": [],
     }
-    assert told[3]["threads"] == 3
+    assert told[3]["threads"] == 2
     for rank, other in told.items():
         variables = other["variables"]
         assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == (str(rank), str(rank), "8")
@@ -112,18 +112,24 @@ def test_the_end_of_the_server_is_an_outcome_of_its_own_and_blames_no_rank(start
     job.check_left_nothing()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_ranks_find_another_server_where_theirs_is_stopped_or_ended(start, number):
-    """Stopped while nothing is asked of it; killed before it has forked a worker."""
-    job = start(*ALONE, "--select", "LCH003,COL001,TRN001", DDPDIAG_TEST_FAULT="pause 1,slow-import *")
-    if number is signal.SIGKILL:
-        job.wait_until(lambda: "*" in job.reached.read_text() if job.reached.exists() else False)
-    job.wait_until(lambda: job.reached.exists() and len(servers(job)) == 1)
-    if number is signal.SIGSTOP:
-        job.wait_until(lambda: "\n1 " in "\n" + job.reached.read_text() and job.recorded(0, "COL001"))
-    job.fork_server(0).kill(number)
+TRAINED = (*CHECK, "--nproc-per-node", "2", "--select", "LCH003,COL001,TRN001", "--json", "{json}")
+
+
+def test_ranks_start_another_server_where_theirs_is_stopped(start):
+    """TRN001 asks for new workers."""
+    job = start(*TRAINED, DDPDIAG_TEST_FAULT="pause 1")
+    job.wait_until(job.reached.exists)
+    job.fork_server(0).kill(signal.SIGSTOP)
     assert job.wait(120) == 0, job.told()
     assert job.errors == []
+    job.check_left_nothing()
+
+
+def test_ranks_start_another_server_where_theirs_is_killed_in_the_import(start):
+    job = start(*ALONE, DDPDIAG_TEST_FAULT="slow-import *")
+    job.wait_until(job.reached.exists)
+    job.fork_server(0).kill(signal.SIGKILL)
+    assert job.wait(120) == 0, job.told()
     job.check_left_nothing()
 
 
