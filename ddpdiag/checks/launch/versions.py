@@ -4,7 +4,10 @@ Ranks with different versions of torch, CUDA or NCCL use different protocols: th
 first collective, or compute different results. A Python that differs by its patch level only is a warning.
 
 A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. It is caused by a network file
-system under load or by busy cores; the finding shows which of them.
+system under load or by busy cores; the finding shows which of them. Ranks of a host that are alike share one import
+here (measurement import.ranks in the JSON report), where each rank of a job imports torch for itself: what an import
+needs of the cores is multiplied by the ranks that share it, for each core. What it waits for files is not, so a file
+server that many ranks ask at once can be slower than shown.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Findings:
@@ -64,8 +67,8 @@ _BUSY_SHARE = 0.5
 
 class Data(Struct, frozen=True, kw_only=True):
     """Version texts, None where a part is missing; `import_seconds` is what `import torch` took for this rank, and
-    `import_core_seconds` how much of it was on a core or in waiting for one. `not_forked` is why workers are no forks
-    of a process that has imported torch."""
+    `import_core_seconds` how much of it was on a core or in waiting for one. `import_pid` is the process that did it,
+    one for several ranks of a host. `not_forked` is why workers are no forks of a process that has imported torch."""
 
     python: str
     torch: str
@@ -75,6 +78,7 @@ class Data(Struct, frozen=True, kw_only=True):
     driver: str | None = None
     import_seconds: float | None = None
     import_core_seconds: float | None = None
+    import_pid: int | None = None
     not_forked: str | None = None
 
 
@@ -84,8 +88,13 @@ def measure(ctx: Context) -> Data:
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
         import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
+        import_pid=_whole(os.environ.get("DDPDIAG_IMPORT_PID")),
         not_forked=os.environ.get("DDPDIAG_NOT_FORKED"),
     )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
 
 
 def _seconds(text: str | None) -> float | None:
@@ -143,7 +152,12 @@ def _differing(seen: Seen[Data], what: str, severity: Severity) -> Iterator[Find
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     most = seen.number("slow_import_seconds")
-    took = {rank: own.import_seconds for rank, own in seen.by_rank.items() if own.import_seconds}
+    sharing = _sharing(seen)
+    took = {
+        rank: _seconds_of_a_job(seen, own, sharing.get(rank, ()))
+        for rank, own in seen.by_rank.items()
+        if own.import_seconds
+    }
     usual = _usual_imports(seen, took)
     slow = {
         rank: seconds
@@ -156,18 +170,41 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         own, node = seen.by_rank[worst], seen.world.node_of(worst)
         core, others = own.import_core_seconds, usual[node]
         spent = f" The slowest spent {core:.1f} s of it on a core or waiting for one." if core is not None else ""
+        served = len(sharing.get(worst, (worst,)))
+        shared = (
+            f" One import of {own.import_seconds:.1f} s served {served} ranks of this host; the ranks of a job import "
+            "torch at the same time."
+            if served > 1
+            else ""
+        )
         median_text = f", the median of the other hosts is {others:.1f} s" if others is not None else ""
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took up to {slow[worst]:.1f} s (rank {worst} on {node}; too slow on "
-            f"{ranks_text(tuple(slow))}); at most {most:g} s expected{median_text}.{spent}",
+            f"`import torch` {'takes' if shared else 'took'} up to {slow[worst]:.1f} s (rank {worst} on {node}; too "
+            f"slow on {ranks_text(tuple(slow))}); at most {most:g} s expected{median_text}.{spent}{shared}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
             fix="Find the other processes that keep the cores of these hosts busy (`top`)."
             if core is not None and not _waits_for_files(own)
             else "Put the environment on a local disk (or a container image), or copy it there at the job's start.",
         )
+
+
+def _sharing(seen: Seen[Data]) -> dict[int, tuple[int, ...]]:
+    """For each rank all ranks of its host that share an import with it, itself included; without those that do not."""
+    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, own in seen.by_rank.items():
+        if own.import_pid is not None and own.not_forked is None:
+            groups[seen.world.node_of(rank), own.import_pid].append(rank)
+    return {rank: tuple(ranks) for ranks in groups.values() if len(ranks) > 1 for rank in ranks}
+
+
+def _seconds_of_a_job(seen: Seen[Data], own: Data, sharing: Sequence[int]) -> float:
+    """What an import takes where each of these ranks does it at the same time, as far as the cores decide."""
+    seconds, core = own.import_seconds or 0.0, own.import_core_seconds or 0.0
+    cores = seen.world.cores_of(sharing)
+    return seconds + core * max(0.0, len(sharing) / cores - 1.0) if cores else seconds
 
 
 def _usual_imports(seen: Seen[Data], took: Mapping[int, float]) -> dict[str, float | None]:
@@ -206,9 +243,11 @@ def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
 
 
 def figures(seen: Seen[Data]) -> dict[str, Scalar]:
-    """What the imports of the rank that spent most took."""
+    """What the slowest import took, and how many ranks of a host shared one."""
     took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
-    return {"seconds.import": max(took)} if took else {}
+    found: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
+    sharing = max(map(len, _sharing(seen).values()), default=0)
+    return found | {"import.ranks": sharing} if sharing else found
 
 
 CHECK = Check(

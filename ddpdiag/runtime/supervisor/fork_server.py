@@ -50,6 +50,7 @@ def import_torch() -> float:
     importlib.import_module("torch")
     importlib.import_module("ddpdiag.checks")
     seconds = time.monotonic() - begin
+    os.environ["DDPDIAG_IMPORT_PID"] = str(os.getpid())
     os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
     now = core_seconds(os.getpid())
     if used is not None and now is not None:
