@@ -1,31 +1,37 @@
-"""The supervisor's children as it sees them: fork server and workers. Nothing here waits without a time-out."""
+"""A worker as its supervisor sees it. Nothing here waits without a time-out."""
 
-import contextlib
 import os
-import select
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from ddpdiag.model import IMPORT_STEP, Kind
-from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
+from ddpdiag.model import Kind
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.supervisor import ipc, sharing
+from ddpdiag.runtime.supervisor import ipc
 from ddpdiag.runtime.supervisor.hang_evidence import HangEvidence, ask_for_collectives, read_stacks, wait_for_answer
 from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, Child, Log, is_alive, start_python
 
-_WORKER, _FORK_SERVER = "ddpdiag.runtime.supervisor.worker", "ddpdiag.runtime.supervisor.fork_server"
-_MOST_WAITING = 4096  # of which the kernel keeps net.core.somaxconn
-_SOCKET_BUFFER = 1 << 20
-_POLL_SECONDS = 0.02
+_MODULE = "ddpdiag.runtime.supervisor.worker"
+SOCKET_BUFFER = 1 << 20
+POLL_SECONDS = 0.02
 
 
-class WorkerProcess(Child):
+class PythonChild(Child, ABC):
+    """A child with a log, which can be asked what it does."""
+
+    log: Log
+
+    @abstractmethod
+    def gather_evidence(self, state: str | None, *, nccl: bool = False) -> HangEvidence:
+        """Its stacks and its last collectives, if it has any; `state` is how it was before it is disturbed."""
+
+
+class WorkerProcess(PythonChild):
     """One worker: a channel for messages, a page to read its steps, a file for its stack, a channel to its recorder."""
 
     def __init__(self, kind: Kind, overrides: Mapping[str, str | None], log: Log) -> None:
@@ -33,14 +39,14 @@ class WorkerProcess(Child):
         self.kind = kind
         self.overrides = dict(overrides)
         self.log = log
-        self.channel, self._child_end = _socket_pair()
+        self.channel, self._child_end = socket_pair()
         self._frames = ipc.FrameReader()
         self.page = ipc.StepPage.create()
         self._stack = ipc.anonymous_file("ddpdiag-stack")
-        self._recorder, self._recorder_child_end = _socket_pair()
+        self._recorder, self._recorder_child_end = socket_pair()
 
     @property
-    def waits_for(self) -> "WorkerProcess | ForkServer":
+    def waits_for(self) -> PythonChild:
         """The process that must act before its trial goes on."""
         return self
 
@@ -72,7 +78,7 @@ class WorkerProcess(Child):
     def start_by_exec(self, env: Mapping[str, str]) -> None:
         """Start as a new interpreter, with its environment in place before anything is imported."""
         passed = self.descriptors()
-        self.started(start_python(_WORKER, [str(os.getpid()), *map(str, passed)], passed, env, self.log))
+        self.started(start_python(_MODULE, [str(os.getpid()), *map(str, passed)], passed, env, self.log))
 
     def send(self, command: ipc.WorkerCommand) -> bool:
         """Send without waiting; False if the worker is gone or reads nothing."""
@@ -104,8 +110,8 @@ class WorkerProcess(Child):
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
             ask_for_collectives(self._recorder, nccl=nccl)
-        _dump(self)
-        stacks = read_stacks(_read_settled(self._stack, 0, end))
+        dump(self)
+        stacks = read_stacks(read_settled(self._stack, 0, end))
         alive = partial(is_alive, self.pid)
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
         if not isinstance(answer, ipc.PostedCollectives):
@@ -127,282 +133,24 @@ class WorkerProcess(Child):
         os.close(self._stack)
 
 
-class ForkServer(Child):
-    """The process that imports torch once and forks workers; the first rank at `address` starts it for all there.
-
-    Without an address it is this rank's alone. `env` is what a worker of this rank has.
-    """
-
-    def __init__(self, rank: int, env: Mapping[str, str], address: str | None = None) -> None:
-        super().__init__()
-        self.log = Log()
-        self.import_seconds: float | None = None
-        self.closed = False
-        self.killed = False
-        self.is_shared = address is not None
-        self.failed = False  # torch cannot be imported
-        self._refused = False
-        self._is_own = False
-        self._rank = rank
-        self._environment = ipc.environment_file(env)
-        self._life: int | None = None
-        self._requested: list[ForkedWorker] = []  # in the order in which their pids will arrive
-        self._requested_at = 0.0
-        self._workers: list[ForkedWorker] = []
-        channel, listener = (None, None) if address is None else _meet(address)
-        self.channel = channel or self._start(env, listener)
-        if channel is not None:
-            self._follow(_server_of(channel))
-
-    def _start(self, env: Mapping[str, str], listener: socket.socket | None) -> socket.socket:
-        channel, child_end = _socket_pair()
-        life_end, self._life = os.pipe()
-        passed = (life_end, child_end.fileno(), *([] if listener is None else [listener.fileno()]))
-        self.pid = start_python(_FORK_SERVER, [*map(str, passed)], passed, env, self.log)
-        self._is_own, self.is_shared = True, listener is not None
-        os.close(life_end)
-        for end in filter(None, (child_end, listener)):
-            end.close()
-        return channel
-
-    def _follow(self, pid: int | None) -> None:
-        """Another rank has started it: its output is read from where it is written."""
-        if pid is not None and pid != self.pid:
-            self.pid = pid
-            with contextlib.suppress(OSError):
-                self.log = Log(os.open(f"/proc/{pid}/fd/2", os.O_RDONLY))
-
-    def fork(self, overrides: Mapping[str, str | None], log: Log) -> "ForkedWorker":
-        """Ask for a worker; it starts as soon as the server is free, and can be sent its task before that."""
-        worker = ForkedWorker(self, overrides, log)
-        self.request(worker)
-        return worker
-
-    def request(self, worker: "ForkedWorker") -> None:
-        """Ask for this worker, which another server may have been asked for before."""
-        worker.server = self
-        try:
-            descriptors = [*worker.fresh_descriptors(), self._environment]
-            message = msgspec.json.encode(ipc.Fork(self._rank))
-            socket.send_fds(self.channel, [message], descriptors, socket.MSG_DONTWAIT)
-        except OSError:
-            self.closed = True  # seen as a dead server by whoever waits for the worker
-        self._requested.append(worker)
-        self._requested_at = time.monotonic()
-
-    @property
-    def is_lost(self) -> bool:
-        """Is this rank better off with another one? It has died, does not take this rank, or is stopped."""
-        if not self.is_shared or self.killed or self.failed:
-            return False
-        if self.closed or self._refused or not self._requested or self.import_seconds is None:
-            return self.closed or self._refused
-        late = time.monotonic() > self._requested_at + DEADLINES.fork
-        return late and (self.state().state or "") in ("T", "t")
-
-    @property
-    def takes_no_rank(self) -> bool:
-        """Has it refused this rank, as another one like it would?"""
-        return self._refused
-
-    def unserved(self) -> "list[ForkedWorker]":
-        """The workers that were asked for and have not started."""
-        return list(self._requested)
-
-    def skip_lazy_imports(self) -> None:
-        """Nothing will be trained: what DDP loads lazily (1.7 s of a core with torch 2.13) need not be there."""
-        with contextlib.suppress(OSError):
-            self.channel.send(msgspec.json.encode(ipc.SkipLazyImports()), socket.MSG_DONTWAIT)
-
-    def receive(self) -> None:
-        """Take in what the server has sent, if anything; does not wait."""
-        if self.closed or self.channel.fileno() < 0 or not select.select([self.channel], [], [], 0)[0]:
-            return
-        try:
-            data = self.channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except OSError:
-            data = b""
-        if not data:
-            self.closed = True
-            return
-        self._take_in(ipc.decode_fork_server_message.decode(data))
-
-    def _take_in(self, message: ipc.ForkServerMessage) -> None:
-        match message:
-            case ipc.Welcome(pid, life):
-                self._follow(pid)
-                self._hold(pid, life)
-            case ipc.Refused():
-                self._refused = True
-            case ipc.Imported(seconds):
-                self.import_seconds = seconds
-            case ipc.Forked(pid):
-                worker = self._requested.pop(0)
-                worker.started(pid)
-                self._workers.append(worker)
-            case ipc.Exited(pid, code) if pid == self.pid:
-                self.failed, self.exit_code = True, code
-            case ipc.Exited(pid, code):
-                for worker in self._workers:
-                    if worker.pid == pid:
-                        worker.exit_code = code
-
-    def _hold(self, pid: int, life: int) -> None:
-        """Keep the server alive as long as this process lives, and no longer than the last that does so."""
-        try:
-            self._life = os.open(f"/proc/{pid}/fd/{life}", os.O_WRONLY)
-        except OSError:
-            self.closed = True
-
-    def gather_evidence(self, _state: str | None, *, nccl: bool = False) -> HangEvidence:
-        """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
-        start = self.log.size()
-        _dump(self)
-        return HangEvidence(read_stacks(_read_settled(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
-
-    def kill(self) -> bool:
-        """Kill it, and its workers with it; True if it is gone within 2 s. One that others use is left to them."""
-        self.channel.close()
-        self.closed = self.killed = True
-        if self._life is not None:
-            os.close(self._life)  # the kernel kills it if this was the last one
-            self._life = None
-        if not self.is_shared:
-            return super().kill()
-        end = time.monotonic() + (DEADLINES.reap if self._is_own else 0.0)
-        while time.monotonic() < end and not self.is_gone():
-            time.sleep(_POLL_SECONDS)
-        return self.is_gone() or self.state().state != "D"
-
-
-class ForkedWorker(WorkerProcess):
-    """A worker that the fork server forks; its exit code arrives through the server."""
-
-    def __init__(self, server: ForkServer, overrides: Mapping[str, str | None], log: Log) -> None:
-        super().__init__(Kind.TORCH, overrides, log)
-        self.server = server
-        self._life: int | None = None
-        self._life_end: int | None = None
-        self._handle: int | None = None
-
-    @property
-    def waits_for(self) -> WorkerProcess | ForkServer:
-        """The server, as long as it has not forked this worker."""
-        return self.server if self.pid is None else self
-
-    @property
-    def start_step(self) -> str | None:
-        """What the server does first."""
-        if self.pid is not None:
-            return None
-        return IMPORT_STEP if self.server.import_seconds is None else "start the worker"
-
-    @property
-    def cannot_start(self) -> bool:
-        """Did the server end before it forked this worker?"""
-        return self.pid is None and self.server.closed
-
-    @property
-    def ended_with_server(self) -> bool:
-        """Has the server that forked it ended, so that the kernel ended it?"""
-        return self.pid is not None and self.exit_code is None and self.server.closed
-
-    def fresh_descriptors(self) -> tuple[int, ...]:
-        """What a server needs to start it: where one that was asked before does so, too, that process ends at once."""
-        self._close_life()
-        self._life_end, self._life = os.pipe()
-        return *self.descriptors(), self._life_end, self.log.fileno()
-
-    def started(self, pid: int | None) -> None:
-        """The other ends belong to the worker now. By a handle of it no signal reaches a later process of its pid."""
-        super().started(pid)
-        if self._life_end is not None:
-            os.close(self._life_end)
-            self._life_end = None
-        if pid is not None and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):  # Linux before 5.3
-                self._handle = os.pidfd_open(pid)
-
-    def signal(self, signum: int) -> None:
-        """Send a signal to it."""
-        if self._handle is None:
-            super().signal(signum)
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, signum)
-
-    def poll(self) -> int | None:
-        """Its exit code once the server has sent it."""
-        self.server.receive()
-        return self.exit_code
-
-    def close(self) -> None:
-        """Give back the descriptors; the worker ends."""
-        super().close()
-        self._close_life()
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
-
-    def _close_life(self) -> None:
-        for end in (self._life, self._life_end):
-            if end is not None:
-                os.close(end)
-        self._life = self._life_end = None
-
-
-def _meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
-    """A channel to the fork server at an address, or the socket for one that is to be started; neither if it fails.
-
-    Only one process can have the name. Between its bind and its listen, a moment, the others are refused.
-    """
-    end = time.monotonic() + DEADLINES.meet
-    while time.monotonic() < end:
-        listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
-        with contextlib.suppress(OSError):
-            listener.bind(address)
-            listener.listen(_MOST_WAITING)
-            channel.close()
-            return None, listener
-        listener.close()
-        channel.setblocking(False)
-        with contextlib.suppress(OSError):
-            channel.connect(address)
-            if sharing.peer(channel)[1] == os.geteuid():
-                channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
-                return channel, None
-            end = 0.0  # another user has taken the name
-        channel.close()
-        time.sleep(_POLL_SECONDS)
-    return None, None
-
-
-def _server_of(channel: socket.socket) -> int | None:
-    """The server's pid; None while the kernel shows the supervisor that opened the socket for it."""
-    pid, _ = sharing.peer(channel)
-    with contextlib.suppress(OSError):
-        if _FORK_SERVER.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-    return None
-
-
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends that keep messages apart."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
     return pair
 
 
-def _dump(child: Child) -> None:
+def dump(child: PythonChild) -> None:
     """Have a process write its stacks, even if it is stopped."""
     child.signal(DUMP_SIGNAL)
     child.signal(signal.SIGCONT)
 
 
-def _read_settled(descriptor: int, start: int, end: float) -> str:
+def read_settled(descriptor: int, start: int, end: float) -> str:
     """What is written to a file after `start`, once it stops growing; waits until `end` of the monotonic clock."""
     text = before = b""
     while time.monotonic() < end and not (text and text == before):
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
         before, text = text, os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
     return text.decode(errors="replace")

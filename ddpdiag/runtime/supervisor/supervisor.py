@@ -19,7 +19,8 @@ from ddpdiag.runtime.control.client import ControlClient, refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record.record import Record
 from ddpdiag.runtime.supervisor import sharing
-from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
+from ddpdiag.runtime.supervisor.children import WorkerProcess
+from ddpdiag.runtime.supervisor.forked import ForkedWorker, ForkServer
 from ddpdiag.runtime.supervisor.processes import Child, Log, Signals, with_home
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
