@@ -128,21 +128,26 @@ class ForkServer:
                 _send(client, ipc.Imported(self._import_seconds))
 
     def _answer(self, client: socket.socket) -> None:
+        """Do what a client asks; one that has left, or that sends what cannot be done, is dropped."""
+        descriptors = array.array("i")
         try:
-            data, descriptors = _receive(client)
-        except OSError:
-            data, descriptors = b"", array.array("i")
-        if not data:
-            self._clients.remove(client)
-            client.close()
-            return
-        match ipc.decode_fork_server_request.decode(data):
-            case ipc.SkipLazyImports():
-                self._waiting.clear()
-            case ipc.Fork(rank) if len(descriptors) == ipc.FORK_DESCRIPTORS:
-                self._fork(client, rank, descriptors)
+            data = _receive(client, descriptors)
+            match ipc.decode_fork_server_request.decode(data) if data else None:
+                case ipc.SkipLazyImports():
+                    self._waiting.clear()
+                case ipc.Fork(rank) if len(descriptors) == ipc.FORK_DESCRIPTORS:
+                    self._fork(client, rank, descriptors)
+                case _:
+                    self._drop(client)
+        except (OSError, msgspec.DecodeError):  # no more processes may be started, or it is no message
+            traceback.print_exc()
+            self._drop(client)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _drop(self, client: socket.socket) -> None:
+        self._clients.remove(client)
+        client.close()
 
     def _fork(self, client: socket.socket, rank: int, descriptors: "array.array[int]") -> None:
         environ = ipc.read_environment(descriptors[-1])
@@ -152,12 +157,14 @@ class ForkServer:
         parent, hazard = os.getpid(), fork_hazard()
         # The end of a worker must not be told before its start.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(parent, rank, environ, descriptors, hazard)
-        self._owners[pid] = client
-        _send(client, ipc.Forked(pid))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(parent, rank, environ, descriptors, hazard)
+            self._owners[pid] = client
+            _send(client, ipc.Forked(pid))
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
     def _unlike(self, client: socket.socket, environ: Mapping[str, str]) -> str | None:
         """What a worker forked here would not have as its rank has it."""
@@ -223,14 +230,13 @@ def _send(client: socket.socket, message: ipc.ForkServerMessage) -> None:
         client.send(msgspec.json.encode(message), socket.MSG_DONTWAIT)
 
 
-def _receive(client: socket.socket) -> tuple[bytes, "array.array[int]"]:
-    """A message and the descriptors beside it."""
-    descriptors = array.array("i")
+def _receive(client: socket.socket, descriptors: "array.array[int]") -> bytes:
+    """A message; what was sent beside it is added to `descriptors`."""
     room = socket.CMSG_SPACE(ipc.FORK_DESCRIPTORS * descriptors.itemsize)
     data, ancillary, _, _ = client.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_DONTWAIT)
     for _level, _kind, payload in ancillary:
         descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-    return data, descriptors
+    return data
 
 
 def _import_lazily(module: str) -> None:
