@@ -96,7 +96,9 @@ def check(way: Way, ranks: int, fault: str | None, folder: Path, mark: str, pref
     own = way.variables(f"{fault} {ranks - 1}" if fault is not None else None)
     env = {**os.environ, **own, MARK: mark, "DDPDIAG_TEST_REACHED": str(folder / f"reached-{mark}")}
     command = [*prefix, *way.command(ranks, report)]
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if not report.exists():
         sys.exit(f"{ranks} ranks: left with {done.returncode} and no report:\n{done.stderr[-2000:]}")
     found: Mapping = json.loads(report.read_text())  # type: ignore[type-arg]

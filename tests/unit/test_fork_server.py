@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from ddpdiag.runtime.supervisor import ipc
+from ddpdiag.runtime.supervisor import forked, ipc
 
 SERVE = """
 import sys
@@ -115,6 +115,57 @@ def test_a_client_that_sends_nonsense_is_dropped_alone(server, environ):
     assert asked(right, environ)[-1] is ipc.Forked
     while wrong.recv(1000):
         pass
+
+
+BOB = 12_002
+# Another user, who does one of two things with the name in hexadecimal.
+STRANGER = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+own, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), bytes.fromhex(sys.argv[3])
+if sys.argv[2] == "connect":
+    own.connect(name)
+    print(own.recv(1000), flush=True)
+else:
+    own.bind(name)
+    own.listen()
+    print("there", flush=True)
+    input()
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+def stranger(does: str, address: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", STRANGER, str(BOB), does, address.encode().hex()]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@needs_root
+def test_another_user_is_not_served(server, environ):
+    with stranger("connect", server.address) as other:
+        assert other.communicate(timeout=20)[0] == "b''\n"
+    assert asked(server.connected(), environ)[-1] is ipc.Forked
+
+
+@needs_root
+def test_a_name_that_another_user_took_is_not_used():
+    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+    with stranger("bind", address) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        assert forked.meet(address) == (None, None)
+        other.communicate("")
+
+
+def test_the_first_at_a_name_opens_it_and_the_next_one_connects():
+    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+    nothing, listener = forked.meet(address)
+    channel, none_either = forked.meet(address)
+    assert (nothing, none_either) == (None, None)
+    assert listener is not None
+    assert channel is not None
+    listener.close()
+    channel.close()
 
 
 def test_the_server_ends_with_the_last_that_holds_its_pipe(environ):

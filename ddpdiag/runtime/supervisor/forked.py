@@ -53,7 +53,7 @@ class ForkServer(PythonChild):
         self._requested: list[ForkedWorker] = []  # in the order in which their pids will arrive
         self._requested_at = 0.0
         self._workers: list[ForkedWorker] = []
-        channel, listener = (None, None) if address is None else _meet(address)
+        channel, listener = (None, None) if address is None else meet(address)
         self.channel = channel or self._start(env, listener)
         if channel is not None:
             self._follow(_server_of(channel))
@@ -255,7 +255,7 @@ class ForkedWorker(WorkerProcess):
         self._life = self._life_end = None
 
 
-def _meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
+def meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
     """A channel to the fork server at an address, or the socket for one that is to be started; neither if it fails.
 
     Only one process can have the name. Between its bind and its listen, a moment, the others are refused.
