@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -110,8 +109,8 @@ class ForkServer(PythonChild):
         return self._refused
 
     def unserved(self) -> "list[ForkedWorker]":
-        """The workers that were asked for and have not started."""
-        return list(self._requested)
+        """The workers that were asked for, have not started and are still wanted."""
+        return [worker for worker in self._requested if worker.channel.fileno() >= 0]
 
     def skip_lazy_imports(self) -> None:
         """Nothing will be trained: what DDP loads lazily (1.7 s of a core with torch 2.13) need not be there."""
@@ -120,10 +119,12 @@ class ForkServer(PythonChild):
 
     def receive(self) -> None:
         """Take in what the server has sent, if anything; does not wait."""
-        if self.closed or self.channel.fileno() < 0 or not select.select([self.channel], [], [], 0)[0]:
+        if self.closed:
             return
         try:
             data = self.channel.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
@@ -272,10 +273,10 @@ def meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
         channel.setblocking(False)
         with contextlib.suppress(OSError):
             channel.connect(address)
-            if sharing.peer(channel)[1] == os.geteuid():
+            if sharing.is_alike(channel):
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
                 return channel, None
-            end = 0.0  # another user has taken the name
+            end = 0.0  # a stranger has taken the name: another user, or root in another container
         channel.close()
         time.sleep(POLL_SECONDS)
     return None, None

@@ -65,6 +65,15 @@ def difference(server: Mapping[str, str], other: Mapping[str, str]) -> str | Non
     return next((name for name in {**server, **other} if server.get(name) != other.get(name)), None)
 
 
+def is_alike(channel: socket.socket) -> bool:
+    """Is the process at the other end one of this user, with the same traits? It will get this rank's environment."""
+    pid, uid = peer(channel)
+    try:
+        return uid == os.geteuid() and difference(traits(), traits(pid)) is None
+    except (OSError, IndexError):  # it has ended, or is in another PID namespace
+        return False
+
+
 def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """The first variable in which two environments differ, and must not."""
     common = _common(server)
