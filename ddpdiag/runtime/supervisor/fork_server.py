@@ -278,6 +278,8 @@ def fork_hazard(root: Path = Path("/proc/self")) -> str | None:
 def main(life: int, channel: int, listener: int | None = None) -> NoReturn:
     """Entry: descriptors of the pipe, of the channel to the supervisor that starts this, and of the socket."""
     die_with_writers(life)
+    if listener is None:
+        die_with_parent(os.getppid())  # also where a kernel knows no signal for the end of a pipe
     leave_terminal()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     gc.disable()  # a tenth of the import's time goes into collecting what is never dropped

@@ -73,7 +73,9 @@ class ForkServer(PythonChild):
         if pid is not None and pid != self.pid:
             self.pid = pid
             with contextlib.suppress(OSError):
-                self.log = Log(os.open(f"/proc/{pid}/fd/2", os.O_RDONLY))
+                written = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY)
+                self.log.close()
+                self.log = Log(written)
 
     def fork(self, overrides: Mapping[str, str | None], log: Log) -> "ForkedWorker":
         """Ask for a worker; it starts as soon as the server is free, and can be sent its task before that."""
