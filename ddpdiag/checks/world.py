@@ -38,9 +38,11 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def ranks_per_core(self) -> float:
         """Of the host where most ranks share a core; 0 where it is not known."""
-        return max((len(ranks) / cores for ranks in self.hosts.values() if (cores := self._cores(ranks))), default=0.0)
+        return max(
+            (len(ranks) / cores for ranks in self.hosts.values() if (cores := self.cores_of(ranks))), default=0.0
+        )
 
-    def _cores(self, ranks: Sequence[int]) -> int:
+    def cores_of(self, ranks: Sequence[int]) -> int:
         """Processors that at least one of these ranks may use."""
         mask = 0
         for cpus in {self.arrivals[rank].cpus for rank in ranks}:

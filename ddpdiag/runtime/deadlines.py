@@ -37,6 +37,13 @@ class Deadlines:
     # After a signal: Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
     relay_leaving: float = 0.25
 
+    # A fork server that ranks of a host share -------------------------------------------------------------------------
+
+    # A fork server has this long from the moment that it took its name to the one in which it can be reached.
+    meet: float = 0.5
+    # A fork takes 25 ms. A server that is stopped (SIGSTOP) is replaced after this time.
+    fork: float = 2.0
+
     # A process that did not end in time ------------------------------------------------------------------------------
 
     dump: float = 0.5

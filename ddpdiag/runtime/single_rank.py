@@ -28,6 +28,7 @@ from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.children import WorkerProcess
+from ddpdiag.runtime.supervisor.fork_server import import_torch
 from ddpdiag.runtime.supervisor.ipc import StepPage
 from ddpdiag.runtime.supervisor.processes import (
     DUMP_SIGNAL,
@@ -41,7 +42,7 @@ from ddpdiag.runtime.supervisor.processes import (
     leave_terminal,
 )
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
-from ddpdiag.runtime.supervisor.worker import import_torch, serve
+from ddpdiag.runtime.supervisor.worker import serve
 
 _IDENTITY = b"0"
 # What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.

@@ -32,16 +32,15 @@ def _burn() -> None:
 
 
 def _workers_of_rank(pid: int, rank: str) -> list[int]:
-    """Workers with torch below a process: children of a fork server, with this RANK."""
+    """Workers with torch below a process: forks of a fork server, with the name of this rank."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             command = (entry / "cmdline").read_bytes()
             environ = (entry / "environ").read_bytes().split(b"\0")
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            name = (entry / "comm").read_text().strip()
             mine = f"DDPDIAG_BENCHMARK={pid}".encode() in environ
-            below = b"fork-server" in (Path("/proc") / parent / "cmdline").read_bytes()
-            if mine and b"fork-server" in command and below and f"RANK={rank}".encode() in environ:
+            if mine and b"supervisor.fork_server" in command and name == f"ddpdiag-r{rank}":
                 found.append(int(entry.name))
     return found
 

@@ -8,7 +8,7 @@ whatever else the machine does at the time falls on both:
 
     check / torchrun         `ddpdiag check` and `torchrun --nproc-per-node 2` on a script that only meets (a gloo
                              group, one barrier, and out): what a check costs over the least that a job costs.
-                             At most 1.5.
+                             At most 1.5. With `--ranks 2 8` the same for 8 ranks, without training as well: below 1.
     check / accelerate test  `ddpdiag check` and `accelerate test` on two processes, which answers a like question.
                              Below 1. Left out where accelerate is not installed.
     with a secret / without  two ranks started by hand that meet at this host's own address: with DDPDIAG_TOKEN, so that
@@ -144,13 +144,23 @@ def variables() -> dict[str, str]:
     return environ | ours | {"ACCELERATE_USE_CPU": "true"}
 
 
-def pairs(folder: Path, before: Path | None) -> list[Pair]:
+def against_torchrun(ranks: int, folder: Path) -> list[Pair]:
+    """A check and torchrun with so many ranks, which share one import of torch in a check only."""
+    number = ("--nproc-per-node", str(ranks))
+    check = Command(f"check of {ranks}", [str(SCRIPTS / "ddpdiag"), "check", *number], (f"FIT: {ranks} ranks",))
+    untrained = Command(f"untrained {ranks}", [*check.arguments, "--skip-stage", "training"], check.words)
+    torchrun = Command(f"torchrun of {ranks}", [str(SCRIPTS / "torchrun"), *number, str(folder / "meet.py")])
+    if ranks == 2:
+        return [Pair(check, torchrun, 1.5, below=False)]
+    return [Pair(check, torchrun, 1.0, below=True), Pair(untrained, torchrun, 1.0, below=True)]
+
+
+def pairs(folder: Path, ranks: Sequence[int], before: Path | None) -> list[Pair]:
     """What is compared here; the scripts that it takes are written to `folder`."""
     (folder / "meet.py").write_text(MEET)
     (folder / "two.yaml").write_text(TWO_PROCESSES)
+    found = [pair for count in ranks for pair in against_torchrun(count, folder)]
     check = Command("ddpdiag check", [str(SCRIPTS / "ddpdiag"), "check", "--nproc-per-node", "2"], FIT)
-    torchrun = Command("torchrun", [str(SCRIPTS / "torchrun"), "--nproc-per-node", "2", str(folder / "meet.py")])
-    found = [Pair(check, torchrun, 1.5, below=False)]
     if installed("accelerate") is not None:
         test = [str(SCRIPTS / "accelerate"), "test", "--config_file", str(folder / "two.yaml")]
         found.append(Pair(check, Command("accelerate test", test, OVER_GLOO, patience=6), 1.0, below=True))
@@ -243,13 +253,14 @@ def describe() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10, help="how often each pair runs, at least 2 (default: 10)")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2], help="sizes to compare with torchrun (default: 2)")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="compare with the code of another checkout")
     arguments = parser.parse_args()
     rounds = max(2, arguments.rounds)
     print(describe())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = pairs(folder, arguments.before)
+        found = pairs(folder, arguments.ranks, arguments.before)
         try:
             for pair in found:
                 pair.seconds((pair.ours, pair.theirs), folder)  # unmeasured: fills the page cache, compiles modules

@@ -25,10 +25,10 @@ def ready() -> None:
 
 def fork_server() -> None:
     from ddpdiag.probes.host.kernel import PROC, open_files
-    from ddpdiag.runtime.supervisor import worker
+    from ddpdiag.runtime.supervisor.fork_server import LAZY_IMPORTS, import_torch
 
-    worker.import_torch()
-    for module in worker.LAZY_IMPORTS:
+    import_torch()
+    for module in LAZY_IMPORTS:
         importlib.import_module(module)
     import torch
 

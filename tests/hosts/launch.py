@@ -132,7 +132,7 @@ class Launched:
 
     def of_rank(self, rank: int) -> list[Process]:
         """Living processes of a rank."""
-        return [p for p in processes(self.mark) if p.environ.get("RANK") == str(rank)]
+        return [p for p in processes(self.mark) if p.rank == str(rank)]
 
     def launched(self, rank: int) -> Process:
         """The process that a launcher (torchrun, env) started for a rank, whatever that started in turn."""

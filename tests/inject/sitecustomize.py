@@ -1,14 +1,17 @@
 """Faults, injected from outside: Python imports this module at its start when its folder is on PYTHONPATH.
 
 DDPDIAG_TEST_FAULT says "KIND RANK", several with commas; only processes with that RANK act on it, and what runs in them
-knows nothing of it. Of ddpdiag's processes only fork servers and their workers import torch. When a fault begins, the
-file DDPDIAG_TEST_REACHED appears, with a line "RANK PID" for each process in which one began.
+knows nothing of it. Of ddpdiag's processes only fork servers and their workers import torch. A fork server may serve
+several ranks: its workers change what they have when they get their RANK, and a rank with a fault in its import has a
+variable that gives it a server of its own, where a launcher has set its RANK; RANK "*" is all of them. When a fault
+begins, the file DDPDIAG_TEST_REACHED appears, with a line "RANK PID" for each process in which one began.
 
 In the rank's first all-reduce:
     sleep, gil, spin          wait for ever, inside of C with the GIL, or in a loop
     segv, raise, exit         crash, raise an exception, leave without a word (exit code 0)
     memory                    take more and more memory
     ras, silent-ras           wait for ever, beside a stand-in of NCCL's RAS service that answers, or never does
+    tell                      write what the process reads of itself to DDPDIAG_TEST_REACHED.RANK, then go on
     pause                     wait two seconds, then go on: time for a fault from outside
 In every all-reduce and broadcast:
     corrupt, corrupt-received what this rank sends, or what it receives, is off by one in the first element
@@ -43,6 +46,7 @@ And DDPDIAG_TEST_STANDIN registers another backend: see standin.py.
 """
 
 import ctypes
+import json
 import os
 import sys
 import threading
@@ -201,6 +205,30 @@ def _pause(module):
             paused.append(True)
             _announce()
             time.sleep(2)
+        return real(*arguments, **options)
+
+    module.all_reduce = all_reduce
+
+
+def _tell(module):
+    real, path = module.all_reduce, Path("/proc/self")
+
+    def all_reduce(*arguments, **options):
+        import torch
+
+        told = {
+            "parent": os.getppid(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "threads": torch.get_num_threads(),
+            "groups": (path / "cgroup").read_text(),
+            "mounts": os.readlink(path / "ns/mnt"),
+            "limits": (path / "limits").read_text(),
+            "libraries": (path / "maps").read_text().count(os.environ.get("LD_PRELOAD") or "no library"),
+            "folder": os.getcwd(),
+            "output": os.readlink(path / "fd/1"),
+            "variables": dict(os.environ),
+        }
+        Path(f"{os.environ['DDPDIAG_TEST_REACHED']}.{os.environ['RANK']}").write_text(json.dumps(told))
         return real(*arguments, **options)
 
     module.all_reduce = all_reduce
@@ -408,6 +436,7 @@ _CHANGES = {
     "slow-data": ("ddpdiag.workloads.proof", _slow_data),
     "slow-compute": ("torch.nn.functional", _slow_compute),
     "slower": ("torch.nn.parallel.distributed", _slower),
+    "tell": (_COLLECTIVES, _tell),
     "pause": (_COLLECTIVES, _pause),
     "late": (_COLLECTIVES, _late),
     "corrupt": (_COLLECTIVES, _corrupt),
@@ -423,14 +452,47 @@ _CHANGES = {
 
 
 def _install(kind, rank):
-    if os.environ.get("RANK") != rank:
-        return
     if kind in _IN_IMPORT:
-        sys.meta_path.insert(0, _Before("torch", _announced(_IN_IMPORT[kind])))
-    elif kind in _CHANGES:
-        sys.meta_path.insert(0, _Changed(*_CHANGES[kind]))
-    else:
-        sys.meta_path.insert(0, _Changed(_COLLECTIVES, _replaced_all_reduce(_announced(_IN_ALL_REDUCE[kind]))))
+        if rank in ("*", os.environ.get("RANK")):
+            os.environ["DDPDIAG_TEST_IMPORTS"] = rank
+            sys.meta_path.insert(0, _Before("torch", _announced(_IN_IMPORT[kind])))
+        return
+    module, change = _CHANGES.get(kind) or (_COLLECTIVES, _replaced_all_reduce(_announced(_IN_ALL_REDUCE[kind])))
+    if any("fork_server" in word for word in sys.orig_argv):
+        _LATER.append((rank, module, change))
+    elif os.environ.get("RANK") == rank:
+        sys.meta_path.insert(0, _Changed(module, change))
+
+
+_LATER = []  # faults of workers, by rank
+
+
+def _of_a_worker(real):
+    """A variable that is set: with its RANK a worker gets its faults."""
+
+    def set_item(environ, name, value):
+        real(environ, name, value)
+        mine = [fault for fault in _LATER if name == "RANK" and fault[0] in ("*", value)]
+        for fault in mine:
+            _LATER.remove(fault)
+            _change_now(*fault[1:])
+
+    return set_item
+
+
+def _change_now(name, change):
+    """Change a module, and what others have taken from it, if it is imported already."""
+    if name not in sys.modules:
+        sys.meta_path.insert(0, _Changed(name, change))
+        return
+    before = dict(vars(sys.modules[name]))
+    change(sys.modules[name])
+    after = vars(sys.modules[name])
+    changed = {key: value for key, value in before.items() if after.get(key) is not value}
+    for module in list(sys.modules.values()):
+        for key, value in changed.items():
+            if getattr(module, "__dict__", {}).get(key) is value:
+                setattr(module, key, after[key])
 
 
 def _set_version(version):
@@ -498,6 +560,7 @@ def _share_connections(most_ranks):
     sys.meta_path.insert(0, _Changed("ddpdiag.runtime.control.relay", change))
 
 
+type(os.environ).__setitem__ = _of_a_worker(type(os.environ).__setitem__)
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
     _install(*words.split())
 if "DDPDIAG_TEST_STANDIN" in os.environ:

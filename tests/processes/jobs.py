@@ -44,6 +44,22 @@ class Process:
     command: str
     environ: Mapping[str, str] = field(repr=False)
     inner_pid: int
+    name: str
+
+    @property
+    def rank(self) -> str | None:
+        """Of which rank it is; a worker was forked from a process of any rank, and its name says its own."""
+        return self.name.removeprefix("ddpdiag-r") if self.is_worker else self.environ.get("RANK")
+
+    @property
+    def is_worker(self) -> bool:
+        """Is it a worker with torch, forked from a fork server?"""
+        return self.is_fork_server and self.name.startswith("ddpdiag-r")
+
+    @property
+    def is_fork_server(self) -> bool:
+        """Is it a fork server, or forked from one?"""
+        return "ddpdiag.runtime.supervisor.fork_server" in self.command
 
     def kill(self, signum: int) -> None:
         os.kill(self.pid, signum)
@@ -62,10 +78,11 @@ def _process(pid: int) -> Process | None:
         command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
         parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         inner = _PIDS.search((folder / "status").read_text())
+        name = (folder / "comm").read_text().strip()
     except OSError:
         return None
     environ = dict(word.split("=", 1) for word in words if "=" in word)
-    return Process(pid, parent, command, environ, int(inner[1]) if inner else pid)
+    return Process(pid, parent, command, environ, int(inner[1]) if inner else pid, name)
 
 
 def free_port() -> int:
@@ -251,23 +268,23 @@ class Job:
 
     def fork_server(self, rank: int) -> Process:
         """The process in which a rank's torch lives, and whose children are the rank's torch workers."""
-        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.worker fork-server")
-        pids = {process.pid for process in own}
-        return next(process for process in own if process.parent not in pids)
+        alive = processes(self.mark)
+        workers = [process for process in alive if process.is_worker and process.rank == str(rank)]
+        servers = [process for process in alive if process.is_fork_server and not process.is_worker]
+        wanted = workers[-1].parent if workers else None
+        found = [process for process in servers if process.pid == wanted or process.parent == self.supervisor(rank).pid]
+        return (found or servers)[0]
 
     def worker(self, rank: int) -> Process:
         """The rank's newest worker with torch."""
-        fork_server = self.fork_server(rank)
-        own = self._of_rank(rank, "ddpdiag.runtime.supervisor.worker fork-server")
-        return max((process for process in own if process.parent == fork_server.pid), key=lambda process: process.pid)
+        own = [p for p in processes(self.mark) if p.is_worker and p.rank == str(rank)]
+        return max(own, key=lambda process: process.pid)
 
     def supervisor(self, rank: int) -> Process:
-        """The process that the launcher started for a rank."""
-        parent = self.fork_server(rank).parent
-        return next(process for process in processes(self.mark) if process.pid == parent)
-
-    def _of_rank(self, rank: int, module: str) -> list[Process]:
-        return [p for p in processes(self.mark) if p.environ.get("RANK") == str(rank) and module in p.command]
+        """The process that the launcher started for a rank: it has started a worker without torch by itself."""
+        alive, module = processes(self.mark), "ddpdiag.runtime.supervisor.worker"
+        parent = next(p.parent for p in alive if module in p.command and p.environ.get("RANK") == str(rank))
+        return next(process for process in alive if process.pid == parent)
 
 
 Start = Callable[..., Job]

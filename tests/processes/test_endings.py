@@ -28,7 +28,7 @@ def _interrupted(start, *arguments: str) -> Job:
 def suspended(start_shared) -> tuple[Job, float]:
     """A run whose supervisors are all stopped, and since when."""
     options = ("--select", "COL001", "--budget", "600", "--json", "{json}")
-    job = start_shared(*STANDALONE, *options, DDPDIAG_TEST_FAULT="slow-import 1")
+    job = start_shared(*STANDALONE, *options, DDPDIAG_TEST_FAULT="slow-import *")
     job.wait_until(job.reached.exists)
     for rank in (0, 1):
         job.supervisor(rank).kill(signal.SIGSTOP)

@@ -40,7 +40,7 @@ class Failure:
 
 
 FAILURES = {
-    "hangs in import torch": Failure("import", "RUN003.hung", "import torch"),
+    "hangs in import torch": Failure("import", "RUN003.hung", "import torch", torchrun=True),
     "frozen rank 0": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP)),
     "frozen rank 0 under torchrun": Failure("sleep", sent=("supervisor", 0, signal.SIGSTOP), torchrun=True),
     "posts another size": Failure("longer", "RUN003.mismatch", "all_reduce #1 (2 float32, 8 B)", (2,)),

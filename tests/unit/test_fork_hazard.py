@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdiag.runtime.supervisor.worker import fork_hazard
+from ddpdiag.runtime.supervisor.fork_server import fork_hazard
 
 
 @pytest.fixture

@@ -1,34 +1,182 @@
-"""What the fork server imports beside the first trials."""
+"""What the fork server imports beside the first trials, and whom it serves."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterator, Mapping
 
 import pytest
 
+from ddpdiag.runtime.supervisor import forked, ipc
+
 SERVE = """
-import socket, sys
-from ddpdiag.runtime.supervisor import worker
-worker.LAZY_IMPORTS = ("lazy_probe",)
-worker._serve(socket.socket(fileno=int(sys.argv[1])))
+import sys
+from ddpdiag.runtime.supervisor import fork_server
+fork_server.LAZY_IMPORTS = ("lazy_probe",)
+fork_server.import_torch = lambda: 0.1
+fork_server.main(*map(int, sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("enough", [False, True])
-def test_what_ddp_loads_is_imported_unless_nothing_will_be_trained(tmp_path, enough):
+class Server:
+    """A fork server without torch, and the channel of the supervisor that started it."""
+
+    def __init__(self, environ: Mapping[str, str], early: bytes = b"") -> None:
+        self.address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(self.address)
+        listener.listen()
+        self.channels: list[socket.socket] = []
+        self.first, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if early:
+            self.first.send(early)
+        life_end, self.life = os.pipe()
+        passed = (life_end, theirs.fileno(), listener.fileno())
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, *map(str, passed)], pass_fds=passed, env=environ, stderr=subprocess.DEVNULL
+        )
+        for end in (theirs, listener):
+            end.close()
+        os.close(life_end)
+
+    def connected(self) -> socket.socket:
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.settimeout(20)
+        self.channels.append(channel)
+        channel.connect(self.address)
+        return channel
+
+    def end(self) -> int:
+        os.close(self.life)
+        self.close()
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        for channel in (self.first, *self.channels):
+            channel.close()
+
+
+@pytest.fixture
+def environ(tmp_path) -> Mapping[str, str]:
+    """The server's, in which a module says that it was imported."""
     (tmp_path / "lazy_probe.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    if enough:
-        ours.send(b'{"type":"enough"}')
-    environ = {"PYTHONPATH": f"{tmp_path}:{':'.join(path for path in sys.path if path)}"}
-    command = [sys.executable, "-c", SERVE, str(theirs.fileno())]
-    with subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environ) as server:
-        theirs.close()
-        end = time.monotonic() + 20
-        while not enough and not (tmp_path / "imported").exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        ours.shutdown(socket.SHUT_WR)  # what was sent is read first, then the end
-        assert server.wait(20) == 0
-    ours.close()
-    assert (tmp_path / "imported").exists() != enough
+    return {"PYTHONPATH": f"{tmp_path}:{':'.join(path for path in sys.path if path)}", "RANK": "0", "LC_ALL": "C.UTF-8"}
+
+
+@pytest.fixture
+def server(environ) -> Iterator[Server]:
+    started = Server(environ, b'{"type":"enough"}')
+    yield started
+    assert started.end() in (0, -9), "it ends with its last client"
+
+
+def asked(channel: socket.socket, environ: Mapping[str, str]) -> list[type]:
+    """The kinds of its answers to the request for a worker, and to the connection."""
+    descriptors = [ipc.anonymous_file("test") for _ in range(ipc.FORK_DESCRIPTORS - 1)]
+    descriptors.append(ipc.environment_file(environ))
+    socket.send_fds(channel, [b'{"type":"fork","rank":1}'], descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    answers: list[type] = []
+    while not {ipc.Forked, ipc.Refused}.intersection(answers):
+        answers.append(type(ipc.decode_fork_server_message.decode(channel.recv(1000))))
+    return answers
+
+
+def test_what_ddp_loads_is_imported(environ, tmp_path):
+    server, end = Server(environ), time.monotonic() + 20
+    while not (tmp_path / "imported").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    server.end()
+    assert (tmp_path / "imported").exists()
+
+
+def test_what_ddp_loads_is_not_imported_where_nothing_will_be_trained(server, tmp_path):
+    asked(server.connected(), {})  # read after the request of the first client
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_worker_is_forked_for_a_rank_that_differs_in_its_own_variables(server, environ):
+    own = {"RANK": "1", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1"}
+    assert asked(server.connected(), {**environ, **own}) == [ipc.Welcome, ipc.Imported, ipc.Forked]
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "LD_PRELOAD", "HOME", "PYTORCH_CUDA_ALLOC_CONF", "WORLD_SIZE"])
+def test_a_rank_that_differs_in_any_other_variable_is_refused(server, environ, name):
+    assert asked(server.connected(), {**environ, name: "2"}) == [ipc.Welcome, ipc.Imported, ipc.Refused]
+
+
+def test_a_client_that_sends_nonsense_is_dropped_alone(server, environ):
+    wrong, right = server.connected(), server.connected()
+    wrong.send(b"{")
+    assert asked(right, environ)[-1] is ipc.Forked
+    while wrong.recv(1000):
+        pass
+
+
+BOB = 12_002
+# Another user, who does one of two things with the name in hexadecimal.
+STRANGER = """
+import os, socket, sys
+os.setuid(int(sys.argv[1]))
+own, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), bytes.fromhex(sys.argv[3])
+if sys.argv[2] == "connect":
+    own.connect(name)
+    print(own.recv(1000), flush=True)
+else:
+    own.bind(name)
+    own.listen()
+    print("there", flush=True)
+    input()
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+def stranger(does: str, address: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", STRANGER, str(BOB), does, address.encode().hex()]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@needs_root
+def test_another_user_is_not_served(server, environ):
+    with stranger("connect", server.address) as other:
+        assert other.communicate(timeout=20)[0] == "b''\n"
+    assert asked(server.connected(), environ)[-1] is ipc.Forked
+
+
+@needs_root
+def test_a_name_that_another_user_took_is_not_used():
+    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+    with stranger("bind", address) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        assert forked.meet(address) == (None, None)
+        other.communicate("")
+
+
+def test_the_first_at_a_name_opens_it_and_the_next_one_connects():
+    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+    nothing, listener = forked.meet(address)
+    channel, none_either = forked.meet(address)
+    assert (nothing, none_either) == (None, None)
+    assert listener is not None
+    assert channel is not None
+    listener.close()
+    channel.close()
+
+
+def test_the_server_ends_with_the_last_that_holds_its_pipe(environ):
+    server = Server(environ)
+    channel = server.connected()
+    message = ipc.decode_fork_server_message.decode(channel.recv(1000))
+    assert isinstance(message, ipc.Welcome)
+    held = os.open(f"/proc/{message.pid}/fd/{message.life}", os.O_WRONLY)
+    os.close(server.life)
+    server.first.close()
+    assert asked(channel, environ)[-1] is ipc.Forked, "another client keeps it alive"
+    os.close(held)
+    assert server.process.wait(20) in (0, -9)
+    server.close()

@@ -1,7 +1,8 @@
 """LCH003: versions that differ."""
 
 import pytest
-from seen import seen_of
+from msgspec import structs
+from seen import seen_of, with_arrivals
 
 from ddpdiag.checks.launch.versions import CHECK, Data
 from ddpdiag.model import Options, Severity
@@ -58,6 +59,25 @@ def slow_imports(hosts, **options):
     rows = {rank: versions(import_seconds=took, import_core_seconds=core) for rank, (took, core) in enumerate(hosts)}
     findings = CHECK.judge(seen_of(CHECK, rows, ranks_per_node=1, **options))
     return [finding.ranks for finding in findings if finding.code == "LCH003.slow-import"]
+
+
+def test_a_shared_import_counts_as_often_as_the_ranks_of_a_job_repeat_it(golden):
+    """Eight ranks of two cores each wait for three others; what waits for files is not multiplied."""
+    rows = [versions(import_seconds=4.0, import_core_seconds=3.0, import_pid=7) for _ in range(8)]
+    rows += [versions(import_seconds=4.0, import_core_seconds=3.0, import_pid=rank) for rank in range(8)]
+    seen = seen_of(CHECK, dict(enumerate(rows)), ranks_per_node=8)
+    two_cores = {rank: structs.replace(arrival, cpus="3") for rank, arrival in seen.world.arrivals.items()}
+    (finding,) = CHECK.judge(with_arrivals(seen, two_cores))
+    assert finding.ranks == tuple(range(8))
+    assert finding.evidence == {"seconds": 13.0, "core_seconds": 3.0, "usual_seconds": 4.0}
+    golden(finding)
+
+
+def test_the_ranks_that_share_an_import_are_counted():
+    rows = {rank: versions(import_seconds=4.0, import_pid=7 + rank // 3) for rank in range(4)}
+    assert CHECK.figures(seen_of(CHECK, rows, ranks_per_node=4)) == {"seconds.import": 4.0, "import.ranks": 3}
+    alone = {rank: versions(import_seconds=4.0, import_pid=7) for rank in range(2)}
+    assert CHECK.figures(seen_of(CHECK, alone, ranks_per_node=1)) == {"seconds.import": 4.0}
 
 
 def test_an_import_that_is_equally_slow_on_all_hosts_and_computes_is_silent():

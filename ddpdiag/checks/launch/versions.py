@@ -4,7 +4,10 @@ Ranks with different versions of torch, CUDA or NCCL use different protocols: th
 first collective, or compute different results. A Python that differs by its patch level only is a warning.
 
 A slow `import torch` makes ranks join minutes apart, so that the rendezvous times out. It is caused by a network file
-system under load or by busy cores; the finding shows which of them.
+system under load or by busy cores; the finding shows which of them. Ranks of a host that are alike share one import
+here (measurement import.ranks in the JSON report), where each rank of a job imports torch for itself: what an import
+needs of the cores is multiplied by the ranks that share it, for each core. What it waits for files is not, so a file
+server that many ranks ask at once can be slower than shown.
 Causes: a virtual environment or container image that was not updated on one host, a module that only some hosts load.
 
 Findings:
@@ -22,7 +25,7 @@ Sources: NCCL's src/init.cc ("Mismatched NCCL version detected"); CUDA compatibi
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -131,12 +134,14 @@ _BUSY_SHARE = 0.5
 
 class Data(Versions, frozen=True, kw_only=True):
     """Also that of the driver; `import_seconds` is what `import torch` took for this rank, and `import_core_seconds`
-    how much of it was on a core or in waiting for one. `not_forked` is why workers are no forks of a process that has
+    how much of it was on a core or in waiting for one. `import_pid` is the process that did it, one for several ranks of
+    a host. `not_forked` is why workers are no forks of a process that has
     imported torch."""
 
     driver: str | None = None
     import_seconds: float | None = None
     import_core_seconds: float | None = None
+    import_pid: int | None = None
     not_forked: str | None = None
 
 
@@ -146,8 +151,13 @@ def measure(ctx: Context) -> Data:
         driver=driver_version(proc_root(os.environ)),
         import_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_SECONDS")),
         import_core_seconds=_seconds(os.environ.get("DDPDIAG_IMPORT_CORE_SECONDS")),
+        import_pid=_whole(os.environ.get("DDPDIAG_IMPORT_PID")),
         not_forked=os.environ.get("DDPDIAG_NOT_FORKED"),
     )
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
 
 
 def _seconds(text: str | None) -> float | None:
@@ -217,7 +227,12 @@ def _driver_fix(seen: Seen[Data], odd: Odd) -> str:
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     most, ratio = seen.number("slow_import_seconds"), seen.number("slow_import_ratio")
-    took = {rank: own.import_seconds for rank, own in seen.by_rank.items() if own.import_seconds}
+    sharing = _sharing(seen)
+    took = {
+        rank: _seconds_of_a_job(seen, own, sharing.get(rank, ()))
+        for rank, own in seen.by_rank.items()
+        if own.import_seconds
+    }
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for rank, seconds in took.items():
         by_host[seen.world.node_of(rank)].append(seconds)
@@ -239,18 +254,21 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         several = f" It is too slow on {ranks_text(tuple(slow))}." if len(slow) > 1 else ""
         names = tuple(dict.fromkeys(seen.world.node_of(rank) for rank in slow))
         busy = core is not None and not _waits_for_files(own)
-        spent = (
-            ""
-            if core is None
-            else f" Only {core:.1f} s of this went to computing or waiting for a core; the rest most "
-        )
-        spent += "likely went to waiting for files." if spent else ""
-        if busy:
-            spent = f" {core:.1f} s of this went to computing or waiting for a core, so the cores are busy."
+        spent = ""
+        if core is not None:
+            rest = "so the cores are busy" if busy else "the rest most likely to waiting for files"
+            spent = f" {core:.1f} s of its import went to computing or waiting for a core, {rest}."
+        served = len(sharing.get(worst, (worst,)))
+        if served > 1:
+            spent += (
+                f" One import of {own.import_seconds:.1f} s served {served} ranks of this host; the ranks of a job each "
+                "import torch, at the same time."
+            )
+        took_text = "would take" if served > 1 else "took"
         yield seen.finding(
             "slow-import",
             "importing torch is slow",
-            f"`import torch` took {slow[worst]:.1f} s on rank {worst} ({node}); at most {most:g} s is expected"
+            f"`import torch` {took_text} {slow[worst]:.1f} s on rank {worst} ({node}); at most {most:g} s is expected"
             f"{median_text}.{several}{spent}",
             ranks=tuple(slow),
             evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
@@ -259,6 +277,22 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
             else "Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
             "container image.",
         )
+
+
+def _sharing(seen: Seen[Data]) -> dict[int, tuple[int, ...]]:
+    """For each rank all ranks of its host that share an import with it, itself included; without those that do not."""
+    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, own in seen.by_rank.items():
+        if own.import_pid is not None and own.not_forked is None:
+            groups[seen.world.node_of(rank), own.import_pid].append(rank)
+    return {rank: tuple(ranks) for ranks in groups.values() if len(ranks) > 1 for rank in ranks}
+
+
+def _seconds_of_a_job(seen: Seen[Data], own: Data, sharing: Sequence[int]) -> float:
+    """What an import takes where each of these ranks does it at the same time, as far as the cores decide."""
+    seconds, core = own.import_seconds or 0.0, own.import_core_seconds or 0.0
+    cores = seen.world.cores_of(sharing)
+    return seconds + core * max(0.0, len(sharing) / cores - 1.0) if cores else seconds
 
 
 def _waits_for_files(own: Data) -> bool:
@@ -273,9 +307,11 @@ def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
 
 
 def figures(seen: Seen[Data]) -> dict[str, Scalar]:
-    """What the imports of the rank that spent most took."""
+    """What the slowest import took, and how many ranks of a host shared one."""
     took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
-    return {"seconds.import": max(took)} if took else {}
+    found: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
+    sharing = max(map(len, _sharing(seen).values()), default=0)
+    return found | {"import.ranks": sharing} if sharing else found
 
 
 CHECK = Check(

@@ -6,6 +6,7 @@ import socket
 import struct
 import tempfile
 import time
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct, field
@@ -68,11 +69,33 @@ WorkerCommand = Task | BarrierOpen
 
 
 class Fork(Struct, frozen=True, tag="fork"):
-    """Fork a worker; its sockets, step page and stack file travel beside this message as descriptors."""
+    """Fork a worker for a rank.
+
+    Beside this message travel as descriptors: its channel, step page, stack file, the channel to its recorder, the
+    pipe that its supervisor holds open, its log and its environment.
+    """
+
+    rank: int
+
+
+FORK_DESCRIPTORS = 7
 
 
 class SkipLazyImports(Struct, frozen=True, tag="enough"):
     """Import nothing beyond torch itself."""
+
+
+class Welcome(Struct, frozen=True, tag="welcome"):
+    """A client that connected is served by the process `pid`, which lives as long as its pipe `life` is held open."""
+
+    pid: int
+    life: int
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """The worker asked for is not forked here: it would not have what its rank has."""
+
+    reason: str
 
 
 class Imported(Struct, frozen=True, tag="imported"):
@@ -88,19 +111,21 @@ class Forked(Struct, frozen=True, tag="forked"):
 
 
 class Exited(Struct, frozen=True, tag="exited"):
-    """A worker ended; `code` is negative for a signal, as in subprocess."""
+    """A worker ended, or this server ends; `code` is negative for a signal, as in subprocess."""
 
     pid: int
     code: int
 
 
-ForkServerMessage = Imported | Forked | Exited
+ForkServerRequest = Fork | SkipLazyImports
+ForkServerMessage = Welcome | Refused | Imported | Forked | Exited
 
 decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 decode_recorder_answer: msgspec.json.Decoder[PostedCollectives | RasReport] = msgspec.json.Decoder(
     PostedCollectives | RasReport
 )
 decode_worker_command: msgspec.json.Decoder[WorkerCommand] = msgspec.json.Decoder(WorkerCommand)
+decode_fork_server_request: msgspec.json.Decoder[ForkServerRequest] = msgspec.json.Decoder(ForkServerRequest)
 decode_fork_server_message: msgspec.json.Decoder[ForkServerMessage] = msgspec.json.Decoder(ForkServerMessage)
 
 
@@ -151,6 +176,20 @@ def anonymous_file(name: str) -> int:
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def environment_file(env: Mapping[str, str]) -> int:
+    """A descriptor of a file with these variables, as /proc/PID/environ has them; a message would be too small."""
+    descriptor = anonymous_file("ddpdiag-environment")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items()))
+    return descriptor
+
+
+def read_environment(descriptor: int) -> dict[str, str]:
+    """The variables in such a file."""
+    words = os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\0")
+    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
 
 
 class StepPage:

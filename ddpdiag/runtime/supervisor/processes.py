@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import select
@@ -26,7 +27,7 @@ DUMP_SIGNAL = signal.SIGUSR1
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _PR_SET_PDEATHSIG = 1
-_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
+OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _POLL_SECONDS = 0.005
 
 
@@ -45,6 +46,21 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
         os._exit(0)
 
 
+def die_with_writers(pipe: int) -> None:
+    """Have the kernel send SIGKILL to this process when the last writer of a pipe closes it, or ends.
+
+    Also where this process is stopped or holds the GIL: fcntl(2), F_SETSIG. Nothing is ever written to the pipe.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(pipe, 0)
+    if poller.poll(0):  # the last one ended before
+        os._exit(0)
+
+
 def leave_terminal() -> None:
     """Own session, deaf to SIGINT and SIGTERM: only supervisors act on them."""
     os.setsid()
@@ -58,8 +74,8 @@ def leave_terminal() -> None:
 class Log:
     """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
 
-    def __init__(self) -> None:
-        self._descriptor = anonymous_file("ddpdiag-log")
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = anonymous_file("ddpdiag-log") if descriptor is None else descriptor
 
     def fileno(self) -> int:
         """Descriptor for the child."""
@@ -207,16 +223,17 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     process.returncode = 0  # we reap it ourselves, by pid
     # Rank 0 raised its own limit for the control server; checks look at the user's.
     with contextlib.suppress(OSError, AttributeError):
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, _OPEN_FILES)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, OPEN_FILES)
     return process.pid
 
 
 def with_home(env: Mapping[str, str]) -> dict[str, str]:
     """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
     home = str(Path(__file__).parents[3])
-    if home in sys.path[1:] or sys.path[0] not in ("", home) or os.getcwd() != home:
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
         return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (env.get("PYTHONPATH"), home)))}
+    return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
 
 
 def signal_process(pid: int, signum: int) -> None:

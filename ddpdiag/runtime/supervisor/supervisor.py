@@ -19,13 +19,15 @@ from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record import Record
-from ddpdiag.runtime.supervisor.children import ForkedWorker, ForkServer, WorkerProcess
-from ddpdiag.runtime.supervisor.processes import Child, Signals
+from ddpdiag.runtime.supervisor import sharing
+from ddpdiag.runtime.supervisor.children import WorkerProcess
+from ddpdiag.runtime.supervisor.forked import ForkedWorker, ForkServer
+from ddpdiag.runtime.supervisor.processes import Child, Log, Signals, with_home
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
-# Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
-EXEC_TIME = ("OMP_", "MKL_", "LD_", "PYTHON", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL")
-
+# A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all
+# import torch at once; after that each rank has its own.
+_SHARED_SERVERS = 2
 
 # What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
 # whoever leads a run must not be able to run code in its ranks.
@@ -57,7 +59,7 @@ class Supervisor(TrialRunner):
 
     `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
     process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
-    options trains a model.
+    options trains a model. Ranks of one host and one `run_name` share a fork server where they can.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Supervisor(TrialRunner):
         variables: Callable[[Place], Mapping[str, str]],
         record: Record,
         *,
+        run_name: str,
         signals: Signals | None = None,
         trains: Callable[[Options], bool] = lambda _options: True,
     ) -> None:
@@ -76,13 +79,34 @@ class Supervisor(TrialRunner):
         self._trains = trains
         # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
         self._environment = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch), **os.environ}
-        self._fork_server = ForkServer({**self._environment, **variables(place)})
+        self._run_name = run_name
+        self._log = Log()
+        self._lost_servers = 0
+        self._fork_server = self._start_fork_server()
         for kind in Kind:
             self.workers[kind] = self.start_worker(kind, {})
         self._unacknowledged: Outcome | None = None
         self._survivors: list[str] = []
         self._shutdown: messages.Shutdown | None = None
         self._told_to_leave: tuple[int, float] | None = None
+
+    def _start_fork_server(self) -> ForkServer:
+        """One for the ranks of this host that are like this one; where there is none, one for this rank."""
+        env = with_home({**self._environment, **self._launcher_variables(self.place)})
+        shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _SHARED_SERVERS
+        address = sharing.address(self._run_name, env, self._lost_servers) if shares else None
+        return ForkServer(self.place.rank, env, address)
+
+    def _replace_lost_fork_server(self) -> None:
+        """What was lost with it has an outcome; workers that it was to start are asked for again."""
+        while (lost := self._fork_server).is_lost:
+            self._lost_servers = _SHARED_SERVERS if lost.takes_no_rank else self._lost_servers + 1
+            self._fork_server = self._start_fork_server()
+            for worker in lost.unserved():
+                self._fork_server.request(worker)
+            if not self._trains(self.options):
+                self._fork_server.skip_lazy_imports()
+            lost.kill()
 
     def run(self, client: ControlClient) -> messages.Shutdown:
         """Serve until rank 0 ends the run; RunLost when it falls silent."""
@@ -99,6 +123,7 @@ class Supervisor(TrialRunner):
                 self.running_trial.deadline += frozen
             for message in client.receive():
                 self._handle(message)
+            self._replace_lost_fork_server()
             if self.running_trial is not None:
                 self.watch(self.running_trial)
             self._watch_rank_0()
@@ -199,9 +224,9 @@ class Supervisor(TrialRunner):
 
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:
         """A worker of the fork server; a new interpreter for trials without torch, or where a variable needs it."""
-        if kind is Kind.TORCH and not any(name.startswith(EXEC_TIME) for name in overrides):
-            return self._fork_server.fork(overrides)
-        worker = WorkerProcess(kind, overrides, self._fork_server.log)
+        if kind is Kind.TORCH and not any(map(sharing.EXEC_TIME.fullmatch, overrides)):
+            return self._fork_server.fork(overrides, self._log)
+        worker = WorkerProcess(kind, overrides, self._log)
         env: dict[str, str | None] = {**self._environment, **self._launcher_variables(self.place), **overrides}
         worker.start_by_exec({name: value for name, value in env.items() if value is not None})
         return worker

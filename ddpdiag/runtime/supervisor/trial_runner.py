@@ -15,6 +15,9 @@ from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
 
+# The same on each of them, whichever started it: no rank is to blame for it.
+_WITH_SERVER = "the process that imported torch for the ranks of this host was ended, and theirs with it"
+
 
 class RunningTrial:
     """What the supervisor knows of the trial in progress; times are of the monotonic clock."""
@@ -64,9 +67,9 @@ class RunningTrial:
         outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
         return outcome if at is None else structs.replace(outcome, step=0, at=at)
 
-    def died(self, code: int | None, log: str, now: float) -> Outcome:
+    def died(self, how: str, log: str, now: float) -> Outcome:
         """The worker's process ended without an answer."""
-        return structs.replace(self._outcome(Status.DIED, now), error=how_it_ended(code), detail=log)
+        return structs.replace(self._outcome(Status.DIED, now), error=how, detail=log)
 
     def without_torch(self, code: int | None, log: str, now: float) -> Outcome:
         """The process that imports torch ended: torch cannot be imported here."""
@@ -241,5 +244,6 @@ def _death(running_trial: RunningTrial) -> Outcome:
     worker = running_trial.worker
     code, now = worker.waits_for.wait(DEADLINES.reap), time.monotonic()
     if worker.start_step is not None:
-        return running_trial.without_torch(code, worker.log.tail(), now)
-    return running_trial.died(code, worker.log.tail(since=running_trial.log_start), now)
+        return running_trial.without_torch(code, worker.waits_for.log.tail(), now)
+    how = _WITH_SERVER if worker.ended_with_server else how_it_ended(code)
+    return running_trial.died(how, worker.log.tail(since=running_trial.log_start), now)

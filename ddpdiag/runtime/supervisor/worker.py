@@ -1,23 +1,16 @@
 """The worker: runs one measurement after another until its supervisor has no more, or ends it.
 
 There are two ways to start one: `python -m ddpdiag.runtime.supervisor.worker` (plain, started at once) and a fork of
-the fork server (with torch), which is here, too. It says only what happened; it judges nothing.
+the fork server (with torch). It says only what happened; it judges nothing.
 """
 
-import array
-import contextlib
 import faulthandler
-import gc
-import importlib
 import os
-import re
-import select
-import signal
 import socket
 import sys
 import time
 import traceback
-from pathlib import Path
+from collections.abc import Mapping
 from typing import NoReturn
 
 import msgspec
@@ -26,14 +19,9 @@ from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
-from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
-    Exited,
-    Forked,
-    ForkServerMessage,
-    Imported,
     PostedCollectives,
     StepPage,
     Task,
@@ -115,7 +103,8 @@ def _receive(channel: socket.socket) -> Task | BarrierOpen | None:
     return decode_worker_command.decode(data) if data else None
 
 
-def _apply(env: dict[str, str | None]) -> None:
+def apply(env: Mapping[str, str | None]) -> None:
+    """Set variables of this process; None unsets."""
     for name, value in env.items():
         if value is None:
             os.environ.pop(name, None)
@@ -162,7 +151,7 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
         RecorderReader(socket.socket(fileno=questions)),
     )
     while isinstance(task := _receive(orders), Task):
-        _apply(task.env)
+        apply(task.env)
         if task.trial.kind is Kind.TORCH:
             recorder.start_trial()
         answer = _answer(task, WorkerContext(task, orders, steps), recorder)
@@ -172,152 +161,15 @@ def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
     os._exit(0)
 
 
-# The fork server -----------------------------------------------------------------------------------------------------
-
-# A fork from a process that has torch gives a worker in some 25 ms, where a new interpreter needs seconds. The order is
-# this: import torch, serve what was asked for meanwhile (so the first worker starts at once), then import what DDP
-# loads lazily, beside the first trials, unless the run trains nothing. Nothing here may touch CUDA: a context does not
-# survive a fork.
-
-# DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
-# of training.
-LAZY_IMPORTS = ("torch._dynamo",)
-# Why workers are new processes and no forks (`fork_hazard`), for LCH003.
-NOT_FORKED = "DDPDIAG_NOT_FORKED"
-DESCRIPTORS = 4  # the worker's channel, step page, stack file and the channel to its recorder
+# Entry ---------------------------------------------------------------------------------------------------------------
 
 
-def import_torch() -> float:
-    """Import torch and all checks; the seconds that it took, which LCH003 finds in the environment."""
-    begin, used = time.monotonic(), core_seconds(os.getpid())
-    # is_available() would create a CUDA context here if an imported module asked; through NVML it does not.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    importlib.import_module("torch")
-    importlib.import_module("ddpdiag.checks")
-    seconds = time.monotonic() - begin
-    os.environ["DDPDIAG_IMPORT_SECONDS"] = f"{seconds:.3f}"
-    now = core_seconds(os.getpid())
-    if used is not None and now is not None:
-        os.environ["DDPDIAG_IMPORT_CORE_SECONDS"] = f"{now - used:.3f}"
-    return seconds
-
-
-def _send(channel: socket.socket, message: ForkServerMessage) -> None:
-    channel.send(msgspec.json.encode(message))
-
-
-def _serve(channel: socket.socket) -> None:
-    """Fork on request, report the dead, import in idle moments; ends when the supervisor closes the socket."""
-    # In the handler, so that the supervisor learns of a death in the middle of an import, too.
-    signal.signal(signal.SIGCHLD, lambda _signum, _frame: _reap(channel))
-    waiting = list(LAZY_IMPORTS)
-    while True:
-        ready, _, _ = select.select([channel], [], [], 0 if waiting else None)
-        if channel in ready and not _fork(channel):
-            waiting.clear()
-        if not ready and waiting:
-            _import_lazily(waiting.pop(0))
-
-
-def _import_lazily(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except Exception:  # noqa: BLE001 - torch's own code: where it is needed (if ever) the trial says what is wrong
-        traceback.print_exc()
-    gc.freeze()  # forks then share these pages instead of copying them
-
-
-def _reap(channel: socket.socket) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
-        _send(channel, Exited(pid, os.waitstatus_to_exitcode(status)))
-
-
-def _fork(channel: socket.socket) -> bool:
-    """Do what the supervisor asks; False if that was SkipLazyImports, which has no descriptors."""
-    data, ancillary, _, _ = channel.recvmsg(1024, socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize))
-    if not data:
-        os._exit(0)
-    descriptors = array.array("i")
-    for _level, _kind, payload in ancillary:
-        descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
-    if not descriptors:
-        return False
-    parent, hazard = os.getpid(), fork_hazard()
-    # Its end must not be told before its start.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    pid = os.fork()
-    if pid == 0:
-        _become_worker(parent, channel, descriptors, hazard)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    _send(channel, Forked(pid))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    return True
-
-
-# Device files of NVIDIA's driver and of WSL2; the driver's own threads are cuda-EvtHandlr, cuda00001400006 and so on.
-_GPU_DEVICE = re.compile(r"/dev/(nvidia|dxg)")
-
-
-def fork_hazard(root: Path = Path("/proc/self")) -> str | None:
-    """Why a fork of this process could not use CUDA, or None: CUDA was started here, and does not survive a fork.
-
-    The process is at `root`. Threads of other libraries (OpenBLAS starts some at its import) are no hazard.
-    """
-    for link in (root / "fd").iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of this very listing
-            if _GPU_DEVICE.match(target := os.readlink(link)):
-                return f"{target} is open after the imports"
-    for thread in (root / "task").iterdir():
-        with contextlib.suppress(OSError):
-            if (name := (thread / "comm").read_text().strip()).startswith("cuda"):
-                return f"CUDA's thread {name} runs after the imports"
-    torch = sys.modules.get("torch")
-    return "CUDA is initialized after the imports" if torch is not None and torch.cuda.is_initialized() else None
-
-
-def _become_worker(parent: int, server: socket.socket, descriptors: "array.array[int]", hazard: str | None) -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    if hazard is not None:
-        for descriptor in descriptors:
-            os.set_inheritable(descriptor, True)
-        words = [sys.executable, "-P", "-m", __spec__.name, "worker", str(parent), *map(str, descriptors)]
-        os.execve(sys.executable, words, {**os.environ, NOT_FORKED: hazard})
+def main(parent: int, *descriptors: int) -> None:
+    """Entry: PARENT_PID CHANNEL PAGE STACK QUESTIONS."""
     die_with_parent(parent)
     leave_terminal()
-    server.close()
-    gc.enable()
-    try:
-        serve(*descriptors)
-    finally:
-        # Never back into the server's loop: whatever ended this worker is told in its log and by its exit code.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(70)
-
-
-# Entries -------------------------------------------------------------------------------------------------------------
-
-
-def main(role: str, parent: int, *descriptors: int) -> None:
-    """Entry: "worker" PARENT_PID CHANNEL PAGE STACK QUESTIONS, or "fork-server" PARENT_PID CHANNEL."""
-    die_with_parent(parent)
-    leave_terminal()
-    if role == "worker":
-        serve(*descriptors)
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    channel = socket.socket(fileno=descriptors[0])
-    gc.disable()  # a tenth of the import's time goes into collecting what nobody drops
-    _send(channel, Imported(import_torch()))
-    _serve(channel)
+    serve(*descriptors)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(*map(int, sys.argv[1:]))

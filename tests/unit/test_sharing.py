@@ -1,0 +1,68 @@
+"""Which ranks share a fork server."""
+
+import pytest
+
+from ddpdiag.runtime.supervisor import sharing
+
+pytestmark = pytest.mark.skipif(not sharing.is_possible(), reason="needs Linux")
+ENV = {"PATH": "/bin", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["RANK", "LOCAL_RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "GLOO_SOCKET_IFNAME", "PMIX_RANK",
+     "OMPI_COMM_WORLD_RANK", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID"],
+)  # fmt: skip
+def test_a_rank_may_differ_in_what_is_its_own(name):
+    assert sharing.variable_that_differs(ENV, {**ENV, name: "7"}) is None
+    assert sharing.address("run", ENV, 0) == sharing.address("run", {**ENV, name: "7"}, 0)
+
+
+@pytest.mark.parametrize("name", ["PATH", "WORLD_SIZE", "OMP_NUM_THREADS", "LD_PRELOAD", "TORCH_CPP_LOG_LEVEL"])
+def test_a_rank_may_differ_in_nothing_else(name):
+    assert sharing.variable_that_differs(ENV, {**ENV, name: "7"}) == name
+    assert sharing.address("run", ENV, 0) != sharing.address("run", {**ENV, name: "7"}, 0)
+    without = {key: value for key, value in ENV.items() if key != name}
+    assert sharing.variable_that_differs(without, {**without, name: "7"}) == name
+
+
+def test_a_secret_is_compared_but_is_no_part_of_the_name_that_all_users_read():
+    other = {**ENV, "DDPDIAG_TOKEN": "7"}
+    assert sharing.address("run", ENV, 0) == sharing.address("run", other, 0)
+    assert sharing.variable_that_differs(ENV, other) == "DDPDIAG_TOKEN"
+
+
+def test_runs_and_attempts_have_names_of_their_own():
+    names = {sharing.address(run, ENV, attempt) for run in ("one", "two") for attempt in (0, 1)}
+    assert len(names) == 4
+    assert None not in names
+
+
+def test_what_the_kernel_shows_is_the_same_for_a_process_and_itself():
+    own = sharing.traits()
+    assert {"control group", "limits", "cwd", "net namespace", "user, capabilities or cores"} <= set(own)
+    assert sharing.difference(own, sharing.traits()) is None
+    assert sharing.difference(own, {**own, "cwd": "/elsewhere"}) == "cwd"
+    assert sharing.difference({**own, "new namespace": "1"}, own) == "new namespace"
+
+
+def test_the_soft_limit_of_open_files_does_not_count():
+    """Rank 0 raises its own."""
+    import resource
+
+    own, (soft, hard) = sharing.traits(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        assert sharing.difference(own, sharing.traits()) is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("OMP_NUM_THREADS", True), ("KMP_AFFINITY", True), ("GOMP_CPU_AFFINITY", True), ("MKL_NUM_THREADS", True),
+     ("MALLOC_ARENA_MAX", True), ("LD_LIBRARY_PATH", True), ("PYTHONPATH", True), ("PYTORCH_ALLOC_CONF", True),
+     ("PYTORCH_CUDA_ALLOC_CONF", True), ("TORCH_DISTRIBUTED_DEBUG", True), ("NCCL_P2P_DISABLE", False)],
+)  # fmt: skip
+def test_what_is_read_at_exec_or_import_needs_a_worker_of_its_own(name, counts):
+    assert bool(sharing.EXEC_TIME.fullmatch(name)) == counts
