@@ -134,9 +134,8 @@ _BUSY_SHARE = 0.5
 
 class Data(Versions, frozen=True, kw_only=True):
     """Also that of the driver; `import_seconds` is what `import torch` took for this rank, and `import_core_seconds`
-    how much of it was on a core or in waiting for one. `import_pid` is the process that did it, one for several ranks of
-    a host. `not_forked` is why workers are no forks of a process that has
-    imported torch."""
+    how much of it was on a core or in waiting for one. `import_pid` is the process that did it, one for several ranks
+    of a host. `not_forked` is why workers are no forks of a process that has imported torch."""
 
     driver: str | None = None
     import_seconds: float | None = None
@@ -261,8 +260,8 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         served = len(sharing.get(worst, (worst,)))
         if served > 1:
             spent += (
-                f" One import of {own.import_seconds:.1f} s served {served} ranks of this host; the ranks of a job each "
-                "import torch, at the same time."
+                f" One import of {own.import_seconds:.1f} s served {served} ranks of this host; each rank of a job "
+                "imports torch, all at the same time."
             )
         took_text = "would take" if served > 1 else "took"
         yield seen.finding(
