@@ -1,5 +1,6 @@
 """The benchmark's whole report from a recording, with its result in one sentence, and the findings of COL002."""
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -13,7 +14,7 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text, time_text
+from ddpdiag.text import begun, count, is_exceeded, rate_text, share_text, size_text, time_text
 
 # At most so many sentences; of more, only their number.
 _MOST_SAID = 3
@@ -256,8 +257,7 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     """What does not reach `--min-busbw`; of a sweep that was cut short that is not known."""
-    least = report.asked.min_busbw_bytes_per_s
-    if least is None:
+    if (least := report.asked.min_busbw_bytes_per_s) is None:
         return
     whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_whole(seen, sweep)}
     for one in report.series:
@@ -276,16 +276,25 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
         yield seen.finding(
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
-            f"The best bandwidth of {one.collective} over {one.backend} is {rate_text(one.peak_busbw_bytes_per_s)} "
-            f"busbw, at {size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
+            f"{one.collective} over {one.backend} reaches {rate_text(one.peak_busbw_bytes_per_s)} busbw at best, at "
+            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {begun(one.sentence)}",
             evidence={
                 "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
                 "min_busbw_bytes_per_s": least,
                 "size_bytes": one.best_bytes,
             },
-            fix="Run `ddpdiag check` on these hosts: it measures each link, and names a slow rank or host. If this is "
-            "all that the hardware can do, lower --min-busbw.",
+            fix=_below_fix(one, least),
         )
+
+
+def _below_fix(one: Series, least: float) -> str:
+    best = one.expectation.busbw_bytes_per_s if one.expectation is not None else math.inf
+    if best < least:
+        return (
+            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), faster "
+            "links, or a lower --min-busbw."
+        )
+    return "Run `ddpdiag check` with the same ranks: it measures each link, and names a slow rank or host."
 
 
 def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:

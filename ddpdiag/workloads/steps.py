@@ -28,9 +28,8 @@ from ddpdiag.workloads.devices import synchronize, timed
 from ddpdiag.workloads.mnist import Digits
 from ddpdiag.workloads.proof import batch, seeded
 
-# A rank that shares its cores is late in some steps only, so that a window must have several; and one window, in which
-# the system did something else, says nothing, so that there must be several of these.
-WINDOWS, STEPS_PER_WINDOW, WARMUP_STEPS = 10, 5, 3
+# A rank that shares its cores is late in some steps only, so that a window must have several.
+STEPS_PER_WINDOW, WARMUP_STEPS = 5, 3
 IMAGES = 16
 # DDP's default bucket_cap_mb.
 BUCKET_BYTES = 25 << 20
@@ -43,19 +42,19 @@ _OVERLAP_STEPS = 5
 _POINT_TO_POINT = ("gloo", "nccl", "mpi", "ucc")
 
 
-def watch_steps(ctx: Context, digits: Digits, device: torch.device) -> Steps:
-    """Some steps over the default process group; every rank of it calls this. Errors are torch's own."""
+def watch_steps(ctx: Context, digits: Digits, device: torch.device, windows: int) -> Steps:
+    """So many windows of steps over the default process group; every rank of it calls this. Errors are torch's own."""
     model = DistributedDataParallel(seeded(device), device_ids=[device] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     laps = [
         watched_step(ctx, model, optimizer, digits, step, device)
-        for step in range(WARMUP_STEPS + WINDOWS * STEPS_PER_WINDOW)
+        for step in range(WARMUP_STEPS + windows * STEPS_PER_WINDOW)
     ][WARMUP_STEPS:]
-    windows = tuple(window(laps[start : start + STEPS_PER_WINDOW]) for start in range(0, len(laps), STEPS_PER_WINDOW))
+    laps_of_windows = (laps[start : start + STEPS_PER_WINDOW] for start in range(0, len(laps), STEPS_PER_WINDOW))
     overlap = overlap_of(ctx, model, optimizer, digits, device)
     bucket_bytes, bucket_seconds = bucket(ctx, device)
     return Steps(
-        windows=windows,
+        windows=tuple(map(window, laps_of_windows)),
         bucket_bytes=bucket_bytes,
         bucket_seconds=bucket_seconds,
         edge_bytes=_EDGE_BYTES,

@@ -201,9 +201,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     nodes = seen.world.nodes_of(found.ranks)
     fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'} until the memory is tested."
     if backend != "gloo":
-        fix += (
-            " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies between GPUs are at fault."
-        )
+        fix += " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies of GPUs are at fault."
     by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
     for rank, own in rows.items():
         if own.wrong_from:

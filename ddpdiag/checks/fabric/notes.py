@@ -211,3 +211,9 @@ class Notes:
         known = {pair: self.tests[pair] for pair in self.between_good()}
         open_ones = [p for p, own in known.items() if len(own) < PATH_FAILURES and not any(map(self.passes, own))]
         return sorted(open_ones, key=lambda pair: known[pair][0].rate or 0.0)
+
+
+def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
+    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
+    known = [tested.rate for tested in tests if tested.rate is not None]
+    return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None

@@ -258,7 +258,8 @@ def _of_host(
             "aftermath",
             f"GPU errors in the kernel log of {host.name} after a process ended",
             f"{host.name}: {'; '.join(aftermath[:4])}. A process of this run died, or hung and was killed (RUN003). "
-            "GPUs that access its memory log such errors, which do not prove that these GPUs are faulty.",
+            "When a process dies, GPUs that were using its memory log such errors. They alone do not prove that a GPU "
+            "is faulty.",
             evidence={"lines": list(aftermath[:16])},
             fix=f"Fix what RUN003 reports. If the errors also appear without it, {leave_out([host.name])}.",
         )

@@ -85,9 +85,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             yield seen.finding(
                 "locked-memory",
                 f"{host.name} allows too little locked memory for RDMA",
-                f"A process on {host.name} may lock {size_text(little)} of memory. With {adapters} "
-                f"{names_text(devices, 4)} {seen.number('locked_gib'):g} GiB or no limit is expected, because NCCL "
-                "locks its buffers.",
+                f"{host.name} has {adapters} {names_text(devices, 4)}, for which NCCL locks its buffers in memory. A "
+                f"process there may lock {size_text(little)}; {seen.number('locked_gib'):g} GiB or no limit is "
+                "expected.",
                 ranks=host.ranks,
                 evidence={"soft_bytes": little, "rdma": list(devices)},
                 fix="Ask the administrator to set LimitMEMLOCK=infinity for slurmd, or `* - memlock unlimited` in "

@@ -30,12 +30,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.host.port_deltas import CounterDelta, Pair, counter_deltas
+from ddpdiag.checks.host.port_deltas import INCIDENTS, CounterDelta, Incident, Pair, counter_deltas
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
@@ -77,55 +76,6 @@ _START_SECONDS = 0.5
 _SHOWN = 4
 # And so many of the evidence's lists.
 _LISTED = 16
-_CABLE = (
-    "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
-    "then to replace the card."
-)
-
-
-class Incident(NamedTuple):
-    """What may have happened to ports: `title` has a place for the hosts, `fix` for the commands that show more and for
-    the hosts. `sentence` is what is expected, or what it means. `breaks` a job that goes by the port.
-    """
-
-    word: str
-    title: str
-    sentence: str
-    fix: str
-    breaks: bool = False
-
-
-_INCIDENTS = (
-    Incident(
-        "link-down",
-        "a network link of {} went down during the run",
-        " A link should stay up during a run.",
-        f"{{commands}} on {{hosts}} show more. {_CABLE}",
-        breaks=True,
-    ),
-    Incident(
-        "gone",
-        "a network port of {} disappeared during the run",
-        "",
-        "Run `lspci | grep -i -E 'ethernet|infiniband'` on {hosts}, and as root `dmesg -T | tail -n 100`. If the card "
-        "is not listed, ask the administrator to power-cycle the host, and to replace the card if it disappears again.",
-        breaks=True,
-    ),
-    Incident(
-        "link-errors",
-        "a network link of {} had errors during the run",
-        " The limits are those of NVIDIA's node monitor NVSentinel.",
-        f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
-    ),
-    Incident(
-        "not-ready",
-        "RDMA peers of {} were not ready to receive",
-        " A peer was not ready to receive, and packets were sent again. Storage traffic over the same port often does "
-        "this.",
-        "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
-        "GPUs: `ddpdiag check --select GPU004`.",
-    ),
-)
 
 
 def measure(ctx: Context) -> NetworkLook:
@@ -224,7 +174,7 @@ def _incidents(
     seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
 ) -> Iterator[Finding]:
     """For each kind a finding for each host, or one that blames no host where more than half of them are concerned."""
-    for kind in _INCIDENTS:
+    for kind in INCIDENTS:
         own = {host: [delta for delta in deltas if delta.word == kind.word] for host, deltas in found.items()}
         concerned = {host: deltas for host, deltas in own.items() if deltas}
         shared = _is_shared(len(concerned), len(pairs))

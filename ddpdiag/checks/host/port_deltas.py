@@ -14,6 +14,55 @@ from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 _DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")
 # A peer's receiver was not ready, and the packet is sent again (NVIDIA, Understanding mlx5 Linux counters).
 _NOT_READY = "rnr_nak_retry_err"
+_CABLE = (
+    "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
+    "then to replace the card."
+)
+
+
+class Incident(NamedTuple):
+    """What may have happened to ports: `title` has a place for the hosts, `fix` for the commands that show more and for
+    the hosts. `sentence` is what is expected, or what it means. `breaks` a job that goes by the port.
+    """
+
+    word: str
+    title: str
+    sentence: str
+    fix: str
+    breaks: bool = False
+
+
+INCIDENTS = (
+    Incident(
+        "link-down",
+        "a network link of {} went down during the run",
+        " A link should stay up during a run.",
+        f"{{commands}} on {{hosts}} show more. {_CABLE}",
+        breaks=True,
+    ),
+    Incident(
+        "gone",
+        "a network port of {} disappeared during the run",
+        "",
+        "Run `lspci | grep -i -E 'ethernet|infiniband'` on {hosts}, and as root `dmesg -T | tail -n 100`. If the card "
+        "is not listed, ask the administrator to power-cycle the host, and to replace the card if it disappears again.",
+        breaks=True,
+    ),
+    Incident(
+        "link-errors",
+        "a network link of {} had errors during the run",
+        " The limits are those of NVIDIA's node monitor NVSentinel.",
+        f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
+    ),
+    Incident(
+        "not-ready",
+        "RDMA peers of {} were not ready to receive",
+        " A peer was not ready to receive, and packets were sent again. Storage traffic over the same port often does "
+        "this.",
+        "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
+        "GPUs: `ddpdiag check --select GPU004`.",
+    ),
+)
 
 
 class Pair(NamedTuple):

@@ -70,7 +70,10 @@ FINDINGS = {
 _TOO_LATE_SECONDS = 10.0
 # A longer list of hosts is left to the report's own.
 _MOST_SHOWN = 60
-_FORMS = {"block": "numbered host by host", "cyclic": "numbered in turn over the hosts"}
+_FORMS = {
+    "block": "ranks fill one host before the next (block distribution)",
+    "cyclic": "ranks go in turn over the hosts (cyclic distribution)",
+}
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -263,7 +266,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     named = f" ({nodelist})" if 0 < len(nodelist) <= _MOST_SHOWN else ""
     # How tasks are numbered, where Slurm reports it and it makes a difference.
     form = own.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0]
-    order = f", {_FORMS[form]}" if form in _FORMS and 1 < step.nodes < step.tasks else ""
+    order = f"; {_FORMS[form]}" if form in _FORMS and 1 < step.nodes < step.tasks else ""
     sees, renumbered = "no GPU", ""
     if seen.world.gpus:
         on_node = step.count_in("SLURM_GPUS_ON_NODE")
@@ -285,7 +288,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
         f"Step {step.name} has {count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}{order}. Each task may "
         f"use {cpus} and sees {sees}.{renumbered}{ends}",
         fix="Nothing to do if this is the layout that you want. Otherwise change the options of srun: `--nodes`, "
-        "`--ntasks`, `--cpus-per-task`, `--gpus-per-task`.",
+        "`--ntasks`, `--distribution`, `--cpus-per-task`, `--gpus-per-task`.",
     )
 
 

@@ -131,13 +131,12 @@ def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
     if len(paths.shown) > 1 and not all(pair.known for pair in paths.pairs):
-        most = max(paths.shown)
         yield seen.finding(
             "isolated",
             "no rank sees all GPUs of its host",
-            f"{paths.host.name}: no rank sees more than {most} of {len(paths.gpus)} GPUs, so NVML reports no paths "
-            "between them. CUDA may fail to open the memory of another rank's GPU (NCCL's error: 'invalid device "
-            "ordinal').",
+            f"{paths.host.name}: no rank sees more than {max(paths.shown)} of {len(paths.gpus)} GPUs, so NVML "
+            "reports no paths between them. CUDA may fail to open the memory of another rank's GPU (NCCL's error: "
+            "'invalid device ordinal').",
             ranks=paths.host.ranks,
             evidence={"gpus": [label(gpu) for gpu in paths.gpus], "shown": list(paths.shown)},
             fix="Make all GPUs of a host visible to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
@@ -234,7 +233,8 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "pairs. Expect the bandwidth of shared memory there.",
             nodes=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix="Nothing to do if these cards do not support P2P (most consumer cards do not).",
+            fix="Nothing to do for consumer cards: most do not support P2P. For data-centre GPUs show `nvidia-smi "
+            "topo -p2p r` to the administrator: the mainboard, the BIOS or a virtual machine may prevent it.",
         )
 
 

@@ -149,18 +149,20 @@ def failure_finding(seen: Seen[Data], node: str, failed: Mapping[int, Data], why
     verb, reaches = "can connect", ("connects" if len(hosts) == 1 else "connect")
     message = f"{names} cannot connect to {where}, where rank 0 listens on {node}: {_CAUSES.get(why, '')}"
     if why == "stranger":
-        title = f"MASTER_ADDR leads {names} to another machine"
+        title = f"{names} {reaches} to another process at MASTER_ADDR, not to rank 0"
         verb = "reaches rank 0" if got == 1 else "reach rank 0"
         message = (
-            f"{names} {reaches} to {where}, but the process that answers is not rank 0 on {node}. Another machine has "
-            "this address, or a device between the hosts answers."
+            f"{names} {reaches} to {where}, but the process that answers is not rank 0 on {node}. Another machine may "
+            "have this address, or a device between the hosts answers."
         )
     whose = f"{got or 'None'} of {of} other hosts {verb}" if of > 1 else "There is no third host to compare with"
-    so = f"the cause is most likely on {node}" if theirs else "it is not known which end is at fault"
+    so = f"so the cause is most likely on {node}" if theirs else f"but the fault may still be on {node}"
+    if of == 1:
+        so = "so it is not known which end is at fault"
     return seen.finding(
         why,
         title,
-        f"{message} {whose}, so {so}.",
+        f"{message} {whose}, {so}.",
         nodes=[node] if theirs else (),
         links=[f"{host} -> {node}" for host in hosts],
         evidence=_evidence({seen.world.node_of(rank): data for rank, data in failed.items()}),
@@ -175,7 +177,9 @@ def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address
         return (
             f"Compare `getent ahosts {first.name}` on {hosts[0]} with `ip -br addr` on {node}. If {address} is not an "
             f"address of {node}, set MASTER_ADDR to one in every process: `export MASTER_ADDR=ADDRESS`; or, as root, "
-            f"correct the name in the DNS or /etc/hosts of {names}."
+            f"correct the name in the DNS or /etc/hosts of {names}. If it is, ask the network administrator which "
+            "machine, proxy "
+            f"or NAT answers {names} there, or {leave_out(hosts)}."
         )
     if why == "unreachable":
         return (

@@ -91,8 +91,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             yield seen.finding(
                 "lost",
                 f"host {loss.name} was lost with {who}",
-                f"All ranks of host {loss.name} ({who}) stopped responding together, {loss.seconds:.1f} s after the "
-                f"start: {first.detail}.{_state(loss)}",
+                f"All ranks of host {loss.name} ({who}) stopped responding together: {first.detail}. This was noticed "
+                f"{loss.seconds:.1f} s after the start of the run.{_state(loss)}",
                 ranks=loss.ranks,
                 nodes=[loss.name],
                 evidence={"seconds": round(loss.seconds, 1)},
@@ -103,8 +103,8 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             yield seen.finding(
                 "lost",
                 f"rank {rank} on {loss.name} was lost",
-                f"Rank {rank} on {loss.name} joined, then stopped responding {event.seconds:.1f} s after the start: "
-                f"{event.detail}."
+                f"Rank {rank} on {loss.name} joined and then stopped responding: {event.detail}. This was noticed "
+                f"{event.seconds:.1f} s after the start of the run."
                 f"{_state(loss)}",
                 ranks=[rank],
                 evidence={"seconds": round(event.seconds, 1)},
@@ -185,7 +185,7 @@ def _fix(loss: Loss) -> str:
     return (
         f"On {loss.name} run `dmesg -T | grep -i -E 'oom|killed|segfault'` for a killed process, and `ps -eo "
         "pid,stat,cmd` for "
-        "a stopped one (state T). Then read the output of its ranks."
+        "a stopped one (state T). Then read the output of the ranks on this host."
     )
 
 

@@ -19,6 +19,7 @@ slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
 Sources: Li et al., PyTorch Distributed, VLDB 2020 (buckets); arXiv 2510.15596 (variation of GPU times).
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -30,7 +31,7 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
 from ddpdiag.checks.training.stragglers import step_findings, usual_step
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
 from ddpdiag.model.trial import Context
@@ -65,6 +66,8 @@ FINDINGS = {
 
 # gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
 _MANY_RANKS = 32
+# One window, in which the system did something else, says nothing, so that there must be several.
+_WINDOWS, _CROWDED_WINDOWS = 10, 3
 _HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
 
 
@@ -115,7 +118,11 @@ def measure(ctx: Context) -> Data:
             return Data()
         proof = prove(ctx, digits, device)
         ctx.report(Data(proof=proof), "gradients compared")
-        return Data(proof=proof, steps=watch_steps(ctx, digits, device))
+        # What a step takes where many ranks share a core says more of the scheduler than of a rank: a few are timed.
+        ranks_per_core = (ctx.place.local_world_size or 1) / len(os.sched_getaffinity(0))
+        is_crowded = not training.all_agree(ranks_per_core <= USUAL_RANKS_PER_CORE, device)
+        windows = _CROWDED_WINDOWS if is_crowded else _WINDOWS
+        return Data(proof=proof, steps=watch_steps(ctx, digits, device, windows))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:

@@ -53,11 +53,13 @@ def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Findi
         yield seen.finding(
             "metrics",
             "sums of metrics over ranks are wrong",
-            f"On {who_text(seen, wrong)} an all-reduce counts {proof.reduced} correct predictions, but "
-            f"{proof.gathered} of all {proof.predicted} gathered predictions are correct.",
+            f"In the test training the all-reduce on {who_text(seen, wrong)} adds up to {proof.reduced} correct "
+            f"predictions. Counting the same {proof.predicted} predictions after an all-gather gives {proof.gathered}, "
+            "so the sum is wrong.",
             ranks=wrong if 2 * len(wrong) < len(proofs) else (),
             evidence={"reduced": proof.reduced, "gathered": proof.gathered},
-            fix=f"Run {_SUMS}.",
+            fix=f"Run {_SUMS}. If it finds nothing, have the memory of "
+            f"{names_text(seen.world.nodes_of(wrong))} tested.",
         )
 
 

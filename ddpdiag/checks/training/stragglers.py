@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Steps, Window
 from ddpdiag.text import share_text
@@ -146,11 +147,12 @@ def step_findings(
     """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
 
     Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
-    turn in the next run.
+    turn in the next run. Where more than two share each, the scheduler decides on the times of all, and none is named.
     """
-    found, shares_cores = stragglers(steps, ratio, share), seen.world.ranks_per_core > 1
+    ranks_per_core = seen.world.ranks_per_core
+    found = stragglers(steps, ratio, share) if ranks_per_core <= USUAL_RANKS_PER_CORE else ()
     for own in found:
-        if shares_cores and own.why is Why.CORES:
+        if ranks_per_core > 1 and own.why is Why.CORES:
             continue
         (rank,), gpus = own.ranks, devices.uuids_of(seen, own.ranks)
         why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why

@@ -7,7 +7,7 @@ from typing import TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric.congestion import usual_of
 from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached, Systemic
+from ddpdiag.checks.fabric.notes import Bad, Congested, Diagnosis, Path, Reached, Systemic, slower_share
 from ddpdiag.checks.fabric.rules import Bar
 from ddpdiag.checks.fabric.search import Alone, Located
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
@@ -145,7 +145,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
 
 def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     name, *partners = (fabric.fleet.names[unit] for unit in (bad.unit, *bad.partners))
-    others, share = tuple(dict.fromkeys(partners)), slower_share(bad.tests, bar.usual)
+    others = tuple(dict.fromkeys(partners))
     too = ", also while other hosts do not communicate" if bad.quiet else ""
     return seen.finding(
         "node",
@@ -157,11 +157,9 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
         nodes=(name,),
         evidence={
             "partners": [*partners[:_SHOWN]],
-            "rates_bytes_per_s": rates(bad.tests),
-            "usual_bytes_per_s": bar.usual,
+            **measured(bad.tests, bar.usual),
             "least_bytes_per_s": bar.least,
             "quiet_bytes_per_s": rates(bad.quiet),
-            **({"slower_share": share} if share is not None else {}),
         },
         fix=f"{begun(leave_out([name]))}. Then compare its network links with another host's (`ethtool INTERFACE`, "
         f"`ibstat`), and run `ddpdiag check` on {name} alone.",
@@ -170,9 +168,8 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
 
 def measured(tests: Sequence[Reached], usual: float) -> dict[str, Scalar | list[Scalar]]:
     """For the evidence; with the share by which it is slower, where it is slow and no more."""
-    share = slower_share(tests, usual)
-    known: dict[str, Scalar | list[Scalar]] = {"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual}
-    return known if share is None else {**known, "slower_share": share}
+    slower = {} if (share := slower_share(tests, usual)) is None else {"slower_share": share}
+    return {"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual, **slower}
 
 
 def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Finding:
@@ -301,8 +298,7 @@ def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Seve
 
 def how(tests: Sequence[Reached], usual: float, *, several: bool = False) -> str:
     """How it fails: "is 25 % slower" (at its best) or "fails"; of several ends "are 25 % slower" or "fail"."""
-    share = slower_share(tests, usual)
-    if share is None:
+    if (share := slower_share(tests, usual)) is None:
         return "fail" if several else "fails"
     return f"{'are' if several else 'is'} {share_text(share)} slower"
 
@@ -317,12 +313,6 @@ def path_title(ends: str, tests: Sequence[Reached], usual: float) -> str:
     return f"the path between {ends} {'fails' if slower_share(tests, usual) is None else 'is slow'}"
 
 
-def slower_share(tests: Sequence[Reached], usual: float) -> float | None:
-    """By which share of the usual rate the best of them is slower; None where one did not end, or nothing is usual."""
-    known = [tested.rate for tested in tests if tested.rate is not None]
-    return 1 - max(known) / usual if known and len(known) == len(tests) and usual else None
-
-
 def tests_text(tests: Sequence[Reached]) -> str:
     """The result of each test; equal ones in succession are counted."""
     words = [
@@ -330,6 +320,8 @@ def tests_text(tests: Sequence[Reached]) -> str:
         for tested in tests[:_SHOWN]
     ]
     runs = [(word, len(list(same))) for word, same in groupby(words)]
+    if len(words) > len(runs) == 1:
+        return f"{words[0]} each time"
     return ", ".join(word if times == 1 else f"{word} ({times} times)" for word, times in runs)
 
 

@@ -30,7 +30,10 @@ _LEAST_SECONDS = 50e-6
 _WORD_BYTES = 4  # those of `words`
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
-ACS = "As root check that ACS is off (`lspci -vvv | grep ACSCtl`), and boot with iommu=pt."
+ACS = (
+    "As root run `lspci -vvv | grep ACSCtl`: `SrcValid+` means that ACS is on. Then turn it off in the BIOS, and add "
+    "iommu=pt to the kernel's command line."
+)
 
 
 class Subject(NamedTuple):
@@ -262,8 +265,8 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
                 yield seen.finding(
                     "host-wrong",
                     f"copies {'from the host to a GPU' if link == 'to' else 'from a GPU to the host'} arrive corrupted",
-                    f"On {copies.host.name} {count(words, 'word')} of {_WORD_BYTES} bytes arrived wrong in copies "
-                    f"{link} {copies.full_label(index)}; 0 expected.",
+                    f"Copies {link} {copies.full_label(index)} on {copies.host.name} changed {count(words, 'word')} of "
+                    f"{_WORD_BYTES} bytes; 0 expected.",
                     ranks=copies.ranks_of((index,)),
                     nodes=(copies.host.name,),
                     gpus=copies.uuids((index,)),

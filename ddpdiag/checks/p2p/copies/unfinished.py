@@ -135,8 +135,8 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
         "SIGSTOP."
     if "out of memory" in outcome.error:
         return f"End the process that uses the GPU's memory on {node} (`nvidia-smi`, `fuser -v /dev/nvidia*` as root)."
-    look = f"Look for the cause with `dmesg -T | grep -i xid` on {node}."
-    return f"{look} {GUESS} {ACS}" if direct else f"{look} Reset the GPU as root, or {leave_out([node])}."
+    look = f"Run `dmesg -T | grep -i xid` on {node}. If it shows one of these GPUs, {leave_out([node])}."
+    return f"{look} {GUESS} {ACS}" if direct else f"{look} Otherwise reset the GPU as root, or reboot {node}."
 
 
 def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:

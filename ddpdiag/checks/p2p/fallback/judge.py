@@ -172,10 +172,11 @@ def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
         "transient",
         f"{own} failed once, then worked {count(runs, 'time')}",
         f"The all-reduce over {own} failed in {all_reduce.CHECK.code}, then worked in {runs} of {runs} runs in new "
-        f"processes with the same variables ({rate(result.first)} busbw). A long job will meet such a fault again.",
+        f"processes with the same environment ({rate(result.first)} busbw). A long job will meet such a fault again.",
         evidence=tried_lines(result),
         fix="Run `ddpdiag check` again. On each host run `dmesg -T | grep -i -E 'xid|link'` for errors at the time of "
-        "this run.",
+        "this run, and leave a host with such errors out (Slurm: `--exclude=HOST`). Without any, save checkpoints "
+        "often.",
     )
 
 

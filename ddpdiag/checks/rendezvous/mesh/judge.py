@@ -29,7 +29,7 @@ from ddpdiag.text import begun, count, rate_text, size_text
 _VERBS = {
     "refused": "are refused",
     "dropped": "get no answer",
-    "unreachable": "find no route",
+    "unreachable": "fail: no route to host",
     "silent": "carry no data",
     "broken": "are closed at once",
 }
@@ -37,7 +37,7 @@ _VERBS = {
 _ONE = {
     "refused": "is refused",
     "dropped": "gets no answer",
-    "unreachable": "finds no route",
+    "unreachable": "fails with 'no route to host'",
     "silent": "is accepted, but no data arrive",
     "broken": "is closed right after it is made",
 }
