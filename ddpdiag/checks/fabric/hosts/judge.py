@@ -228,8 +228,7 @@ def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
 def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
     """What pairs do not show or did not decide; if they did, that no other host is slow."""
     found, proof = state.diagnosis, state.proof
-    open_ones = [fabric.fleet.names[unit] for unit in found.open]
-    if open_ones:
+    if open_ones := [fabric.fleet.names[unit] for unit in found.open]:
         yield seen.finding(
             "undecided",
             "the only two hosts of a leaf are slow; whether they or the leaf is at fault is not known",
