@@ -14,7 +14,7 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.text import begun, count, is_exceeded, rate_text, share_text, size_text, time_text
+from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text, time_text
 
 # At most so many sentences; of more, only their number.
 _MOST_SAID = 3
@@ -277,7 +277,7 @@ def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
             f"{one.collective} over {one.backend} reaches {rate_text(one.peak_busbw_bytes_per_s)} busbw at best, at "
-            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {begun(one.sentence)}",
+            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
             evidence={
                 "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
                 "min_busbw_bytes_per_s": least,

@@ -42,11 +42,11 @@ _ONE = {
     "broken": "is closed right after it is made",
 }
 # What works all the same, by the kind of subject.
-_REACHED = "all hosts reach ddpdiag's port on {first}, rank 0's host"
+_REACHED = "all hosts reach ddpdiag's own port on {first}, rank 0's host, so only some ports are blocked"
 _CONTRASTS = {
-    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other, and {_REACHED}."),
-    "islands": f"Inside these groups all connections work, and {_REACHED}.",
-    "everywhere": f"{begun(_REACHED)}, so a firewall lets only some ports through.",
+    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {begun(_REACHED)}."),
+    "islands": f"Inside these groups all connections work. {begun(_REACHED)}.",
+    "everywhere": f"{begun(_REACHED)}, by a firewall.",
 }
 _WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
