@@ -94,11 +94,11 @@ class Facts(NamedTuple):
 
     @property
     def compared(self) -> str:
-        """Such as "1.31 GB/s busbw at 64 MiB, 91 % of 1.44 GB/s (source)"."""
+        """Such as "1.31 GB/s busbw at 64 MiB, 91 % of 1.44 GB/s expected (source)"."""
         if self.bound is None or self.share is None:
             return self.peak
         reached = reached_text(self.peak_busbw_bytes_per_s, self.bound.busbw_bytes_per_s)
-        return f"{self.peak}, {reached} ({self.bound.source})"
+        return f"{self.peak}, {reached.removesuffix(' expected')} expected ({self.bound.source})"
 
 
 # The table of decisions ----------------------------------------------------------------------------------------------

@@ -291,8 +291,8 @@ def _below_fix(one: Series, least: float) -> str:
     best = one.expectation.busbw_bytes_per_s if one.expectation is not None else math.inf
     if best < least:
         return (
-            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), faster "
-            "links, or a lower --min-busbw."
+            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), or a "
+            "lower --min-busbw."
         )
     return "Run `ddpdiag check` with the same ranks: it measures each link, and names a slow rank or host."
 

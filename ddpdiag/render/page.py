@@ -143,7 +143,7 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
     sizes = sorted(abs(number / unit.size) for number in numbers if number)
     if not sizes:
         return Format(unit, 0)
-    wanted = 2 - math.floor(math.log10(float(f"{sizes[len(sizes) // 2]:.3g}")))
+    wanted = 2 - int(f"{sizes[len(sizes) // 2]:.2e}".partition("e")[2])
     return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
 
 

@@ -207,7 +207,8 @@ def _finding(
         kind.title.format(f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
         f"{begun(_some(lines))}.{kind.sentence}{end}",
         severity=Severity.ERROR if breaks else None,
-        nodes=() if shared else names,
+        # It was its peer that was late, and the counter does not tell which one.
+        nodes=() if shared or kind.word == "not-ready" else names,
         evidence={
             "ports": [delta.port.name for delta in some],
             "pci": [delta.port.pci for delta in some],

@@ -57,10 +57,11 @@ INCIDENTS = (
     Incident(
         "not-ready",
         "RDMA peers of {} were not ready to receive",
-        " A peer was not ready to receive, and packets were sent again. Storage traffic over the same port often does "
+        " Another host was not ready to receive, and packets were sent again; the counter does not tell which host. "
+        "Storage traffic over the same port often does "
         "this.",
         "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
-        "GPUs: `ddpdiag check --select GPU004`.",
+        "GPUs on all hosts, since a slow link makes a receiver late: `ddpdiag check --select GPU004`.",
     ),
 )
 

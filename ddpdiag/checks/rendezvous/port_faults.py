@@ -86,8 +86,9 @@ def not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Findi
             "there."
         )
         fix = (
-            "If this job runs without torchrun, an outer launcher has set the variable: run `unset "
-            "TORCHELASTIC_USE_AGENT_STORE` in the job script. Otherwise start the job with torchrun."
+            "Without torchrun: an outer launcher has set the variable, so run `unset TORCHELASTIC_USE_AGENT_STORE` in "
+            f"the job script. With torchrun: look in its output on {node} why it ended, and check that the script sets "
+            "no other MASTER_ADDR or MASTER_PORT."
         )
     elif first.is_own:
         word, title = why, f"{node} cannot connect to its own MASTER_PORT {first.port}"

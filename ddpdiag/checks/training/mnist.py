@@ -227,12 +227,18 @@ def _unlearnt(seen: Seen[Data], result: Training) -> Iterator[Finding]:
     if result.accuracy < bar and ranks <= MAX_RANKS_FOR_ACCURACY:
         yield seen.finding(
             "inaccurate",
-            "the test training did not learn to recognise the images",
+            "the test training is less accurate than expected",
             f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
             f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
             evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. With images of your "
-            "own (--data-dir), set the expected share, such as `--set TRN001.accuracy=0.8`.",
+            fix=(
+                "Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. If it finds nothing, "
+                "run `ddpdiag check` on each host alone, and leave out a host that fails."
+                if ranks > 1
+                else "Run it again, then on another host: a host that fails each time computes wrongly, so leave it "
+                "out."
+            )
+            + " With images of your own (--data-dir), set the expected share, such as `--set TRN001.accuracy=0.8`.",
         )
 
 

@@ -31,7 +31,7 @@ _WORD_BYTES = 4  # those of `words`
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
 ACS = (
-    "As root run `lspci -vvv | grep ACSCtl`: `SrcValid+` means that ACS is on. Then turn it off in the BIOS, and add "
+    "As root run `lspci -vvv | grep ACSCtl`: `SrcValid+` means that ACS is on. If so, turn it off in the BIOS, and add "
     "iommu=pt to the kernel's command line."
 )
 

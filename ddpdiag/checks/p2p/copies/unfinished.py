@@ -109,7 +109,7 @@ def _story(outcome: Outcome) -> str:
         survived = " and survived SIGKILL" if process.survived else ""
         where = f", in {process.stack[0]}" if process.stack else ""
         since = f" after {process.step_seconds:.0f} s in that step" if process.step_seconds is not None else ""
-        return f" Its process (pid {process.pid}) was {state_text(process)}{survived}{where}{since}."
+        return f" Its process (pid {process.pid}) was still {state_text(process)}{survived}{where}{since}."
     words = outcome.error.partition("\n")[0].rstrip(".")
     return f" {words}." if words else ""
 
