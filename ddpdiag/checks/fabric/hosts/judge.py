@@ -132,7 +132,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     return seen.finding(
         "alone",
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
-        f"The all-reduce among the {count(len(ranks), 'rank')} of {name}, without another host: "
+        f"{name} alone, in {count(len(alone.tests), 'test')} of the all-reduce among its {count(len(ranks), 'rank')}: "
         f"{tests_text(alone.tests)}."
         + (f" Hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
