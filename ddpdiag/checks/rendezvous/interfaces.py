@@ -115,9 +115,9 @@ class Choice(Struct, frozen=True):
         variable, name = _VARIABLES[self.library], self.host.name
         if self.route is None:
             return f"Set {variable} on {name} to the interface that leads to the other hosts; {_ROUTE}."
-        leads = f"{self.route.name} is the interface that leads to rank 0's host."
+        leads = f"{self.route.name} leads to rank 0's host."
         if one_for_all:
-            return f"Set {variable}={self.route.name} in the job script: on {name} {leads}"
+            return f"Set {variable}={self.route.name} in the job script, for all hosts: on each of them {leads}"
         return f"Set {variable}={self.route.name} for the ranks on {name} only: there {leads}"
 
 

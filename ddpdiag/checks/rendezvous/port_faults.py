@@ -133,7 +133,7 @@ _ENDS = {
     "stranger": "is answered by another process",
 }
 _CAUSES = {
-    "refused": "the connection is refused. A firewall rejects it, or the address belongs to another machine.",
+    "refused": "the connection is refused. A firewall rejects it, or another machine has this address.",
     "dropped": "there is no answer. A firewall on one of these hosts or between them drops the packets.",
     "unreachable": "no route leads there. The route is missing, or a firewall reports that there is none.",
 }
@@ -192,9 +192,15 @@ def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address
     firewalls = f"for {names} in the firewall of {node} ({_RULES} its rules; in a cloud, the security group)"
     if not theirs:
         firewalls = f"from {names} to {node} in the firewalls of both ({_RULES} the rules)"
+    elsewhere = ""
+    if why == "refused":
+        elsewhere = (
+            f"If `ip -br addr` on {node} does not show {address}, set MASTER_ADDR to an address of {node} in every "
+            "process (`export MASTER_ADDR=ADDRESS`). If it does: "
+        )
     return (
-        f"As root open TCP port {first.port} {firewalls}. Or choose a port that is open: `export MASTER_PORT=PORT`"
-        f"{out}."
+        f"{elsewhere}{'as' if elsewhere else 'As'} root open TCP port {first.port} {firewalls}. Or choose a port that "
+        f"is open: `export MASTER_PORT=PORT`{out}."
     )
 
 

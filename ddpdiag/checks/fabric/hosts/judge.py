@@ -23,8 +23,8 @@ WHYS = {
     "died": "crashed",
     "raised": "failed",
     "wrong": "gave wrong values",
-    "unheard": "sent no result",
-    "lost": "was lost",
+    "unheard": "gave no result",
+    "lost": "lost contact",
     "skipped": "was ended early",
 }
 _SLOW_TOGETHER = (
@@ -134,7 +134,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
         f"{name} alone, in {count(len(alone.tests), 'test')} of the all-reduce among its {count(len(ranks), 'rank')}: "
         f"{tests_text(alone.tests)}."
-        + (f" Hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
+        + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
         evidence=measured(alone.tests, alone.usual),
