@@ -51,8 +51,8 @@ HARMFUL = {
     0x80: "power brake",
 }
 _HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
-COOLING_FIX = "Ask the administrator to check the fans or the coolant of that GPU."
-POWER_FIX = "Ask the administrator to check the power supplies and cables of that host."
+COOLING_FIX = "The usual cause is its fans or its coolant."
+POWER_FIX = "The usual cause is the power supplies or cables of that host."
 WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
 
 
