@@ -192,7 +192,9 @@ def rows(tree: Tree, *, run: bool) -> Iterator[tuple[str, str]]:
         yield f"longest file {place}", f"{tree.lines[file]} {file.removeprefix('ddpdiag/')}"
     command = ["judge", str(RECORDING)]
     yield "entered by `ddpdiag judge`, healthy run", entered_row(tree, command)
-    yield "  by its call of judge()", entered_row(tree, command, "judgement/__init__.py:judge")
+    # In older trees it is in a module of its own.
+    judgement = next(file for file in ("judge", "__init__") if f"ddpdiag/judgement/{file}.py" in tree.lines)
+    yield "  by its call of judge()", entered_row(tree, command, f"judgement/{judgement}.py:judge")
     if run:
         check = ["check", "--nproc-per-node", "2", "--select", "COL001"]
         yield "entered by `check --select COL001`", entered_row(tree, check)

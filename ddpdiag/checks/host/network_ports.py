@@ -282,10 +282,11 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
             "after": [end for _, _, end in found[:_LISTED]],
             "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
         },
-        fix=f"Find the sender: run `iperf3 -s` on {names[0]}, `iperf3 -c {names[0]}` on one other host at a time, and "
-        f"`nstat -az TcpInCsumErrors` on {names[0]} after each. On the sender and on {names[0]}, as root, try `ethtool "
-        "-K INTERFACE rx off tx off`; if the errors stop, update the firmware of that card or replace it."
-        + (f" Until then {leave_out(blamed)}." if blamed else ""),
+        fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
+        + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {names[0]}` on one other host at a time, and "
+        f"`nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, leave that "
+        f"host out instead; if with all, {names[0]} is at fault. Give the result to the administrator, who updates the "
+        "firmware of the card there, or replaces the card or the memory.",
     )
 
 

@@ -123,9 +123,14 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"{begun(said)}. They may differ by at most {most:g} of the gradient's size.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
-        fix=f"{_COMPARE} Different ones may round differently. If they are equal, "
-        + (f"{leave_out(seen.world.nodes_of(blamed))}, and " if blamed else "")
-        + "run `ddpdiag check --depth deep`, which tests memory and arithmetic.",
+        fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "
+        "are equal already, "
+        + (
+            f"{leave_out(nodes)}, and run `ddpdiag check --depth deep` on {names_text(nodes)} alone, which tests "
+            "memory and arithmetic."
+            if (nodes := seen.world.nodes_of(blamed))
+            else "run `ddpdiag check --depth deep` on each host alone, which tests memory and arithmetic."
+        ),
     )
 
 
