@@ -28,7 +28,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, findi
 from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLOCKS, events_text
 from ddpdiag.checks.gpu.nvlink import WATCH_ERRORS, numbers_text
 from ddpdiag.checks.gpu.nvswitch import JOINED, REPLACE_LOST, recovery_of
-from ddpdiag.checks.hosts import nvml_fix, ranks_text, xid_fix
+from ddpdiag.checks.hosts import leave_out, ranks_text, xid_fix
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
 from ddpdiag.text import count
@@ -164,7 +164,9 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
                 f"{second.error}), so it is not known whether error counters rose during the run.",
                 ranks=(rank,),
                 evidence={"error": second.error},
-                fix=nvml_fix(node),
+                fix=f"Run `nvidia-smi` on {node}. If it works, run again. If it fails in a container only, start the "
+                f"container again. Otherwise see `dmesg -T | grep -i -E 'nvrm|xid'` (as root), and reboot {node} (as "
+                f"root), or {leave_out([node])}.",
             )
             continue
         later = {key_of(node, health): health for health in _opened(second)}

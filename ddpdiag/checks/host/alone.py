@@ -118,10 +118,11 @@ def _group_fix(backend: str) -> tuple[str, str]:
     """What may be wrong where a group of one rank does not work, and what to do."""
     if backend == "nccl":
         return (
-            "torch, its nccl library or the driver",
-            "Compare the CUDA version of torch (`python -c 'import torch; print(torch.version.cuda)'`) with the "
-            "highest that the driver supports (first lines of `nvidia-smi`). If torch's is higher, install a torch for "
-            "an older CUDA (pytorch.org). Otherwise reinstall torch: `python -m pip install --force-reinstall torch`.",
+            "its settings and limits, torch's nccl library, or the driver",
+            "Run again with NCCL_DEBUG=WARN set: the line of NCCL before the error names what failed. After a system "
+            "error look at NCCL_SOCKET_IFNAME, `df -h /dev/shm` and `ulimit -l`. After a CUDA error install a torch "
+            "whose CUDA version (`python -c 'import torch; print(torch.version.cuda)'`) is not above that of "
+            "`nvidia-smi`.",
         )
     return (
         "torch or the loopback interface",

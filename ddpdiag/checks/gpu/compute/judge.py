@@ -141,8 +141,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{begun(ranks_text(ranks))}: {reason}.",
             ranks=ranks,
             evidence={"reason": reason},
-            fix="Nothing to do for the job. To measure, end other processes on these GPUs (`nvidia-smi`), and run "
-            "`pip check`: it shows an nvidia-cublas that does not fit torch.",
+            fix="A job that multiplies matrices may fail in the same way. End other processes that fill the memory of "
+            "these GPUs (`nvidia-smi`). If there are none, run `pip check`, which shows an nvidia-cublas that does "
+            "not fit torch.",
         )
 
 
