@@ -8,7 +8,7 @@ from itertools import chain
 from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.hosts import leave_out, ranks_text
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
@@ -250,8 +250,8 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
             fix=f"On {line.node} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
-            "(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If only its transfers to other hosts are slow, compare "
-            "its network card (`ethtool INTERFACE`).",
+            "(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If these are alike, compare its network card (`ethtool "
+            f"INTERFACE`). If it stays slow, {leave_out([line.node])}.",
         )
 
 
@@ -291,8 +291,8 @@ def _below_fix(one: Series, least: float) -> str:
     best = one.expectation.busbw_bytes_per_s if one.expectation is not None else math.inf
     if best < least:
         return (
-            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), or a "
-            "lower --min-busbw."
+            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), or set "
+            f"--min-busbw below that. To come closer, end other processes there (`top`)."
         )
     return "Run `ddpdiag check` with the same ranks: it measures each link, and names a slow rank or host."
 

@@ -178,7 +178,7 @@ def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
         if shifted is None or not shifted.is_beyond:
             continue
         show = partial(_rate, figure.name) if figure.is_rate else time_text
-        spread = "its noise is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
+        spread = "its spread is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
         rates = f"{show(shifted.old)} -> {show(shifted.new)} ({_percent(shifted.new / shifted.old)}; {spread})"
         ranks = () if figure.rank is None else (figure.rank,)
         yield _shifted(figure.name, f"{figure.title}: {rates}", ranks, shifted)

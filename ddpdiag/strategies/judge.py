@@ -301,7 +301,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     return seen.finding(
         verb,
         f"{what} {verb}{who}",
-        f"{what} on {ranks_text(run.job.ranks)} {verb}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
+        f"{what} on {ranks_text(run.job.ranks)} {verb}{who}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
         fix=_fix(seen, run, first),

@@ -199,7 +199,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
     nodes = seen.world.nodes_of(found.ranks)
-    fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'} until the memory is tested."
+    fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
         fix += " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies of GPUs are at fault."
     by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
@@ -211,8 +211,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         "wrong",
         f"wrong sums over {backend}" + (f", caused by {who}" if found.ranks else ""),
         f"The all-reduce over {backend} gave wrong sums on {whose}: up to {most} elements per rank differ from the "
-        "exact "
-        f"sum{_as_if(rows)}. {begun(who)}: {found.why}.",
+        f"exact sum{_as_if(rows)}. {begun(who)}: {found.why}.",
         ranks=found.ranks,
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": [*heard]},

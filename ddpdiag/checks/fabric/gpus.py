@@ -208,7 +208,8 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             fix=f"Run `ddpdiag check --select GPU` on {node}, which tests clocks, links and memory of this GPU. Leave "
             f"it out with CUDA_VISIBLE_DEVICES, or {leave_out([node])}."
             if gpus
-            else f"Find what else runs on the cores of rank {bad.unit} (`top` on {node}), or {leave_out([node])}.",
+            else f"{begun(leave_out([node]))}. Look there for other processes on the cores of rank {bad.unit} (`top`), "
+            "and for a killed or failing process (`dmesg -T | grep -i -E 'oom|killed'`).",
         )
     for (one, other), tests in found.paths:
         yield seen.finding(

@@ -55,7 +55,7 @@ class Watch(NamedTuple):
 
     command: str
     sign: str
-    when: str = "You can train. After the job"
+    when: str = "The job can run, but may wait for this GPU. After it"
 
 
 WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")

@@ -107,7 +107,7 @@ COUNTERS = (
             Action.MONITOR, lambda health: health.memory.correctable_remaps),
     Watched("retired", "a GPU retired memory pages during the run", "retired memory pages",
             Action.RESET, lambda health: health.memory.retired_pages,
-            "The new pages are retired only after a reset."),
+            "The new pages stay in use until then."),
 )  # fmt: skip
 SIGNS = (
     Watched("remap-pending", "a GPU needs a reset to remap a bad memory row, since this run", memory_errors.ROW_IN_USE,

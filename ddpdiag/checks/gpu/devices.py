@@ -189,7 +189,9 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: 
                 ranks=(rank,),
                 evidence={"torch": len(row.gpus), "expected": expected},
                 fix="In the job compare `nvidia-smi -L` with `echo $CUDA_VISIBLE_DEVICES`. If a GPU is missing in the "
-                "first, ask for it (Slurm: `--gres=gpu:N`; docker: `--gpus all`).",
+                "first, ask for it (Slurm: `--gres=gpu:N`; docker: `--gpus all`). If none is, look for code that "
+                "changes the variable, for MIG (CUDA uses one slice), and for errors (`dmesg -T | grep -i xid`, as "
+                "root).",
             )
     strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
     if known and strange:
@@ -201,7 +203,7 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: 
             ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
             gpus=tuple(sorted(strange)),
             fix="Start a container with all its GPUs (docker: `--gpus all`). Then `nvidia-smi -L` shows the same UUIDs "
-            "inside and outside.",
+            f"inside and outside. Without a container, ask the administrator to reboot {host.name}.",
         )
 
 

@@ -292,7 +292,8 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             # The log begins with the boot: a fault that needs a reboot is not repaired yet.
             lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
             severity = Severity.ERROR if group.recent or lasting else Severity.WARNING
-            first = "If it was not reset since then:" if meaning.action is Action.RESET and not group.recent else ""
+            if meaning.action is Action.RESET and not group.recent:
+                first = "Nothing to do if it was reset since. Otherwise:"
     fault = Fault(
         "sxid" if xid.switch else "xid",
         f"{'SXid' if xid.switch else 'Xid'} {xid.code} in the kernel log: {meaning.text}",

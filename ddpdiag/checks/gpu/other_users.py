@@ -107,8 +107,8 @@ def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         Action.NONE,
         "Nothing to do: a display or a monitoring tool uses as much."
         if small or drawn
-        else f"Find and end the other process on {card.host.name}: `nvidia-smi`, or as root `fuser -v /dev/nvidia*`, "
-        f"shows its pid. If another user owns it, {leave_out([card.host.name])}.",
+        else f"Find and end the other process on {card.host.name}, outside of any container: `nvidia-smi`, or as root "
+        f"`fuser -v /dev/nvidia*`. If none is shown, or another user owns it, {leave_out([card.host.name])}.",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
         severity=Severity.NOTE if small or drawn else Severity.WARNING,
     )

@@ -76,8 +76,10 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"On {host.name} /proc/meminfo does not show how much memory is available, and no control group sets a "
                 f"limit. So it is not known whether the memory is enough for {ranks}.",
                 ranks=host.ranks,
-                fix=f"Run `grep MemAvailable /proc/meminfo` in the job on {host.name}: at least {enough * 1024:.0f} kB "
-                f"({size_text(enough * MIB)}) for each rank is expected. In a container mount /proc.",
+                fix="In a container mount /proc, and run again. Or run `grep MemAvailable /proc/meminfo` on "
+                f"{host.name} outside "
+                f"of the container: at least {enough * 1024:.0f} kB ({size_text(enough * MIB)}) for each rank is "
+                "expected.",
             )
         elif share < enough:
             expected = round(enough * MIB) * len(host.ranks)

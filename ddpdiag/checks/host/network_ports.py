@@ -285,8 +285,9 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
         fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
         + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {names[0]}` on one other host at a time, and "
         f"`nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, leave that "
-        f"host out instead; if with all, {names[0]} is at fault. Give the result to the administrator, who updates the "
-        "firmware of the card there, or replaces the card or the memory.",
+        f"host out instead; if with all, {names[0]} or its switch is at fault. Give the result to the administrator, "
+        "who updates the "
+        "firmware of the card there, tries another switch, or replaces the card or the memory.",
     )
 
 

@@ -145,7 +145,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 evidence={"world_size": seen.world.size, "tasks": step.tasks},
                 fix=f"Start {seen.world.size} tasks: `srun --ntasks={seen.world.size} ...`. Or set the variables in "
                 "each task, not in the batch script: `srun bash -c 'export RANK=$SLURM_PROCID "
-                "WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
+                "LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
                 of_the_run=True,
             )
         yield from _cpus(seen)

@@ -100,7 +100,7 @@ def compare_fix(hosts: Mapping[Any, Sequence[int]]) -> str:
     return (
         f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
         "If it is slow too, compare `nvidia-smi topo -m` and `nvidia-smi -q -d PERFORMANCE,PCIE` with a host that "
-        "passes."
+        "passes; if it is fast, compare the versions of NCCL and the NCCL_* variables."
     )
 
 

@@ -185,9 +185,9 @@ def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address
     if why == "unreachable":
         return (
             f"Run `ip route get {address}` and `ip -br addr` on {hosts[0]}: the route should leave by the interface "
-            "that leads to the other hosts. If not, ask the administrator to add the route, or set MASTER_ADDR to an "
-            f"address of {node} that {names} can reach (`ping ADDRESS`)."
-            + ("" if theirs else f" Until then {leave_out(hosts)}.")
+            "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of "
+            f"{node} ({_RULES}). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of "
+            f"{node} that {names} can reach (`ping ADDRESS`)." + ("" if theirs else f" Until then {leave_out(hosts)}.")
         )
     firewalls = f"for {names} in the firewall of {node} ({_RULES} its rules; in a cloud, the security group)"
     if not theirs:

@@ -91,6 +91,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "changed",
             "figures, versions or variables differ from the baseline",
             f"Since the baseline of {old.created}: {'; '.join(told[:_SHOWN])}{more}.",
+            fix="Nothing to do if these changes are intended. Run again where a figure fell: it may vary between runs.",
         )
 
 

@@ -14,8 +14,9 @@ from ddpdiag.text import begun, count
 
 _VERBS = {Status.UNHEARD: "sent no result", Status.DIED: "died", Status.RAISED: "failed", Status.HUNG: "hung"}
 _MISMATCH = (
-    "Find why these ranks take another branch, have data of another shape, or run another version of the code. Run the "
-    "job with TORCH_DISTRIBUTED_DEBUG=DETAIL: it compares every collective before it runs."
+    "Check that all ranks run the same ddpdiag and torch (`pip list | grep -i -E 'ddpdiag|torch'`). If the job itself "
+    "does this, find why a rank takes another branch or has data of another shape: with "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares every collective before it runs."
 )
 _SHARED = (
     "The cause is something that the ranks share. Run `ddpdiag check --stage rendezvous,fabric`, which tests the "
@@ -121,7 +122,7 @@ def explained(
 def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
     at = f" at '{outcome.at}'" if outcome.at else ""
     if blame.sides:
-        return f"{begun(blame.why)}{at and f' (last step{at[3:]})'}."
+        return f"{begun(blame.why)}.{at and f' The last step of rank {outcome.rank} was{at[3:]}.'}"
     match outcome.status:
         case Status.HUNG:
             others = [o for o in outcomes if o.rank not in blame.ranks]
@@ -191,8 +192,8 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
             whose = ranks_text(blame.ranks)
             return (
                 f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {hosts}, and read the output of "
-                f"{whose}.{output} If "
-                f"the cause is not in the job's own code or memory, {leave_out(nodes)}."
+                f"{whose}.{output} After `oom` ask for more memory (Slurm: `--mem`). Otherwise run again, and "
+                f"{leave_out(nodes)} if it fails again."
             )
         case Status.RAISED, _:
             if several:

@@ -133,7 +133,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "gradients were not compared: the images cannot be read",
             f"At least one rank could not read the training images, so {ranks_text(lacking)} took no step. TRN001 "
             "names the rank and the file.",
-            fix="Run `ddpdiag check --select TRN001,TRN003`, or omit --data-dir to train on the images in ddpdiag.",
+            fix="Copy the file that TRN001 names to that host again (`ddpdiag check --select TRN001,TRN003` finds "
+            "it). Or omit --data-dir to train on the images in ddpdiag.",
         )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:

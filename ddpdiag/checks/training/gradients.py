@@ -205,5 +205,6 @@ def _shards(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
         "order in each epoch.",
         ranks=tuple(stuck) if not same else (),
         evidence={"covered": first.covered, "drawn": first.drawn},
-        fix=f"{_COMPARE} The torch version must be the same on all hosts.",
+        fix="Install the same torch on all hosts (`python -c 'import torch; print(torch.__version__)'` shows it). If "
+        "it is the same, check that each rank has its own RANK and all have one WORLD_SIZE.",
     )

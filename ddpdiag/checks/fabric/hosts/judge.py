@@ -76,7 +76,7 @@ def findings(seen: Seen[D], fabric: FabricState) -> Iterator[Finding]:
     for alone in state.alone:
         yield _alone(seen, fabric, alone)
     if found.systemic:
-        yield _systemic(seen, found.systemic, found.bar, pairs=len(fabric.units) > 2)
+        yield _systemic(seen, fabric, found.systemic, found.bar)
         return
     for part in found.congested:
         yield _congested(seen, fabric, part, found.bar)
@@ -132,8 +132,9 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
     return seen.finding(
         "alone",
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
-        f"{name} alone, in {count(len(alone.tests), 'test')} of the all-reduce among its {count(len(ranks), 'rank')}: "
-        f"{tests_text(alone.tests)}."
+        f"{name} was tested alone {count(len(alone.tests), 'time')}, by an all-reduce among its "
+        f"{count(len(ranks), 'rank')}. "
+        f"The results: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
@@ -189,18 +190,19 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Findi
     )
 
 
-def _systemic(seen: Seen[D], systemic: Systemic, bar: Bar, *, pairs: bool) -> Finding:
-    if not pairs:
+def _systemic(seen: Seen[D], fabric: FabricState, systemic: Systemic, bar: Bar) -> Finding:
+    if len(fabric.units) <= 2:
         return seen.finding(
             "undecided",
             "two hosts are slow or fail together; which one is at fault is not known",
-            f"The all-reduce between the two hosts is too slow, or does not end: {systemic.reason}.",
+            f"The all-reduce between {' and '.join(fabric.fleet.names[:2])} is too slow, or does not end: "
+            f"{systemic.reason}.",
             fix="Run again with a third host; the pairs with it show which of the two is at fault.",
         )
     return seen.finding(
         "systemic",
         "most pairs of hosts are slow or fail: no host is blamed",
-        f"{begun(systemic.reason)}; they usually reach {rate_text(bar.usual)} busbw. So many failures have a cause "
+        f"{begun(systemic.reason)}; their median is {rate_text(bar.usual)} busbw. So many failures have a cause "
         "that the hosts share, such as a setting, the wrong interface, a fallback to TCP sockets, or a switch.",
         severity=Severity.ERROR if systemic.too_slow or bar.usual < bar.least else Severity.WARNING,
         evidence={"usual_bytes_per_s": bar.usual},
@@ -212,16 +214,14 @@ def _systemic(seen: Seen[D], systemic: Systemic, bar: Bar, *, pairs: bool) -> Fi
 def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
     names = fabric.fleet.names
     told = [f"{names[path.pair[0]]} - {names[path.pair[1]]}" for path in (*found.transients, *found.unrepeated)]
-    few = len(found.unrepeated)
     again = [f"{len(found.transients)} passed when repeated"] if found.transients else []
-    once = [f"{few} {'was' if few == 1 else 'were'} not repeated often enough"] if few else []
+    once = [f"{few} not repeated often enough"] if (few := len(found.unrepeated)) else []
     return seen.finding(
         "transient",
         "some pairs of hosts failed for a short time",
-        f"{count(len(told), 'pair')} failed although both hosts pass with others: {', '.join(again + once)}.",
+        f"{names_text(told, _SHOWN)} failed although both hosts pass with others: {', '.join(again + once)}.",
         evidence={"pairs": [*told]},
-        fix="Nothing to do now. If the same pairs fail in the next run, ask the network team about the path between "
-        "them.",
+        fix="Nothing to do now. If they fail again in the next run, ask the network team about the path between them.",
     )
 
 
@@ -262,7 +262,7 @@ def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Find
         )
     yield seen.finding(
         "clear",
-        ("none of the other hosts is slow or fails" if bad else "no host is slow or fails")
+        ("no further host is slow or fails" if bad else "no host is slow or fails")
         + (" in pairs, but all together are slow" if slow else ""),
         f"{count(len(fabric.units) - len(bad), 'other host' if bad else 'host')} in {count(found.rounds, 'round')} of "
         f"pairs: usually {rate_text(found.bar.usual)} busbw{rate}. {seen_from}" + (_SLOW_TOGETHER if slow else ""),

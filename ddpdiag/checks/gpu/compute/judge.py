@@ -164,8 +164,8 @@ def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Find
     elif each := [own for run in runs if (own := run.get((unit.number, "bits")))]:
         word, title = "bits", "a GPU computes different bits than it should"
         said = (
-            "a matrix product differs in some bits from its repeat on this GPU, or from the same product on most GPUs "
-            "of this model, driver and cuBLAS; the same bits are expected"
+            "a matrix product has other bits than most GPUs of this model, driver and cuBLAS compute, or than this GPU "
+            "computed before; the same bits are expected"
         )
     else:
         return
@@ -312,6 +312,6 @@ def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
                 nodes=(),
                 gpus=tuple(unit.card.health.uuid for unit in own if unit.card.health.uuid),
                 evidence={"ranks": [unit.rank for unit in own]},
-                fix=f"Run `dcgmi diag -r 3` on {names_text(hosts)}; it names a faulty GPU. Until then "
-                f"{leave_out(hosts)}.",
+                fix=f"{begun(leave_out(hosts))}, and run `dcgmi diag -r 3` there. If it names a GPU, have it replaced; "
+                "if not, ask the administrator to have these GPUs tested by the vendor.",
             )

@@ -306,6 +306,7 @@ def uneven(
             f"{' '.join(lines[:NAMES])} There is no majority, so no host is blamed.",
             severity=severity,
             evidence={"hosts": [*[own.name for group in groups for own in group][:LISTED]]},
-            fix=f"Run `{command}` on {firsts}, decide which host is as it should be, and repair the other. With more "
-            "hosts of the same kind ddpdiag can name the one that differs.",
+            fix=f"Run `{command}` on {firsts}, and ask the administrator which host is as it should be. On the other "
+            "one `mlxlink -d ADAPTER -m` (as root) shows why a link is down or slow. With a third host of the same "
+            "kind ddpdiag names the one that differs.",
         )

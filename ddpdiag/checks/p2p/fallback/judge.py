@@ -162,7 +162,9 @@ def _needed(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
         f"{error_text(without)}.",
         evidence=tried_lines(result),
-        fix=f"Keep {them} in the job script until the cause is fixed.",
+        fix=f"Keep {them} in the job script. To find the cause, run the job once without {them} and with "
+        "NCCL_DEBUG=INFO, and give "
+        "its output to `ddpdiag explain FILE`.",
     )
 
 

@@ -43,8 +43,9 @@ def find_route(subject: Subject, sender: str, receiver: str, address: str | None
     """Where there is no route, such as from this sender to this receiver."""
     other = _OTHER_INTERFACE.format("its interface")
     return (
-        f"Run `ip route get {address or 'ADDRESS'}` on {sender} and `ip -br addr` on {receiver}. If the hosts share "
-        f"another network, {other}. If not, ask the administrator to add the route.{_until(subject)}"
+        f"Run `ip route get {address or 'ADDRESS'}` on {sender} and `ip -br addr` on {receiver}. If there is no route "
+        f"and the hosts share another network, {other}. If there is one, a firewall answers in its place: as root look "
+        f"at the rules of {receiver} ({_RULES}). Otherwise ask the administrator to add the route.{_until(subject)}"
     )
 
 

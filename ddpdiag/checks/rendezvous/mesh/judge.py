@@ -42,11 +42,11 @@ _ONE = {
     "broken": "is closed right after it is made",
 }
 # What works all the same, by the kind of subject.
-_REACHED = "all hosts reach ddpdiag's own port on {first}, rank 0's host, so only some ports are blocked"
+_REACHED = "all hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port"
 _CONTRASTS = {
     **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {begun(_REACHED)}."),
     "islands": f"Inside these groups all connections work. {begun(_REACHED)}.",
-    "everywhere": f"{begun(_REACHED)}, by a firewall.",
+    "everywhere": f"{begun(_REACHED)}, and a firewall may block the others.",
 }
 _WORKS = "gloo still works: there the other side connects."
 _SHOWN = 16
