@@ -30,6 +30,7 @@ from ddpdiag.strategies.runs import (
     tolerance_of,
     why_not,
 )
+from ddpdiag.text import begun
 
 # The last loss is the mean over so many steps: one is noisy.
 _LAST_STEPS = 5
@@ -290,7 +291,13 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
     what, verb = _what(seen, run), run.ended.value
-    who = f": {ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
+    who = f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
+    reason = begun(run.reason.rstrip("."))
+    if who:
+        its_own = run.reason.startswith("it ")
+        reason = (
+            f"{begun(who)} {reason.removeprefix('It ')}" if its_own else f"The error of {who}: {run.reason.rstrip('.')}"
+        )
     at = f" (last step '{first.at}')" if first.at else ""
     until = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
@@ -300,8 +307,8 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
         evidence["output"] = said
     return seen.finding(
         verb,
-        f"{what} {verb}{who}",
-        f"{what} on {ranks_text(run.job.ranks)} {verb}{who}: {run.reason.rstrip('.')}{at}{until}. {waits}".strip(),
+        f"{what} {verb}{f': {who}' if who else ''}",
+        f"{what} on {ranks_text(run.job.ranks)} {verb}{until}. {begun(reason)}{at}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
         fix=_fix(seen, run, first),
