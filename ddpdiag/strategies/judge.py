@@ -299,7 +299,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
             f"{begun(who)} {reason.removeprefix('It ')}" if its_own else f"The error of {who}: {run.reason.rstrip('.')}"
         )
     at = f" (last step '{first.at}')" if first.at else ""
-    until = f" within {run.trial.deadline_seconds:.1f} s" if run.ended is Ended.HANGS else ""
+    until = f" (deadline {run.trial.deadline_seconds:.1f} s)" if run.ended is Ended.HANGS else ""
     waits = waits_text(run.blame, run.outcomes) if run.blame is not None else ""
     evidence: dict[str, Scalar | list[Scalar]] = {"trial": run.trial.number, "last_step": first.at}
     evidence |= bundle(ranks, run.outcomes)
