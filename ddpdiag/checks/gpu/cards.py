@@ -55,7 +55,7 @@ class Watch(NamedTuple):
 
     command: str
     sign: str
-    when: str = "The job can run, but may wait for this GPU. After it"
+    when: str = "The job can run, but this GPU may slow it down. After the job"
 
 
 WATCH_LOG = Watch("dmesg -T | grep -i xid", "it shows the same number again")

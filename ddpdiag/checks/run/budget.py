@@ -118,7 +118,7 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
             f"{seen.world.node_of(first.rank)} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
             fix=(
-                f"Run again with --budget {2 * seen.options.budget_seconds:g}"
+                f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"
                 if trial.hurried
                 else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
             )

@@ -120,7 +120,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     return seen.finding(
         "gradient",
         f"{ranks_text(blamed) if blamed else 'a rank'} {'compute' if len(blamed) > 1 else 'computes'} wrong gradients",
-        f"{begun(said)}. They may differ by at most {most:g} of the gradient's size.",
+        f"{begun(said)}. A difference of at most {most:g} of the gradient's size is allowed.",
         ranks=blamed,
         evidence={"denied_by": [f"rank {checker}: rank {rank}" for checker, rank in sorted(denied)[:16]]},
         fix=f"{_COMPARE} Different ones may round differently: install one torch, and use hosts of one model. If all "

@@ -134,7 +134,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"{name} {'fails' if slower_share(alone.tests, alone.usual) is None else 'is slow'} when tested alone",
         f"{name} was tested alone {count(len(alone.tests), 'time')}, by an all-reduce among its "
         f"{count(len(ranks), 'rank')}. "
-        f"The results: {tests_text(alone.tests)}."
+        f"Test by test: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
         nodes=(name,),
