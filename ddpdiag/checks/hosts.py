@@ -78,9 +78,9 @@ def use_address(node: str, port: int | str = "PORT") -> str:
 def nvml_fix(host: str) -> str:
     """What to do where NVML does not answer."""
     return (
-        f"Run `nvidia-smi` on {host}. If it fails in a container only, start the container with the GPUs (docker: `--gpus "
-        "all`). Otherwise `dmesg | grep -i nvrm` (as root) shows the error: load the driver (`modprobe nvidia`), or "
-        f"reboot {host} if it is loaded."
+        f"Run `nvidia-smi` on {host}. If it fails in a container only, start the container with the GPUs (docker: "
+        "`--gpus all`). Otherwise `dmesg | grep -i nvrm` (as root) shows the error: load the driver (`modprobe nvidia`), "
+        f"or reboot {host} if it is loaded."
     )
 
 

@@ -81,7 +81,7 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
             "slowdown",
             # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
             "the hardware limits the clocks of a GPU",
-            f"{events_text(harmful, events)} without load{at}; no slowdown expected",
+            f"{events_text(harmful, events)} without load{at}; none is expected",
             Action.MONITOR,
             POWER_FIX if events & 0x80 else COOLING_FIX,
             evidence,
@@ -89,7 +89,7 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         )
     elif events & _SOFTWARE_THERMAL:
         title = "the driver lowers the clocks of a GPU because of heat"
-        said = f"{events_text(events, events)} without load{at}; no slowdown expected"
+        said = f"{events_text(events, events)} without load{at}; none is expected"
         yield Fault("warm", title, said, Action.MONITOR, COOLING_FIX, evidence, watch=WATCH_CLOCKS)
     # A slowdown for heat reports it already.
     if margin is not None and margin <= least and not events & _HEAT:

@@ -81,7 +81,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"{begun(change.text)}. The baseline is of {old.created}.",
                 ranks=change.ranks,
                 evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
-                fix=_FIX if is_worse else "",
+                fix=_FIX if is_worse else "Nothing to do. If repeated runs are as fast, save a new baseline.",
             )
     others = (change for change in changes if change.direction not in _JUDGED)
     told = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]

@@ -126,7 +126,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             cause = _held_down(unit, events, "")
             evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": cause.word}
             title = "a GPU lowers its clocks under load"
-            said = f"{cause.said}; no slowdown expected"
+            said = f"{cause.said}; none is expected"
             fault = Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
             yield _told(seen, unit, fault)
     yield from _differing(seen, units)
