@@ -79,8 +79,8 @@ def nvml_fix(host: str) -> str:
     """What to do where NVML does not answer."""
     return (
         f"Run `nvidia-smi` on {host}. If it fails in a container only, start the container with the GPUs (docker: "
-        "`--gpus all`). Otherwise `dmesg | grep -i nvrm` (as root) shows the error: load the driver (`modprobe nvidia`), "
-        f"or reboot {host} if it is loaded."
+        "`--gpus all`). Otherwise `dmesg | grep -i nvrm` (as root) shows the error. Load the driver (`modprobe "
+        f"nvidia`), or reboot {host} if it is loaded."
     )
 
 
