@@ -316,6 +316,9 @@ def _weights(module):
         return real(seed + 1)
 
     module.manual_seed = manual_seed
+    # torch.compile's modules, if they are imported, put a function of their own in the place of torch's.
+    if hasattr(sys.modules.get("torch"), "manual_seed"):
+        sys.modules["torch"].manual_seed = manual_seed
 
 
 def _in_fifth_step(act):
@@ -467,17 +470,17 @@ def _install(kind, rank):
 _LATER = []  # faults of workers, by rank
 
 
-def _of_a_worker(real):
-    """A variable that is set: with its RANK a worker gets its faults."""
+def _as_its_rank(module):
+    """A worker of the fork server gets the faults of its rank when it begins to serve."""
+    real = module.serve
 
-    def set_item(environ, name, value):
-        real(environ, name, value)
-        mine = [fault for fault in _LATER if name == "RANK" and fault[0] in ("*", value)]
-        for fault in mine:
-            _LATER.remove(fault)
-            _change_now(*fault[1:])
+    def serve(*descriptors):
+        for rank, *fault in _LATER:
+            if rank in ("*", os.environ.get("RANK")):
+                _change_now(*fault)
+        real(*descriptors)
 
-    return set_item
+    module.serve = serve
 
 
 def _change_now(name, change):
@@ -512,14 +515,15 @@ def _shown(uuids):
 
 
 def _set_gpus(uuids):
+    # By CUDA_VISIBLE_DEVICES when torch is asked, as CUDA does: a worker may be forked from another rank's import.
+    def properties(index):
+        return SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid=_shown(uuids)[index].removeprefix("GPU-"))
+
     def change(module):
-        shown = [
-            SimpleNamespace(name="NVIDIA H100 80GB HBM3", uuid=uuid.removeprefix("GPU-")) for uuid in _shown(uuids)
-        ]
         module.version.cuda = "12.8"
         module.cuda.current_device = lambda: 0
-        module.cuda.device_count = lambda: len(shown)
-        module.cuda.get_device_properties = lambda index: shown[index]
+        module.cuda.device_count = lambda: len(_shown(uuids))
+        module.cuda.get_device_properties = properties
 
     sys.meta_path.insert(0, _Changed("torch", change))
 
@@ -560,9 +564,10 @@ def _share_connections(most_ranks):
     sys.meta_path.insert(0, _Changed("ddpdiag.runtime.control.relay", change))
 
 
-type(os.environ).__setitem__ = _of_a_worker(type(os.environ).__setitem__)
 for words in filter(None, os.environ.get("DDPDIAG_TEST_FAULT", "").split(",")):
     _install(*words.split())
+if _LATER:
+    sys.meta_path.insert(0, _Changed("ddpdiag.runtime.supervisor.worker", _as_its_rank))
 if "DDPDIAG_TEST_STANDIN" in os.environ:
     import standin
 

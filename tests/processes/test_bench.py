@@ -25,7 +25,7 @@ ENOUGH_CORE_SECONDS = 1.5
 def rows(job: Job) -> list[list[str]]:
     """The data rows, as scripts that read nccl-tests' output find them."""
     words = [line.split() for line in job.stdout.splitlines() if line.startswith("   ")]
-    return [row for row in words if row[0].isdigit() and len(row) >= 13]
+    return [row for row in words if len(row) >= 13 and row[0].isdigit() and row[1].isdigit()]
 
 
 def codes(job: Job) -> set[str]:
