@@ -258,8 +258,7 @@ def _of_host(
             "aftermath",
             f"GPU errors in the kernel log of {host.name} after a process ended",
             f"{host.name}: {'; '.join(aftermath[:4])}. A process of this run died, or hung and was killed (RUN003). "
-            "When a process dies, GPUs that were using its memory log such errors. They alone do not prove that a GPU "
-            "is faulty.",
+            "When a process dies, GPUs that used its memory log such errors. They do not prove that a GPU is faulty.",
             evidence={"lines": list(aftermath[:16])},
             fix=f"Fix what RUN003 reports. If the errors also appear without it, {leave_out([host.name])}.",
         )
@@ -290,9 +289,9 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
             advice = "Run `compute-sanitizer python SCRIPT`. If every program gets this error, report the GPU."
         case Kind.DEVICE:
             # The log begins with the boot: a fault that needs a reboot is not repaired yet.
-            lasting = meaning.action in (Action.REBOOT, Action.ISOLATE)
-            severity = Severity.ERROR if group.recent or lasting else Severity.WARNING
-            if meaning.action is Action.RESET and not group.recent:
+            is_error = group.recent or meaning.action in (Action.REBOOT, Action.ISOLATE)
+            severity = Severity.ERROR if is_error else Severity.WARNING
+            if meaning.action is Action.RESET and not is_error:
                 first = "Nothing to do if it was reset since. Otherwise:"
     fault = Fault(
         "sxid" if xid.switch else "xid",
