@@ -140,7 +140,7 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
     """The unit that fits a column's median, if none is given; the median has three digits, the least number one."""
     numbers = sorted(filter(is_number, values))
     unit = unit or column_unit(name, numbers)
-    sizes = sorted(abs(number / unit.size) for number in numbers if number)
+    sizes = sorted(size for number in numbers if (size := abs(number / unit.size)))
     if not sizes:
         return Format(unit, 0)
     wanted = 2 - int(f"{sizes[len(sizes) // 2]:.2e}".partition("e")[2])

@@ -123,6 +123,7 @@ def test_the_decimal_points_of_a_column_are_in_line(values, cells):
 
 @given(st.lists(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), max_size=9))
 @example([sys.float_info.max])  # three digits of it are more than a float holds
+@example([1024, 5e-324])  # in kilobytes this is 0
 def test_any_column_can_be_written(values):
     for name in ("x", "x_seconds", "x_bytes"):
         own = column_format(name, values)
