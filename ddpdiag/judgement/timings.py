@@ -245,7 +245,7 @@ def _arrivals(outcomes: Iterable[Outcome], group_of: Mapping[int, int], one: Out
 
 
 def latest(times: Mapping[int, float], seconds: float, code: str, *, of: int) -> list[Late]:
-    """Who came last, of so many that took part; nobody where that is most of them, or too many to list."""
+    """The ranks that arrived last, of so many that took part; none where these are most, or too many to list."""
     if seconds <= 0:
         return []
     last = max(times.values(), default=0.0)
@@ -314,7 +314,7 @@ def _bars(recording: Recording, stages: Mapping[str, str]) -> list[Bar]:
 
 
 def _chosen(recording: Recording, blamed: Collection[int]) -> list[int]:
-    """The ranks worth a look, in rising order. What may fail, and what others brought about, speaks against nobody."""
+    """The ranks worth a look, in rising order. Trials that may fail, and echoes, do not count."""
     experiments = {trial.number for trial in recording.trials if trial.may_fail}
     came = {rank: known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
     size = recording.header.world_size

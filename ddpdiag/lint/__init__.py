@@ -16,7 +16,7 @@ from ddpdiag.model import Severity
 
 
 class Hit(NamedTuple):
-    """A place, what goes wrong there, and how to mend it. `severity` is the rule's own if it is None."""
+    """A place, what goes wrong there, and the fix. `severity` is the rule's own if it is None."""
 
     node: ast.AST
     message: str

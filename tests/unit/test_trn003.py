@@ -270,6 +270,14 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 
+@pytest.mark.parametrize(("cpus", "named"), [("3", [(2,)]), ("1", [])])
+def test_where_more_than_two_ranks_share_a_core_no_straggler_is_named(cpus, named):
+    rows = {rank: Data(steps=own) for rank, own in steps(4, slow={2: {"data": 4e-3}}).items()}
+    seen: Seen[Data] = seen_of(ddp_step.CHECK, rows, ranks_per_node=4)
+    arrivals = {rank: structs.replace(own, cpus=cpus) for rank, own in seen.world.arrivals.items()}
+    assert [found.ranks for found in ddp_step.judge(with_arrivals(seen, arrivals))] == named
+
+
 def test_images_that_cannot_be_read_are_told(golden):
     (found,) = ddp_step.judge(seen_of(ddp_step.CHECK, dict.fromkeys(range(4), Data())))
     assert (found.code, found.ranks, found.severity) == ("TRN003.unreadable", (), Severity.WARNING)

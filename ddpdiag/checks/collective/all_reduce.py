@@ -253,7 +253,7 @@ def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
 
 
 def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
-    """By what the broadcasts told; else those that differ from most of the others by their sums."""
+    """The ranks or links that the broadcasts show; else the ranks whose sums differ from most."""
     senders = min(data.senders for data in rows.values())
     found = guilt({rank: data.wrong_from for rank, data in rows.items()}, senders)
     if found.ranks or found.links:

@@ -234,7 +234,7 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
 
 
 def _most_pass(notes: Notes, least: float) -> bool:
-    """Did most units reach so much with somebody? Asked where all pairs of a few units were tried.
+    """Did most units reach so much with a partner? Asked where all pairs of a few units were tried.
 
     There one bad unit alone spoils half of the pairs or more: three of six, two of three.
     """

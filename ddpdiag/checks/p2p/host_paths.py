@@ -149,7 +149,7 @@ def host_paths(seen: Seen[Data]) -> tuple[HostPaths, ...]:
 
 
 def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl: str | None) -> HostPaths:
-    """`ours` are the GPUs that count; None where GPU003 knows nothing of the host."""
+    """`ours` are the GPUs that count; None where GPU003 has no data of the host."""
     asked = [row.paths for row in answers]
     every = _numbered(gpu for paths in asked for gpu in paths.gpus if gpu.error is None)
     gpus = tuple(gpu for gpu in every if ours is None or gpu.uuid is None or gpu.uuid in ours)

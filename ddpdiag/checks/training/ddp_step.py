@@ -55,7 +55,8 @@ FINDINGS = {
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
-        "cores than others: something else runs there), clocks (GPU005 found them held down).",
+        "cores than others: something else runs there), clocks (GPU005 found them held down). Where more than two "
+        "ranks share a core, none is named.",
         slows=True,
     ),
     "network": Explained.warning(
@@ -66,7 +67,8 @@ FINDINGS = {
 
 # gloo connects each rank with every other: a second group of more takes longer than it is worth in a quick check.
 _MANY_RANKS = 32
-# One window, in which the system did something else, says nothing, so that there must be several.
+# One window, in which the system did something else, says nothing, so that there must be several; where more than two
+# ranks share a core no straggler is named, and one window is enough for the columns of the report.
 _WINDOWS, _CROWDED_WINDOWS = 10, 1
 _HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
 

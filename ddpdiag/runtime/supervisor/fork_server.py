@@ -40,7 +40,6 @@ from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, d
 LAZY_IMPORTS = ("torch._dynamo", "ddpdiag.workloads.training", "ddpdiag.workloads.proof", "ddpdiag.workloads.steps")
 # Why workers are new processes and no forks (`fork_hazard`), for LCH003.
 NOT_FORKED = "DDPDIAG_NOT_FORKED"
-_MOST_CLIENTS = 4096  # of which the kernel keeps net.core.somaxconn
 
 
 def import_torch() -> float:
@@ -77,7 +76,7 @@ class ForkServer:
         if self._listener is not None:
             # Once more, in this process: the kernel tells clients who called it last, so they know the server's pid
             # while the import holds it up. Those that connected before are answered now.
-            self._listener.listen(_MOST_CLIENTS)
+            self._listener.listen(ipc.MOST_CLIENTS)
             self._accept()
         try:
             self._import_seconds = import_torch()

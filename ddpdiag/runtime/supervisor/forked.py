@@ -27,7 +27,6 @@ from ddpdiag.runtime.supervisor.hang_evidence import HangEvidence, read_stacks
 from ddpdiag.runtime.supervisor.processes import Log, start_python
 
 _MODULE = "ddpdiag.runtime.supervisor.fork_server"
-_MOST_WAITING = 4096  # of which the kernel keeps net.core.somaxconn
 
 
 class ForkServer(PythonChild):
@@ -268,7 +267,7 @@ def meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
         listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
         with contextlib.suppress(OSError):
             listener.bind(address)
-            listener.listen(_MOST_WAITING)
+            listener.listen(ipc.MOST_CLIENTS)
             channel.close()
             return None, listener
         listener.close()

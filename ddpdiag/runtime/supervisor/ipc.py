@@ -79,6 +79,8 @@ class Fork(Struct, frozen=True, tag="fork"):
 
 
 FORK_DESCRIPTORS = 7
+# Ranks that may wait for one fork server, of which the kernel keeps net.core.somaxconn.
+MOST_CLIENTS = 4096
 
 
 class SkipLazyImports(Struct, frozen=True, tag="enough"):
