@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,13 +80,53 @@ static void count_start(void) {
     close(file);
 }
 
+static void pause_for(const char *variable) {
+    const char *seconds = getenv(variable);
+    if (seconds) usleep((useconds_t)(1e6 * atof(seconds)));
+}
+
+/* How often this process has NVML open, and its lock on the file of each GPU that it uses. */
+static unsigned opened;
+static int used[MAX_GPUS];
+
+/* The first user of a GPU on this host waits until the driver has started it. Each user has a shared lock on the GPU's
+ * file until it shuts NVML down or ends; who gets an exclusive one is alone. */
+static void use(unsigned index) {
+    const char *folder = getenv("FAKE_NVML_DRIVER");
+    char path[4096];
+    if (!folder || used[index]) return;
+    snprintf(path, sizeof path, "%s/gpu-%u", folder, index);
+    int file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    snprintf(path, sizeof path, "%s/start-%u", folder, index);
+    int start = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0 || start < 0) abort();
+    flock(start, LOCK_EX);
+    if (!flock(file, LOCK_EX | LOCK_NB)) {
+        pause_for("FAKE_NVML_GPU_SECONDS");
+        if (write(file, ".", 1) != 1) abort();
+    }
+    flock(file, LOCK_SH);
+    close(start);
+    used[index] = file;
+}
+
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     count_start();
     ENTER_SYSTEM(nvmlInitWithFlags);
+    if (!opened++) pause_for("FAKE_NVML_OPEN_SECONDS");
     return SUCCESS;
 }
-int nvmlShutdown(void) { return SUCCESS; }
+
+int nvmlShutdown(void) {
+    if (opened && --opened) return SUCCESS;
+    for (unsigned i = 0; i < MAX_GPUS; i++) {
+        if (used[i]) close(used[i]);
+        used[i] = 0;
+    }
+    return SUCCESS;
+}
+
 const char *nvmlErrorString(int code) { return code == SUCCESS ? "Success" : "an error of the fake library"; }
 
 int nvmlSystemGetDriverVersion(char *version, unsigned size) {
@@ -103,6 +144,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, const struct gpu **device) {
     if (index >= GPUS) return INVALID_ARGUMENT;
     const struct gpu *gpu = &gpus[index];
     ENTER(nvmlDeviceGetHandleByIndex_v2);
+    use(index);
     *device = gpu;
     return SUCCESS;
 }

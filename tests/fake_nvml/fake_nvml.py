@@ -2,6 +2,14 @@
 
 The real pynvml loads such a library where LD_LIBRARY_PATH leads to it, and asks it as it asks NVIDIA's.
 
+Variables say what the driver takes, in seconds; they are not there, or 0, for a driver in persistence mode:
+
+- $FAKE_NVML_OPEN_SECONDS: what the first nvmlInit of a process takes (0.3 s on a host of eight GPUs).
+- $FAKE_NVML_GPU_SECONDS: what it takes to start a GPU for its first user on this host (1 to 4 s). Its users are the
+  processes that got a handle of it and have neither shut NVML down nor ended; after the last one it is stopped.
+- $FAKE_NVML_DRIVER: the folder for what the processes of this host share; the file gpu-N there has a byte for each
+  start of GPU N. Without it no start is counted or takes time.
+
 A file describes GPUs by the keys that fake_nvml.c gives out:
 
 - `base`: another file, of which this one is a variant. Of both, objects are joined key by key; the variant wins.
