@@ -65,7 +65,7 @@ def run(
     validate(options, all_checks())
     if launch.place.rank == 0:
         outputs.check([path for path in (asked.baseline, asked.topology) if path is not None])
-    for note in (launch.note, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 else ():
+    for note in (launch.note, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 and not outputs.quiet else ():
         if note:
             complain(note)
     reporter = _Reporter(outputs, whole=launch.whole)

@@ -77,7 +77,7 @@ class Color(StrEnum):
 class DisplayOptions:
     """How much a command shows, and in which colours."""
 
-    quiet: bool = option(False, "Show no progress.", "-q", panel=OUT)
+    quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=OUT)
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
 
 

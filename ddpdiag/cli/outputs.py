@@ -163,12 +163,14 @@ class Outputs(DisplayOptions):
             from ddpdiag.render import nagios
 
             return nagios.render(report)
+        from ddpdiag.render import terminal
+
+        if self.quiet:
+            return terminal.render_quiet(report, color=color, width=width)
         if features := features_of(report):
             return features[-1].render(
                 report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
             )
-        from ddpdiag.render import terminal
-
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
@@ -321,7 +323,8 @@ def publish(
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream, outputs.color)
     try:
-        show(outputs.page(report, tty=is_terminal(stream), color=color, width=width), stream)
+        if not (outputs.quiet and outputs.takes_stdout):  # a quiet run writes only errors to standard error
+            show(outputs.page(report, tty=is_terminal(stream), color=color, width=width), stream)
     except UsageError as error:
         failed.append(str(error))
     if failed:

@@ -58,7 +58,7 @@ def _world(report: Report) -> str:
         f"{count(world.size, 'rank')} on {count(len(world.nodes), 'host')} ({name(hosts, 600)})",
         name(world.launcher),
         name(world.backend),
-        f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}",
+        f"took {seconds(report.seconds)} (limit {seconds(report.budget_seconds)})",
         f"exit code {report.exit_code}",
         f"run {name(report.run_id)}",
     ]

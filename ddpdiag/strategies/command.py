@@ -193,7 +193,7 @@ def render(report: LaunchersReport, *, color: bool, width: int) -> str:
     torch = f"torch {report.torch_version}" if report.torch_version else ""
     who = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
     told = ", ".join(map(one_line, filter(None, (who, report.backend or asked.backend, report.device, torch))))
-    took = f"{seconds(report.seconds)} of {seconds(asked.budget_seconds)}"
+    took = f"took {seconds(report.seconds)} (limit {seconds(asked.budget_seconds)})"
     page.write(f"{told}; {took}", lead="ddpdiag: ", lead_style="bold")
     page.write(
         f"The same training, started by each launcher: {count(asked.steps, 'step')} of "

@@ -140,6 +140,14 @@ def closed() -> io.StringIO:
     return stream
 
 
+def test_a_quiet_run_whose_json_is_on_standard_output_prints_nothing_else(capsys) -> None:
+    recording = read_recording([HEALTHY])
+    outputs, stderr = Outputs(quiet=True, json="-"), io.StringIO()
+    publish(judge(recording, all_checks()), disassemble(recording), outputs, sys.stdout, stderr)
+    assert capsys.readouterr().out.startswith("{")
+    assert stderr.getvalue() == ""
+
+
 @pytest.mark.parametrize("stream", [Full(), closed(), None], ids=["full", "closed", "none"])
 def test_a_report_that_cannot_be_shown_is_explained(golden, stream: io.TextIOBase | None) -> None:
     with pytest.raises(Unwritten) as caught:

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 from reports import SLOW, check, finding_of, fit, rank_row, stage, unfit, unknown
 
-from ddpdiag.model import Finding, HostsLine, Report, WorldLine
-from ddpdiag.render.terminal import render
+from ddpdiag.model import Finding, HostsLine, Report, Severity, WorldLine
+from ddpdiag.render.terminal import render, render_quiet
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
@@ -161,14 +161,16 @@ def test_of_many_reasons_those_of_most_checks_are_told():
 def test_a_world_of_nobody():
     world = WorldLine(size=4, nodes=(), launcher="", backend="")
     text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
-    assert text.startswith("ddpdiag: UNKNOWN: 4 ranks, no host known\nrun 3f9c2a, 34.2 s of 120 s\n\nUNKNOWN: ")
+    assert text.startswith(
+        "ddpdiag: UNKNOWN: 4 ranks, no host known\nrun 3f9c2a, took 34.2 s (limit 120 s)\n\nUNKNOWN: "
+    )
 
 
 def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
     lines = plain(unfit(created="2026-11-22T06:31:59+01:00", version="0.1.0")).splitlines()
     assert lines[:2] == [
         "ddpdiag: UNFIT: 4 ranks on 2 hosts (n[0-1]), torchrun, gloo",
-        "2026-11-22 05:31 UTC, run 3f9c2a, ddpdiag 0.1.0, 7.91 s of 120 s",
+        "2026-11-22 05:31 UTC, run 3f9c2a, ddpdiag 0.1.0, took 7.91 s (limit 120 s)",
     ]
     assert plain(unfit(created="some day")).splitlines()[1].startswith("some day, run ")
 
@@ -257,3 +259,27 @@ def test_within_a_job_of_slurm_the_line_asks_for_the_nodes_that_are_left() -> No
     assert "    srun --nodes=3 --ntasks=6 --exclude=n1 ...\n" in text
     uneven = render(unfit(world=world, hosts=bad, measurements=step | {"slurm.tasks": 7}), color=False, width=80)
     assert "    srun --exclude=n1 ...\n" in uneven
+
+
+def test_a_quiet_report_of_a_healthy_run_is_its_verdict():
+    text = render_quiet(structs.replace(fit(), findings=(finding_of(Severity.NOTE),)), color=False, width=200)
+    assert text == f"FIT: {fit().sentence}\n"
+
+
+def test_a_quiet_report_has_errors_and_warnings_with_their_fixes_and_nothing_else(golden):
+    text = render_quiet(unfit(), color=False, width=80)
+    golden(text)
+    words = " ".join(text.split())
+    assert words.startswith(f"UNFIT: {unfit().sentence} error COL001.slow")
+    assert words.index("Fix: Compare") < words.index("warning HST002.many") < words.index("Fix: Set the number")
+    assert [other for other in ("TRN001.step", "launch", "took", "not checked", "rank  host") if other in text] == []
+
+
+def test_the_line_of_a_stage_shows_the_failed_trial_before_the_warning():
+    # Rank 1 fails in LCH003, of which RUN002 tells; LCH002 has a warning.
+    report = fit(
+        stages=(stage("launch", "raised"),),
+        checks=(check("LCH002", "variables", "launch"), check("LCH003", "versions", "launch", done=1, raised=1)),
+        findings=(finding_of(code="RUN002.raised"), finding_of(Severity.WARNING, code="LCH002.variable")),
+    )
+    assert "LCH003: 1 done, 1 raised; 1 warning: LCH002.variable" in plain(report, width=120)

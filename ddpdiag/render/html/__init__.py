@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-_NAMES_SHOWN, _NOTES_SHOWN = 12, 40
+_NOTES_SHOWN = 40
 # Below the verdict, where they were measured.
 _KEY_FIGURES = {
     "training.samples_per_second": "samples a second",
@@ -122,7 +122,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         is_busbw = name.startswith("all_reduce.") and name.endswith(".busbw_bytes_per_s")
         if (name in _KEY_FIGURES or is_busbw) and isinstance(value, int | float):
             yield _KEY_FIGURES.get(name) or f"all-reduce busbw, {name.split('.')[1]}", quantity(name, value)
-    yield "took", f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    yield "took", f"{seconds(report.seconds)} (limit {seconds(report.budget_seconds)})"
     if report.created:
         yield "run", report.created
 

@@ -58,11 +58,21 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     return page.text()
 
 
+def render_quiet(report: Report, *, color: bool, width: int) -> str:
+    """The verdict, then errors and warnings with their fixes."""
+    page = Page(color=color, width=width)
+    write_verdict(page, report)
+    if any(finding.severity in SEVERITIES[:2] for finding in report.findings):
+        page.blank()
+        write_findings(page, report.findings, details=False, severities=SEVERITIES[:2])
+    return f"{page.text().rstrip()}\n"
+
+
 def write_head(page: Page, report: Report) -> None:
     """The verdict and the world, and below it which run this was."""
     page.write(_world(report), lead=f"ddpdiag: {report.verdict_text}: ", lead_style=_style(report))
     version = f"ddpdiag {one_line(report.version)}" if report.version else ""
-    spent = f"{seconds(report.seconds)} of {seconds(report.budget_seconds)}"
+    spent = f"took {seconds(report.seconds)} (limit {seconds(report.budget_seconds)})"
     # What tells one log from another.
     run = (_begin(report.created), f"run {one_line(report.run_id)}", version, spent)
     page.write(", ".join(filter(None, run)), style="dim")
@@ -191,8 +201,11 @@ def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: 
         for check in checks
         if check.statuses.keys() - {"done", "skipped"}
     ]
-    if words or broken:
-        return "; ".join(words or broken)
+    # An error that RUN002 to RUN004 report about a trial is none of the stage's own findings.
+    if all(finding.severity is not Severity.ERROR for finding in findings):
+        words = [*broken, *words]
+    if words:
+        return "; ".join(words)
     # The mark says it of all stages but those that were not looked at to the end.
     status = one_line(stage.status) if mark == "??" else ""
     return "; ".join(filter(None, (status, _numbers(mark, checks))))
