@@ -39,8 +39,6 @@ class Deadlines:
 
     # A fork server that ranks of a host share -------------------------------------------------------------------------
 
-    # A fork server has this long from the moment that it took its name to the one in which it can be reached.
-    meet: float = 0.5
     # A fork takes 25 ms. A server that is stopped (SIGSTOP) is replaced after this time.
     fork: float = 2.0
 

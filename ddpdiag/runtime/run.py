@@ -190,7 +190,6 @@ def _take_part(run: Run, place: Place, wire: Wire | None, record: Record, signal
         place,
         lambda own: worker_variables(run.launch, own, run.port),
         record,
-        run_name=run.name,
         signals=signals if server is None else None,
         trains=lambda options: any(c.stage is Stage.TRAINING and selected(c, options) for c in run.checks),
     )

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import signal
+import sysconfig
 import uuid
+import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -130,6 +132,33 @@ def test_ranks_start_another_server_where_theirs_is_killed_in_the_import(start):
     job.wait_until(job.reached.exists)
     job.fork_server(0).kill(signal.SIGKILL)
     assert job.wait(120) == 0, job.told()
+    job.check_left_nothing()
+
+
+def test_a_rank_whose_python_has_no_torch_is_blamed(start, tmp_path):
+    """It must not train with the torch that another rank of its host has imported."""
+    venv.create(tmp_path / "venv")
+    site = Path(sysconfig.get_path("purelib", vars={"base": tmp_path / "venv", "platbase": tmp_path / "venv"}))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith("torch"):
+            (site / entry.name).symlink_to(entry)
+    wrapper = 'p=python; [ $LOCAL_RANK = 1 ] && p=$OTHER; exec "$p" "$@"'
+    words = (
+        "bash",
+        "-c",
+        wrapper,
+        "wrapper",
+        "-m",
+        "ddpdiag",
+        "check",
+        "--select",
+        "LCH003,COL001",
+        "--json",
+        "{json}",
+    )
+    job = start(*torchrun(2, "--no-python"), *words, OTHER=str(tmp_path / "venv/bin/python"))
+    assert job.wait(120) == 1, job.told()
+    assert job.blamed == {1}
     job.check_left_nothing()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from ddpdiag.runtime.record import run_folder
 from ddpdiag.runtime.supervisor import forked, ipc
 
 SERVE = """
@@ -25,7 +26,7 @@ class Server:
     """A fork server without torch, and the channel of the supervisor that started it."""
 
     def __init__(self, environ: Mapping[str, str], early: bytes = b"") -> None:
-        self.address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
+        self.address = f"\0ddpdiag-test-{uuid.uuid4().hex}"  # so that another user can try it
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(self.address)
         listener.listen()
@@ -117,50 +118,61 @@ def test_a_client_that_sends_nonsense_is_dropped_alone(server, environ):
         pass
 
 
-BOB = 12_002
-# Another user, who does one of two things with the name in hexadecimal.
+# Another user at the socket with the name in hexadecimal.
 STRANGER = """
 import os, socket, sys
-os.setuid(int(sys.argv[1]))
-own, name = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), bytes.fromhex(sys.argv[3])
-if sys.argv[2] == "connect":
-    own.connect(name)
-    print(own.recv(1000), flush=True)
-else:
-    own.bind(name)
-    own.listen()
-    print("there", flush=True)
-    input()
+os.setuid(12_002)
+own = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+try:
+    own.connect(bytes.fromhex(sys.argv[1]))
+    print(own.recv(1000))
+except OSError as error:
+    print(type(error).__name__)
 """
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
-def stranger(does: str, address: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", STRANGER, str(BOB), does, address.encode().hex()]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def stranger(address: str) -> str:
+    words = [sys.executable, "-c", STRANGER, address.encode().hex()]
+    return subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=20).stdout
 
 
 @needs_root
 def test_another_user_is_not_served(server, environ):
-    with stranger("connect", server.address) as other:
-        assert other.communicate(timeout=20)[0] == "b''\n"
+    assert "refused" in stranger(server.address)
     assert asked(server.connected(), environ)[-1] is ipc.Forked
 
 
 @needs_root
-def test_a_name_that_another_user_took_is_not_used():
-    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
-    with stranger("bind", address) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "there\n"
-        assert forked.meet(address) == (None, None)
-        other.communicate("")
+def test_another_user_cannot_connect_in_the_folder_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)
+    address = run_folder("test") / "imports"
+    _, listener = forked.meet(address)
+    assert stranger(str(address)) == "PermissionError\n"
+    listener.close()
 
 
-def test_the_first_at_a_name_opens_it_and_the_next_one_connects():
-    address = f"\0ddpdiag-test-{uuid.uuid4().hex}"
-    nothing, listener = forked.meet(address)
-    channel, none_either = forked.meet(address)
+def test_an_environment_that_no_process_can_have_is_not_read(server, environ):
+    """A sparse file of any size costs its sender nothing."""
+    channel, descriptor = server.connected(), ipc.anonymous_file("test")
+    os.truncate(descriptor, 10**15)
+    socket.send_fds(channel, [b'{"type":"fork","rank":1}'], [descriptor] * ipc.FORK_DESCRIPTORS)
+    while channel.recv(1000):
+        pass
+    assert asked(server.connected(), environ)[-1] is ipc.Forked
+
+
+def test_the_first_at_a_name_opens_it_and_the_next_one_connects(tmp_path):
+    """Also where the path is longer than that of a socket may be, and where a server was killed before."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    nothing, killed = forked.meet(folder / "imports")
+    assert (nothing, killed is None) == (None, False)
+    killed.close()
+    nothing, listener = forked.meet(folder / "imports")
+    channel, none_either = forked.meet(folder / "imports")
     assert (nothing, none_either) == (None, None)
     assert listener is not None
     assert channel is not None

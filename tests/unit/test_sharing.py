@@ -1,5 +1,11 @@
 """Which ranks share a fork server."""
 
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
 import pytest
 
 from ddpdiag.runtime.supervisor import sharing
@@ -15,27 +21,49 @@ ENV = {"PATH": "/bin", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
 )  # fmt: skip
 def test_a_rank_may_differ_in_what_is_its_own(name):
     assert sharing.variable_that_differs(ENV, {**ENV, name: "7"}) is None
-    assert sharing.address("run", ENV, 0) == sharing.address("run", {**ENV, name: "7"}, 0)
+    assert sharing.socket_name(ENV, 0) == sharing.socket_name({**ENV, name: "7"}, 0)
 
 
 @pytest.mark.parametrize("name", ["PATH", "WORLD_SIZE", "OMP_NUM_THREADS", "LD_PRELOAD", "TORCH_CPP_LOG_LEVEL"])
 def test_a_rank_may_differ_in_nothing_else(name):
     assert sharing.variable_that_differs(ENV, {**ENV, name: "7"}) == name
-    assert sharing.address("run", ENV, 0) != sharing.address("run", {**ENV, name: "7"}, 0)
+    assert sharing.socket_name(ENV, 0) != sharing.socket_name({**ENV, name: "7"}, 0)
     without = {key: value for key, value in ENV.items() if key != name}
     assert sharing.variable_that_differs(without, {**without, name: "7"}) == name
 
 
 def test_a_secret_is_compared_but_is_no_part_of_the_name_that_all_users_read():
     other = {**ENV, "DDPDIAG_TOKEN": "7"}
-    assert sharing.address("run", ENV, 0) == sharing.address("run", other, 0)
+    assert sharing.socket_name(ENV, 0) == sharing.socket_name(other, 0)
     assert sharing.variable_that_differs(ENV, other) == "DDPDIAG_TOKEN"
 
 
-def test_runs_and_attempts_have_names_of_their_own():
-    names = {sharing.address(run, ENV, attempt) for run in ("one", "two") for attempt in (0, 1)}
-    assert len(names) == 4
-    assert None not in names
+def test_attempts_have_names_of_their_own():
+    assert None not in (names := {sharing.socket_name(ENV, attempt) for attempt in (0, 1)})
+    assert len(names) == 2
+
+
+def tell_interpreter(*words: str, at: Path = Path(sys.executable), **variables: str) -> str:
+    code = "from ddpdiag.runtime.supervisor import sharing; print(sharing.interpreter())"
+    env = {**os.environ, **variables}
+    return subprocess.run([at, *words, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_another_python_is_no_part_of_a_shared_server(tmp_path):
+    """A rank in another virtual environment, or with other flags, has another torch or none."""
+    usual = tell_interpreter()
+    assert tell_interpreter() == usual
+    venv.create(tmp_path / "venv", with_pip=False)
+    paths = os.pathsep.join(filter(None, sys.path))
+    (tmp_path / "sitecustomize.py").touch()
+    others = {
+        "environment": tell_interpreter(at=tmp_path / "venv/bin/python", PYTHONPATH=paths),
+        "path": tell_interpreter(PYTHONPATH=str(tmp_path / "elsewhere")),
+        "flags": tell_interpreter("-O"),
+        "start": tell_interpreter(PYTHONPATH=str(tmp_path)),
+    }
+    assert usual not in others.values()
+    assert len({*others.values()}) == len(others)
 
 
 def test_what_the_kernel_shows_is_the_same_for_a_process_and_itself():

@@ -108,7 +108,7 @@ class Record:
         self._nonce = ""  # rank 0's; it tells this run from others of its run id
         self._descriptor = -1
         self._lie_in(folder)
-        with contextlib.suppress(OSError), _alone_in(folder):  # a full disk loses the record, not the run
+        with contextlib.suppress(OSError), alone_in(folder):  # a full disk loses the record, not the run
             if is_held(self.path):
                 self._lie_in(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
             self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
@@ -217,15 +217,15 @@ def _has(path: Path, text: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else opens a record in this folder meanwhile."""
+def alone_in(folder: Path) -> Iterator[int]:
+    """Hold the lock of a run's folder, for a second at most; yields a descriptor of the folder."""
     folder.mkdir(mode=0o700, exist_ok=True)  # another process may have removed it as empty just now
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         end = time.monotonic() + DEADLINES.open_record
         while not _locked(descriptor) and time.monotonic() < end:
             time.sleep(0.005)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -7,7 +7,8 @@ survive a fork.
 
 One supervisor starts it; those of other ranks connect to its socket (sharing.py). It belongs to none of them: each
 holds the writing end of a pipe, and the kernel kills the server when the last of them has ended. Each worker has such a
-pipe to its own supervisor, and ends with the server as well. No client is waited for.
+pipe to its own supervisor, and ends with the server as well. No client is waited for, and one that is unlike the first
+is refused before anything of it is read.
 """
 
 import array
@@ -40,6 +41,8 @@ from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, d
 LAZY_IMPORTS = ("torch._dynamo", "ddpdiag.workloads.training", "ddpdiag.workloads.proof", "ddpdiag.workloads.steps")
 # Why workers are new processes and no forks (`fork_hazard`), for LCH003.
 NOT_FORKED = "DDPDIAG_NOT_FORKED"
+# New clients of one turn: those that are connected already come first.
+_ACCEPTED_AT_ONCE = 16
 
 
 def import_torch() -> float:
@@ -105,21 +108,24 @@ class ForkServer:
         ready = {descriptor for descriptor, _ in poller.poll(0 if self._waiting else None)}
         if self._life in ready:
             os._exit(0)  # the kernel has sent SIGKILL where it can
-        if self._listener is not None and self._listener.fileno() in ready:
-            self._accept()
         for client in [client for client in self._clients if client.fileno() in ready]:
             self._answer(client)
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._accept()
         if not ready and self._waiting:
             _import_lazily(self._waiting.pop(0))
 
     def _accept(self) -> None:
-        """Take in all that wait for it and belong to this user."""
-        while self._listener is not None:
+        """Accept some of the clients that wait, if they are like this process."""
+        if self._listener is None:
+            return
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            if sharing.peer(client)[1] != os.geteuid():
+            if len(self._clients) >= ipc.MOST_CLIENTS or not sharing.is_alike(client):
+                _send(client, ipc.Refused("its process differs"))
                 client.close()
                 continue
             self._clients.append(client)
@@ -151,8 +157,8 @@ class ForkServer:
 
     def _fork(self, client: socket.socket, rank: int, descriptors: "array.array[int]") -> None:
         environ = ipc.read_environment(descriptors[-1])
-        if client is not self._first and (reason := self._unlike(client, environ)):
-            _send(client, ipc.Refused(reason))
+        if client is not self._first and (name := sharing.variable_that_differs(self._environ, environ)):
+            _send(client, ipc.Refused(name))
             return
         parent, hazard = os.getpid(), fork_hazard()
         # The end of a worker must not be told before its start.
@@ -165,14 +171,6 @@ class ForkServer:
             _send(client, ipc.Forked(pid))
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-
-    def _unlike(self, client: socket.socket, environ: Mapping[str, str]) -> str | None:
-        """What a worker forked here would not have as its rank has it."""
-        try:
-            other = sharing.traits(sharing.peer(client)[0])
-        except (OSError, IndexError):
-            return "its files in /proc cannot be read"
-        return sharing.difference(sharing.traits(), other) or sharing.variable_that_differs(self._environ, environ)
 
     def _become_worker(
         self, parent: int, rank: int, environ: Mapping[str, str], descriptors: "array.array[int]", hazard: str | None

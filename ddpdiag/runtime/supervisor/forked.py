@@ -13,6 +13,7 @@ import msgspec
 from ddpdiag.model import IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.record import alone_in
 from ddpdiag.runtime.supervisor import ipc, sharing
 from ddpdiag.runtime.supervisor.children import (
     POLL_SECONDS,
@@ -32,16 +33,18 @@ _MODULE = "ddpdiag.runtime.supervisor.fork_server"
 class ForkServer(PythonChild):
     """The process that imports torch once and forks workers; the first rank at `address` starts it for all there.
 
-    Without an address it is this rank's alone. `env` is what a worker of this rank has.
+    The address is a socket in the run's folder; without one the server is this rank's alone. `env` is what a worker of
+    this rank has.
     """
 
-    def __init__(self, rank: int, env: Mapping[str, str], address: str | None = None) -> None:
+    def __init__(self, rank: int, env: Mapping[str, str], address: Path | None = None) -> None:
         super().__init__()
         self.log = Log()
         self.import_seconds: float | None = None
         self.closed = False
         self.killed = False
         self.is_shared = address is not None
+        self._address = address
         self.failed = False  # torch cannot be imported
         self._refused = False
         self._is_own = False
@@ -170,6 +173,9 @@ class ForkServer(PythonChild):
         """Kill it, and its workers with it; True if it is gone within 2 s. One that others use is left to them."""
         self.channel.close()
         self.closed = self.killed = True
+        if self._address is not None:
+            with contextlib.suppress(OSError):  # a rank that starts later has a server of its own
+                self._address.unlink()
         if self._life is not None:
             os.close(self._life)  # the kernel kills it if this was the last one
             self._life = None
@@ -257,29 +263,27 @@ class ForkedWorker(WorkerProcess):
         self._life = self._life_end = None
 
 
-def meet(address: str) -> tuple[socket.socket | None, socket.socket | None]:
-    """A channel to the fork server at an address, or the socket for one that is to be started; neither if it fails.
-
-    Only one process can have the name. Between its bind and its listen, a moment, the others are refused.
-    """
-    end = time.monotonic() + DEADLINES.meet
-    while time.monotonic() < end:
-        listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
-        with contextlib.suppress(OSError):
-            listener.bind(address)
+def meet(address: Path) -> tuple[socket.socket | None, socket.socket | None]:
+    """A channel to the fork server at an address, or the socket for one that is to be started; neither if it fails."""
+    listener, channel = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    channel.setblocking(False)
+    with contextlib.suppress(OSError), alone_in(address.parent) as folder:
+        # By the folder's descriptor: the path of a socket has at most 107 characters (unix(7)).
+        name = f"/proc/self/fd/{folder}/{address.name}"
+        try:
+            channel.connect(name)
+        except (FileNotFoundError, ConnectionRefusedError):  # no server yet, or one that was killed
+            address.unlink(missing_ok=True)
+            listener.bind(name)
             listener.listen(ipc.MOST_CLIENTS)
             channel.close()
             return None, listener
-        listener.close()
-        channel.setblocking(False)
-        with contextlib.suppress(OSError):
-            channel.connect(address)
-            if sharing.is_alike(channel):
-                channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
-                return channel, None
-            end = 0.0  # a stranger has taken the name: another user, or root in another container
-        channel.close()
-        time.sleep(POLL_SECONDS)
+        if sharing.is_alike(channel):
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+            listener.close()
+            return channel, None
+    channel.close()
+    listener.close()
     return None, None
 
 

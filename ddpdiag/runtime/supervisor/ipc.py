@@ -1,5 +1,6 @@
 """What passes between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
 
+import errno
 import mmap
 import os
 import socket
@@ -180,6 +181,10 @@ def anonymous_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
+# execve(2): arguments and environment take at most three quarters of 8 MiB.
+_MOST_ENVIRONMENT_BYTES = 6 << 20
+
+
 def environment_file(env: Mapping[str, str]) -> int:
     """A descriptor of a file with these variables, as /proc/PID/environ has them; a message would be too small."""
     descriptor = anonymous_file("ddpdiag-environment")
@@ -189,8 +194,11 @@ def environment_file(env: Mapping[str, str]) -> int:
 
 
 def read_environment(descriptor: int) -> dict[str, str]:
-    """The variables in such a file."""
-    words = os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\0")
+    """The variables in such a file; OSError for one that is larger than the kernel lets an environment be."""
+    size = os.fstat(descriptor).st_size
+    if size > _MOST_ENVIRONMENT_BYTES:
+        raise OSError(errno.E2BIG, f"an environment of {size} bytes")
+    words = os.pread(descriptor, size, 0).split(b"\0")
     return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
 
 

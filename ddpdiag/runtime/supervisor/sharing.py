@@ -4,8 +4,8 @@ A worker inherits from the process that forks it what its own rank would have gi
 namespaces, cores, limits, working directory. What the kernel shows of the rank and of the server must be equal, and
 so must their environments but for variables that nothing reads at exec or at the import of torch.
 
-The ranks meet at a socket in Linux's abstract namespace, which leaves no file. Its name is a digest of what must be
-equal, so that ranks that differ (in their cores, say) meet at different ones.
+The ranks connect to a socket in the run's folder, which other users cannot enter. Its name is a digest of what must be
+equal, so that ranks that differ (in their cores, say) use different ones.
 """
 
 import os
@@ -16,7 +16,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import ddpdiag
 from ddpdiag.foreign import is_secret
+from ddpdiag.probes.host.kernel import boot_id
 from ddpdiag.runtime.launchers.launch import digest
 from ddpdiag.runtime.supervisor.processes import OPEN_FILES
 
@@ -36,12 +38,25 @@ _STATUS = re.compile(
 # Rank 0 raises its own soft limit for the control server, and no other process's.
 _SOFT_OPEN_FILES = re.compile(r"(?<=Max open files) +\S+")
 _LINKS = ("cwd", "root")
+# Holds `interpreter()` in the environment of a fork server, so that it is compared like any other variable.
+INTERPRETER = "DDPDIAG_INTERPRETER"
 _PEER = struct.Struct("3i")
 
 
 def is_possible() -> bool:
-    """Has this kernel abstract sockets and the files of /proc that the comparison reads?"""
+    """Whether this kernel has the files of /proc that the comparison reads."""
     return sys.platform == "linux" and os.path.exists("/proc/self/ns")
+
+
+def interpreter() -> str:
+    """A digest of this process's Python: program, flags, module path, ddpdiag, and the modules that run at its start.
+
+    Files in folders of the module path (.pth) need no look: ranks that are compared share them by `traits`.
+    """
+    at_start = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
+    program = (os.readlink("/proc/self/exe"), sys.executable, sys.version, sys.prefix, sys.exec_prefix)
+    options = (sys.flags, sys._xoptions, sys.warnoptions, sys.path)
+    return digest(*program, *options, ddpdiag.__version__, ddpdiag.__file__, at_start)
 
 
 def traits(pid: int | str = "self") -> dict[str, str]:
@@ -66,7 +81,7 @@ def difference(server: Mapping[str, str], other: Mapping[str, str]) -> str | Non
 
 
 def is_alike(channel: socket.socket) -> bool:
-    """Is the process at the other end one of this user, with the same traits? It will get this rank's environment."""
+    """Whether the process at the other end is of this user and has the same traits."""
     pid, uid = peer(channel)
     try:
         return uid == os.geteuid() and difference(traits(), traits(pid)) is None
@@ -80,10 +95,11 @@ def variable_that_differs(server: Mapping[str, str], other: Mapping[str, str]) -
     return next((name for name in {**common, **_common(other)} if server.get(name) != other.get(name)), None)
 
 
-def address(run_name: str, env: Mapping[str, str], attempt: int) -> str | None:
-    """Where the ranks of this host meet that are like this one; None where the kernel does not show it.
+def socket_name(env: Mapping[str, str], attempt: int) -> str | None:
+    """The name, in the run's folder, of the socket for ranks of this host that are like this one.
 
-    Any user can read the name: no secret goes into its digest. `attempt` counts the servers that were lost.
+    None where the kernel does not show what must be equal. No secret goes into the digest. `attempt` counts the servers
+    that were lost.
     """
     if not is_possible():
         return None
@@ -92,7 +108,8 @@ def address(run_name: str, env: Mapping[str, str], attempt: int) -> str | None:
         shown = sorted(traits().items())
     except (OSError, IndexError):
         return None
-    return f"\0ddpdiag-{digest(run_name, os.geteuid(), OPEN_FILES, shown, common, attempt)}"
+    # The folder may be on a file server: other hosts do not connect to this socket.
+    return f"imports-{digest(boot_id(), os.geteuid(), OPEN_FILES, shown, common, attempt)}"
 
 
 def _common(env: Mapping[str, str]) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Supervisor(TrialRunner):
 
     `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
     process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
-    options trains a model. Ranks of one host and one `run_name` share a fork server where they can.
+    options trains a model. Ranks of one host whose records lie in one folder share a fork server where they can.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class Supervisor(TrialRunner):
         variables: Callable[[Place], Mapping[str, str]],
         record: Record,
         *,
-        run_name: str,
         signals: Signals | None = None,
         trains: Callable[[Options], bool] = lambda _options: True,
     ) -> None:
@@ -79,7 +78,6 @@ class Supervisor(TrialRunner):
         self._trains = trains
         # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
         self._environment = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch), **os.environ}
-        self._run_name = run_name
         self._log = Log()
         self._lost_servers = 0
         self._fork_server = self._start_fork_server()
@@ -92,10 +90,11 @@ class Supervisor(TrialRunner):
 
     def _start_fork_server(self) -> ForkServer:
         """One for the ranks of this host that are like this one; where there is none, one for this rank."""
-        env = with_home({**self._environment, **self._launcher_variables(self.place)})
+        own = {sharing.INTERPRETER: sharing.interpreter()} if sharing.is_possible() else {}
+        env = with_home({**self._environment, **self._launcher_variables(self.place), **own})
         shares = (self.place.local_world_size or 1) > 1 and self._lost_servers < _SHARED_SERVERS
-        address = sharing.address(self._run_name, env, self._lost_servers) if shares else None
-        return ForkServer(self.place.rank, env, address)
+        name = sharing.socket_name(env, self._lost_servers) if shares else None
+        return ForkServer(self.place.rank, env, None if name is None else self._record.folder / name)
 
     def _replace_lost_fork_server(self) -> None:
         """What was lost with it has an outcome; workers that it was to start are asked for again."""
