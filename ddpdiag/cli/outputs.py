@@ -107,7 +107,7 @@ class Outputs(DisplayOptions):
     need_nodes: int | None = option(
         None, "FIT if N hosts are healthy, even if others fail.", metavar="N", panel=VERDICT, min=1
     )
-    strict: bool = option(False, "Warnings count as errors in the exit code.", panel=VERDICT)
+    strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
     nagios: bool = option(
         False,
         "Act as a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",

@@ -1,4 +1,4 @@
-"""Which hosts the next job should leave out, and which no error concerns."""
+"""Which hosts the next job should leave out, and which are healthy."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,16 @@ def sort_hosts(
 ) -> tuple[HostsLine, tuple[str, ...]]:
     """The hosts, and notes for all readers.
 
-    Errors blame, warnings do not: too many hosts would be left out. No host is healthy while an error blames none, and
-    no host that could not be checked is. Why hosts are not sorted is a note only where the job needs so many healthy
-    ones; else it is for the user who asks for the lists.
+    A host that an error blames is failing; with --strict also one that a warning blames. Without it, that host is in
+    neither list, unless the job needs more hosts than are healthy: it may train, with warnings. No host is healthy
+    while an error blames none, and no host that could not be checked is. Why hosts are not sorted is a note only where
+    the job needs so many healthy ones; else it is for the user who asks for the lists.
     """
     findings = [finding for own in judged for finding in own.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    bad = tuple(dict.fromkeys(node for finding in errors for node in _hosts_of(world, finding)))
+    warned = _warned_hosts(world, findings)
+    blaming = [node for finding in errors for node in _hosts_of(world, finding)]
+    bad = tuple(dict.fromkeys([*blaming, *(warned if world.options.strict else ())]))
     why = _undecided(recording, errors, verdict)
     unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
     ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
@@ -37,14 +40,18 @@ def sort_hosts(
     left = {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
     faithless = {name for (name, _), ranks in world.hosts.items() if not (world.out | left).isdisjoint(ranks)}
     names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
-    good = () if why else tuple(name for name in names if name not in doubtful | faithless)
-    sorted_out = {*bad, *good}
+    usable = () if why else tuple(name for name in names if name not in doubtful | faithless)
+    good = tuple(name for name in usable if name not in warned)
+    if len(good) < (world.options.need_nodes or 0):
+        good = usable
+    sorted_out = {*bad, *usable}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
     # After Ctrl-C the user needs no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
+    only_warned = [name for name in usable if name not in good]
     codes = [skip.code for skip in recording.skips if not skip.grounds]
     untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
-    notes = tuple(filter(None, (lacking, untested if good and codes else "")))
+    notes = tuple(filter(None, (lacking, _with_warnings(only_warned), untested if good and codes else "")))
     told = notes if world.options.need_nodes is not None else ()
     # On a single host a slow rank is compared with its neighbours, and no other host is left.
     slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
@@ -90,6 +97,25 @@ def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
     """The hosts that a finding names."""
     return tuple(filter(_HOST_NAME.fullmatch, (*finding.nodes, *world.nodes_of(finding.ranks))))
+
+
+def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:
+    """Hosts that warnings blame. Without --strict, a warning that is about every host sorts out none of them."""
+    by_code: dict[str, dict[str, None]] = {}
+    for finding in findings:
+        if finding.severity is Severity.WARNING and not finding.of_the_run:
+            by_code.setdefault(finding.code, {}).update(dict.fromkeys(_hosts_of(world, finding)))
+    everyone = {name for name, _ in world.hosts}
+    told = (hosts for hosts in by_code.values() if world.options.strict or not everyone.issubset(hosts))
+    return {name: None for hosts in told for name in hosts}
+
+
+def _with_warnings(names: Sequence[str]) -> str:
+    """Which hosts are in neither list because a warning blames them, or nothing."""
+    if not names:
+        return ""
+    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
+    return f"{names_text(names)} {are} not listed as healthy: a warning blames {them} (failing with --strict)"
 
 
 def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict) -> str:

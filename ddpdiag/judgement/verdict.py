@@ -221,9 +221,9 @@ def verdict_of_needed_hosts(
 ) -> Conclusion:
     """The result for a job that needs so many hosts; `whole` is the result on all of them.
 
-    FIT if so many are healthy: errors concern others then. But everything that should be checked must have been checked
-    on the healthy ones, and a collective of the job's backend must have been done on all of them. UNFIT if too many
-    fail.
+    FIT if so many are healthy: errors (with --strict, also warnings) concern others then. But everything that should
+    be checked must have been checked on the healthy ones, and a collective of the job's backend must have been done on
+    all of them. UNFIT if too many fail.
     """
     options = recording.header.options
     need = options.need_nodes
@@ -232,12 +232,14 @@ def verdict_of_needed_hosts(
     names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.bad])
     healthy = "is healthy" if len(hosts.good) == 1 else "are healthy"
     said = f"{len(hosts.good)} of {count(len(names), 'host')} {healthy}, {need} needed"
+    if whole.verdict is Verdict.FIT and hosts.bad and len(hosts.good) < need:  # warnings, with --strict
+        return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
     if len(names) - len(hosts.bad) < need and recording.end is not None and not _nowhere(world, recording):
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), f"{said}. {whole.sentence}")
     if len(hosts.good) < need and whole.verdict is Verdict.FIT:
         sentence = f"{said}; whether the others are healthy is not known. {whole.sentence}"
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
-    if len(hosts.good) < need or whole.verdict is Verdict.FIT:
+    if len(hosts.good) < need or (whole.verdict is Verdict.FIT and not hosts.bad):
         return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
     good = frozenset(hosts.good)
     left = names_text([name for name in names if name not in good])

@@ -128,7 +128,8 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):
-    """Hosts to leave out of the next job (`bad`), and hosts that took part to the end that no error concerns.
+    """Hosts to leave out of the next job (`bad`), and healthy ones: no error or warning blames them, and they took part
+    to the end.
 
     Where pairs of hosts were measured, the fastest of the good ones come first. `slow` are hosts that only warnings
     name, with the share by which each is slower than most: the job runs, and waits for them. `notes` say why hosts

@@ -96,7 +96,7 @@ def _run(report: Report) -> Iterator[Sample]:
     yield Sample("degraded", says, report.degraded, {})
     for state, hosts in (("bad", report.hosts.bad), ("good", report.hosts.good)):
         for host in hosts:
-            says = "1 for a host that an error blames, 0 for one that no error concerns."
+            says = "1 for a failing host (with --strict, also by a warning), 0 for a healthy one."
             yield Sample("host_bad", says, state == "bad", {"host": host})
 
 

@@ -34,10 +34,29 @@ def test_blamed_ranks_make_their_hosts_bad() -> None:
     assert hosts == HostsLine(bad=("n1", "n3"), good=("n0", "n2"))
 
 
-def test_warnings_blame_too_little_to_exclude() -> None:
-    hosts, _ = sorted_hosts(finding_of(Severity.WARNING, ranks=(2,)), verdict=Verdict.FIT)
-    assert hosts.bad == ()
-    assert len(hosts.good) == 4
+def test_a_host_that_a_warning_blames_is_not_healthy_and_failing_with_strict(golden) -> None:
+    slow = finding_of(Severity.WARNING, ranks=(2,))
+    hosts, notes = sorted_hosts(slow, verdict=Verdict.FIT)
+    assert hosts == HostsLine(good=("n0", "n2", "n3"))
+    golden(*notes)
+    strict, _ = sorted_hosts(slow, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
+    assert strict == HostsLine(bad=("n1",), good=("n0", "n2", "n3"))
+
+
+def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
+    same = [finding_of(Severity.WARNING, code="HST007.old", nodes=(f"n{host}",)) for host in range(4)]
+    of_the_run = structs.replace(finding_of(Severity.WARNING, ranks=(2,)), of_the_run=True)
+    hosts, notes = sorted_hosts(*same, of_the_run, verdict=Verdict.FIT)
+    assert (hosts, notes) == (HostsLine(good=("n0", "n1", "n2", "n3")), ())
+    strict, _ = sorted_hosts(*same, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
+    assert strict == HostsLine(bad=("n0", "n1", "n2", "n3"))
+
+
+def test_a_job_that_needs_more_than_the_healthy_hosts_gets_those_with_warnings() -> None:
+    slow = finding_of(Severity.WARNING, ranks=(2,))
+    needs = {need: world_of(8, options=Options(need_nodes=need)) for need in (3, 4)}
+    lists = {need: sorted_hosts(slow, world=world, verdict=Verdict.FIT)[0] for need, world in needs.items()}
+    assert lists == {3: HostsLine(good=("n0", "n2", "n3")), 4: HostsLine(good=("n0", "n1", "n2", "n3"))}
 
 
 def test_ends_of_a_blamed_link_are_neither_good_nor_bad(golden) -> None:

@@ -161,8 +161,8 @@ def test_one_good_rank_needs_no_collective() -> None:
 # Whole runs ----------------------------------------------------------------------------------------------------------
 
 
-def simulated(*faults: tuple[Fault, int], **fields: object) -> Recording:
-    fleet = Fleet(16, Faults(faults, 0.7), Noise(), seed=3, hosts_per_leaf=4)
+def simulated(*faults: tuple[Fault, int], slower: float = 0.7, **fields: object) -> Recording:
+    fleet = Fleet(16, Faults(faults, slower), Noise(), seed=3, hosts_per_leaf=4)
     options = structs.replace(Options(stages=("fabric",), backend="nccl"), **fields)
     return simulate(fleet, ranks_per_host=2, options=options, run_id="seed-3")
 
@@ -231,6 +231,29 @@ def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
     file.write_bytes(b"".join(map(encode_line, disassemble(simulated((Fault.DEAD_HOST, 1))))))
     codes = [judge_files([str(file)], Outputs(json="-", need_nodes=need)) for need in (None, 15, 16)]
     assert codes == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "healthy", "failing"),
+    [
+        ({}, 0, 15, 0),
+        ({"strict": True}, 1, 15, 1),
+        ({"strict": True, "need_nodes": 15}, 0, 15, 1),
+        ({"strict": True, "need_nodes": 16}, 1, 15, 1),
+        ({"need_nodes": 15}, 0, 15, 0),
+        ({"need_nodes": 16}, 0, 16, 0),
+    ],
+)
+def test_a_slow_host_is_not_healthy_and_failing_with_strict(tmp_path, options, code, healthy, failing) -> None:
+    file, bad, good = (tmp_path / name for name in ("run.jsonl", "bad", "good"))
+    run = simulated((Fault.SLOW_HOST, 1), slower=0.25)
+    (slow,) = judge(run, all_checks()).hosts.slow
+    file.write_bytes(b"".join(map(encode_line, disassemble(run))))
+    outputs = Outputs(write_failing_hosts=str(bad), write_healthy_hosts=str(good), **options)
+    assert judge_files([str(file)], outputs) == code
+    lists = [path.read_text().split() for path in (good, bad)]
+    assert [len(names) for names in lists] == [healthy, failing]
+    assert [slow in names for names in lists] == [healthy == 16, failing == 1]
 
 
 def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
