@@ -3,7 +3,8 @@
     import ddpdiag
 
     report = ddpdiag.check(nproc_per_node=2)        # as `ddpdiag check --nproc-per-node 2`
-    report.verdict, report.findings                  # in a notebook, `report` alone shows the page for people
+    print(report)                                    # the verdict; in a notebook, `report` alone shows the whole page
+    report.verdict, report.findings
     ddpdiag.judge("run.jsonl")                       # as `ddpdiag judge`
     ddpdiag.explain_text("NCCL WARN Duplicate GPU")  # as `ddpdiag explain`
 
@@ -27,12 +28,19 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement import read_report
 from ddpdiag.render import terminal
+from ddpdiag.text import count
 
 _COLUMNS = 100
 
 
 class Report(model.Report, frozen=True, kw_only=True):
-    """A report (see docs/json.md), which a notebook shows as the terminal does."""
+    """A report, which a notebook shows as the terminal does; `str()` of it is the verdict with its sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.verdict_text}: {self.sentence}"
+
+    def __repr__(self) -> str:
+        return f"<ddpdiag.Report of run {self.run_id}: {self.verdict_text}, {count(len(self.findings), 'finding')}>"
 
     def _repr_html_(self) -> str:
         from rich.console import Console

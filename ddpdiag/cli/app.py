@@ -229,9 +229,14 @@ def compare(
     raise typer.Exit(command.run(old, new, json=outputs.json, markdown=outputs.markdown, color=outputs.color))
 
 
-@_command("ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -")
+@_command(
+    "ddpdiag judge run.jsonl", "ddpdiag judge rank-*.jsonl --json -", "ddpdiag judge report.json --html page.html"
+)
 def judge(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="A recording, or the parts that ranks wrote.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="A recording, the parts of it that ranks wrote, or a JSON report."),
+    ],
     outputs: Annotated[
         JudgeOutputs,
         *_FILES,
@@ -246,7 +251,10 @@ def judge(
         *_SHOWN,
     ],
 ) -> None:
-    """Judge a recording again, on any machine, without torch and without a GPU."""
+    """Judge a recording again, on any machine, without torch and without a GPU.
+
+    A JSON report has no measurements: it is shown again, with the verdict and the findings that it has.
+    """
     from ddpdiag.cli import judge
 
     code = guarded(lambda: judge.run(files, outputs), nagios=outputs.nagios)
@@ -299,15 +307,16 @@ def lint(
     'ddpdiag explain "NCCL WARN Duplicate GPU detected"',
     "ddpdiag explain slurm-123.out",
     "ddpdiag explain rank*.log --json explained.json",
+    "ddpdiag explain logs/   (torchrun --log-dir logs --redirects 3)",
     "cat rank*.log | ddpdiag explain -",
 )
 def explain(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="CODE|NAME|TEXT|FILE|-",
-            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs ('-': "
-            "standard input).",
+            metavar="CODE|NAME|TEXT|FILE|DIR|-",
+            help="The code of a check, finding or lint rule, the name of a check, an error text, or logs (of a folder "
+            "its text files; '-': standard input).",
             autocompletion=completion(codes_and_names),
         ),
     ],
@@ -315,7 +324,8 @@ def explain(
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 
-    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, or in one of the logs.
+    Exit code: 0 explained, 2 no such code or file, 3 no known error in the text, in one of the logs, or in a
+    whole folder.
     """
     from ddpdiag.explain import command
 

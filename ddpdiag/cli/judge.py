@@ -2,21 +2,44 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from msgspec import structs
 
 from ddpdiag.checks.registry import all_checks
+from ddpdiag.cli import complain
+from ddpdiag.cli.options import spelled
 from ddpdiag.cli.outputs import Outputs, publish
-from ddpdiag.codec import disassemble, read_recording
+from ddpdiag.codec import disassemble, read_recording, readable
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement import judge
+from ddpdiag.judgement import judge, read_run
+from ddpdiag.model import Recording, Report
+
+# They need a judgement, or what a judgement is made from: a report has neither.
+_OF_RECORDINGS = ("record", "write_workaround", "need_nodes", "strict")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
-    """Judge the recording in `files`; its verdict's exit code."""
+    """Judge the recording in `files`, or show the JSON report again; the exit code of the verdict."""
     outputs.check(files)
-    recording = read_recording([Path(file) for file in files])
+    found = read_run(files[0]) if len(files) == 1 else read_recording([Path(file) for file in files])
+    return _show(found, files[0], outputs) if isinstance(found, Report) else _judge(found, outputs)
+
+
+def _show(report: Report, path: str, outputs: Outputs) -> int:
+    """A report as it was written: its verdict and findings stand."""
+    kind = f"{readable(path)} is a JSON report, which has no measurements"
+    for each in fields(outputs):
+        if each.name in _OF_RECORDINGS and getattr(outputs, each.name) != each.default:
+            raise UsageError(f"{spelled(each.name)}: {kind} to judge again; give the run's recording (--record)")
+    if not (outputs.quiet or outputs.nagios):
+        complain(f"{kind}: this is its own verdict; the run's recording (--record) can be judged again")
+    publish(report, (), outputs, sys.stdout, sys.stderr)
+    return outputs.exit_code(report)
+
+
+def _judge(recording: Recording, outputs: Outputs) -> int:
     asked = recording.header.options
     if outputs.need_nodes is not None and (asked.bench is not None or asked.train is not None):
         raise UsageError("--need-nodes: this recording is of a benchmark, and its verdict is about all hosts")

@@ -25,6 +25,12 @@ FORMER_NAMES = {
     "board-port": "control-port",
     "bench": "allreduce-bench",
 }
+# Names that other launchers (torchrun, accelerate, deepspeed, mpirun, srun) have for the ranks of a host.
+_RANKS_OF_A_HOST = "--nproc-per-node"
+_RANKS_ELSEWHERE = (
+    *("-n", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes", "--ntasks", "--ntasks-per-node"),
+    *("--gpus", "--ngpus", "--num-gpus", "--gpus-per-node"),
+)
 
 
 def normalized(name: str) -> str:
@@ -168,15 +174,25 @@ def sentence_of(error: Exception, program: str) -> str:
         message = f"no such command: {command[1]}{nearest(command[1], context.command.list_commands(context))}"
     option = next(iter(getattr(getattr(error, "param", None), "opts", ())), "")
     if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
-        return f"{option} {wrong}"
-    if (unknown := getattr(error, "option_name", None)) and (near := getattr(error, "possibilities", None)):
-        message = f"no such option: {unknown}; did you mean {near[0]}?"  # the nearest is the first
+        is_np = "-n" in error.param.opts and wrong.startswith("p:")  # type: ignore[attr-defined]  # mpirun's -np
+        return f"{option} {wrong}{f'; did you mean {_RANKS_OF_A_HOST}?' if is_np else ''}"
+    if (unknown := getattr(error, "option_name", None)) and (near := _meant(error, unknown)):
+        message = f"no such option: {unknown}; did you mean {near}?"
     message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
     message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)
     message = re.sub(r"^Option '(\S+)' does not take a value$", r"\1: expected no value", message)
     path = context.command_path if context is not None else program
     see = " See" if message.endswith("?") else "; see"
     return f"{message[:1].lower()}{message[1:]}{see} `{path} --help`"
+
+
+def _meant(error: Exception, unknown: str) -> str | None:
+    """The command's option for which other launchers have the unknown name, else the one that is spelled most alike."""
+    context = getattr(error, "ctx", None)
+    known = {name for each in context.command.params for name in each.opts} if context is not None else ()
+    if unknown in _RANKS_ELSEWHERE and _RANKS_OF_A_HOST in known:
+        return _RANKS_OF_A_HOST
+    return next(iter(getattr(error, "possibilities", None) or ()), None)  # click sorts them, the nearest first
 
 
 _WRONG = re.compile(r"'?(.*?)'? is not (a valid|one of|in the range) (.*)", re.DOTALL)

@@ -12,7 +12,7 @@ from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
 from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import LEAST_WIDTH, one_line
-from ddpdiag.text import count, fold_hosts, fold_ranks
+from ddpdiag.text import count, fold_hosts, fold_ranks, listed
 
 _COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
 _SHOWN_NAMES = 8
@@ -54,6 +54,15 @@ def render(found: Explanation, *, width: int, color: bool) -> str:
     if said := _end(found):
         lines += ["", *textwrap.wrap(said, width, break_on_hyphens=False)]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def without_sightings(logs: Sequence[Explanation], *, width: int, others: int) -> str:
+    """One line for the logs of a folder that have no known text; where no other log has one, what to do."""
+    names = listed([one_line(log.source) for log in logs], _SHOWN_NAMES)
+    said = [f"ddpdiag: no known text in {count(len(logs), 'other file' if others else 'file')}: {names}"]
+    paragraphs = said if others else [*said, "", _UNKNOWN]
+    wrapped = (textwrap.wrap(each, max(width, LEAST_WIDTH), break_on_hyphens=False) or [""] for each in paragraphs)
+    return "\n".join(line for lines in wrapped for line in lines) + "\n"
 
 
 def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:

@@ -249,8 +249,12 @@ class _Head(Struct):
     schema: str = ""
 
 
-def read_report(path: str) -> Report:
-    """The report in a JSON file, or that of a recording; UsageError for anything else."""
+def read_run(path: str) -> Recording | Report:
+    """The recording, or the JSON report, in a file; UsageError for anything else."""
+    try:
+        return read_recording([Path(path)])
+    except UsageError as error:
+        refused = error
     where = readable(path)
     try:
         data = read_bytes(path)
@@ -259,22 +263,24 @@ def read_report(path: str) -> Report:
     try:
         schema = decode(data, _Head).schema
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _of_recording(path)  # many lines, and so no JSON by itself
-    if schema == SCHEMA:
-        try:
-            return decode(data, Report, least=SMALLEST_NUMBER)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
+        raise refused from None  # many lines, and so no JSON by itself
     if schema.startswith("ddpdiag.recording/"):
-        return _of_recording(path)
-    raise UsageError(
-        f"{where} is neither a recording (--record) nor a report (--json) of ddpdiag"
-        + (f": its schema is {readable(schema)!r}" if schema else "")
-    )
+        raise refused
+    if schema != SCHEMA:
+        raise UsageError(
+            f"{where} is neither a recording (--record) nor a report (--json) of ddpdiag"
+            + (f": its schema is {readable(schema)!r}" if schema else "")
+        )
+    try:
+        return decode(data, Report, least=SMALLEST_NUMBER)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where}: not a report that this version of ddpdiag can read: {error}") from error
 
 
-def _of_recording(path: str) -> Report:
-    return judge(read_recording([Path(path)]), all_checks())
+def read_report(path: str) -> Report:
+    """The report in a JSON file, or that of a recording; UsageError for anything else."""
+    run = read_run(path)
+    return run if isinstance(run, Report) else judge(run, all_checks())
 
 
 def read_baseline(path: str) -> Snapshot:

@@ -27,6 +27,12 @@ def test_a_job_is_degraded_where_a_rank_slows_it_down():
     assert "FIT, degraded" in slow._repr_html_()
 
 
+def test_a_printed_report_is_its_verdict():
+    report = ddpdiag.judge(RECORDINGS / "hang-4-ranks.jsonl")
+    assert str(report) == f"UNFIT: {report.sentence}"
+    assert repr(report) == f"<ddpdiag.Report of run {report.run_id}: UNFIT, {len(report.findings)} findings>"
+
+
 def test_a_notebook_shows_the_report_without_markup_of_others():
     page = ddpdiag.judge(RECORDINGS / "hang-4-ranks.jsonl")._repr_html_()
     assert page.startswith("<pre")
@@ -61,7 +67,7 @@ def test_the_api_is_imported_at_its_first_use_and_without_torch():
         "import ddpdiag, sys; assert 'ddpdiag.api' not in sys.modules; ddpdiag.check; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(ddpdiag.__all__) <= {*dir(ddpdiag), *ddpdiag.__all__}
+    assert {"Report", "check", "explain_text", "judge"} <= {*dir(ddpdiag)} == {*ddpdiag.__all__}
     assert all(hasattr(ddpdiag, name) for name in ddpdiag.__all__)
 
 

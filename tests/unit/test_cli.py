@@ -16,13 +16,14 @@ import typer
 import ddpdiag
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli import complain, guarded
+from ddpdiag.cli import judge as judge_command
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
 from ddpdiag.cli.options import Color, split
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
-from ddpdiag.codec import disassemble, read_recording
+from ddpdiag.codec import disassemble, encode, pretty, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
-from ddpdiag.judgement import judge
+from ddpdiag.judgement import judge, read_report
 from ddpdiag.judgement.judged import validate
 from ddpdiag.model import Options
 
@@ -246,3 +247,39 @@ def test_closed_streams_are_no_bug(golden, redirection: str) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == (ExitCode.FIT if redirection == "2>&-" else ExitCode.UNKNOWN)
     golden(done.stderr)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The JSON report of a run that hangs."""
+    path = tmp_path / "report.json"
+    report = judge(read_recording([HEALTHY.with_name("hang-4-ranks.jsonl")]), all_checks())
+    path.write_bytes(encode(report))
+    return path
+
+
+@pytest.mark.parametrize("layout", [encode, pretty])
+def test_a_report_is_shown_again_as_its_recording_would_be(written: Path, capsys, golden, layout) -> None:
+    report = read_report(str(written))
+    text = layout(report)
+    written.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert judge_command.run([str(HEALTHY.with_name("hang-4-ranks.jsonl"))], Outputs()) == ExitCode.UNFIT
+    of_recording = capsys.readouterr().out
+    assert judge_command.run([str(written)], Outputs(prometheus=str(written.with_name("metrics")))) == ExitCode.UNFIT
+    assert "ddpdiag_" in written.with_name("metrics").read_text()
+    shown = capsys.readouterr()
+    assert shown.out == of_recording
+    golden(shown.err.replace(str(written), "report.json"))
+
+
+def test_a_report_cannot_be_judged_again(written: Path, golden) -> None:
+    record = str(written.with_name("run.jsonl"))
+    for asked in (
+        Outputs(strict=True),
+        Outputs(need_nodes=1),
+        Outputs(record=record),
+        Outputs(write_workaround=record),
+    ):
+        with pytest.raises(UsageError) as caught:
+            judge_command.run([str(written)], asked)
+        golden(str(caught.value).replace(str(written), "report.json"))

@@ -11,6 +11,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.manual import CheckRow, ManualPage, as_markdown
 from ddpdiag.cli.outputs import ExplainOptions
 from ddpdiag.errors import UsageError
+from ddpdiag.explain import command
 from ddpdiag.explain.command import run
 
 LOG = Path(__file__).parent.parent / "recordings" / "logs" / "rank_raises.log"
@@ -99,6 +100,50 @@ def test_several_logs_are_shown_each_under_its_name_and_the_worst_code_counts(ca
     assert run(["rank0.log", "rank1.log"]) == 3
     heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ddpdiag: ")]
     assert [head.split(":")[1].strip() for head in heads] == ["rank0.log", "rank0.log", "rank0.log", "rank1.log"]
+
+
+@pytest.mark.usefixtures("logs")
+def test_the_text_files_of_a_folder_are_read(tmp_path, capsys, golden) -> None:
+    run_folder = tmp_path / "logs" / "none_x1" / "attempt_0"  # as torchrun --log-dir makes it
+    for rank in ("0", "1"):
+        (run_folder / rank).mkdir(parents=True)
+        (run_folder / rank / "stdout.log").write_text("step 1\n")
+        (run_folder / rank / "stderr.log").touch()
+    (run_folder / "1" / "stderr.log").write_text("[rank1]: ValueError: batch of 3 images\n")
+    (run_folder / "core").write_bytes(b"\x7fELF\0")
+    (run_folder / "0" / "deeper").mkdir()
+    (run_folder / "0" / "deeper" / "a.log").write_text("NCCL WARN Duplicate GPU detected\n")
+    assert run(["logs"]) == 0
+    golden(capsys.readouterr().out)
+    assert run(["logs/none_x1/attempt_0/0/stdout.log", "logs"], ExplainOptions(json="-")) == 0
+    read = [
+        Path(each["path"]).relative_to("logs/none_x1/attempt_0")
+        for each in json.loads(capsys.readouterr().out)["files"]
+    ]
+    assert [*map(str, read)] == ["0/stdout.log", "0/stdout.log", "1/stderr.log", "1/stdout.log"]
+    assert run(["logs/none_x1/attempt_0/0"]) == 0
+    assert "GPU002" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("logs")
+def test_a_folder_without_a_known_text_and_one_without_text(tmp_path, capsys, golden) -> None:
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "calm" / "out").write_text("step 1\n")
+    assert run(["calm"]) == 3
+    (tmp_path / "calm" / "out").write_bytes(b"\0")
+    with pytest.raises(UsageError) as caught:
+        run(["calm"])
+    golden(capsys.readouterr().out, str(caught.value))
+
+
+def test_a_folder_of_too_many_files_is_read_in_part(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(command, "_MOST_FILES", 2)
+    for name in "abc":
+        (tmp_path / name).write_text("step 1\n")
+    assert run([str(tmp_path)]) == 3
+    said = capsys.readouterr()
+    assert "no known text in 2 files" in said.out
+    assert "has more than 2 text files" in said.err
 
 
 @pytest.mark.usefixtures("logs")

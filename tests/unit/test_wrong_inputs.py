@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
 from ddpdiag.cli.outputs import Outputs
+from ddpdiag.cli.parsing import sentence_of
 from ddpdiag.errors import UsageError
 from ddpdiag.watch import WatchOptions
 from ddpdiag.watch import command as watch
@@ -43,6 +44,20 @@ def test_an_empty_name_is_told_by_its_option(golden, words: str, name: str) -> N
     told, _, sentence = refused(*shlex.split(words)).partition(": ")
     assert told == name
     golden(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        *((f"check {name} 2", "--nproc-per-node") for name in ("--nprocs", "--np", "-np", "--num_processes", "--gpus")),
+        ("train --num-gpus=2", "--nproc-per-node"),
+        ("host --gpus 2", "--expect-gpus"),
+    ],
+)
+def test_the_name_that_another_launcher_has_for_an_option_is_known(words: str, meant: str) -> None:
+    error = CliRunner().invoke(app, shlex.split(words), standalone_mode=False).exception
+    assert isinstance(error, Exception)
+    assert f"; did you mean {meant}? See" in sentence_of(error, "ddpdiag")
 
 
 @pytest.mark.parametrize("name", ["slower", "noise", "transients", "congestion"])
