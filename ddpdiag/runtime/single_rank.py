@@ -6,7 +6,6 @@ that is ended when its time is over.
 """
 
 import contextlib
-import faulthandler
 import itertools
 import os
 import select
@@ -31,12 +30,12 @@ from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.fork_server import import_torch
 from ddpdiag.runtime.supervisor.ipc import StepPage
 from ddpdiag.runtime.supervisor.processes import (
-    DUMP_SIGNAL,
     Child,
     ForkedChildren,
     Log,
     Signals,
     die_with_parent,
+    dump_stacks_to,
     flush_output,
     how_it_ended,
     leave_terminal,
@@ -152,7 +151,7 @@ def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
         channel, page, stack_file, questions = worker.descriptors()
         if worker.kind is Kind.TORCH:
             # Where an import hangs, its stacks can be had.
-            faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
+            dump_stacks_to(stack_file)
             import_torch()
         serve(channel, page, stack_file, questions)
     finally:

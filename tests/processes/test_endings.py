@@ -64,6 +64,20 @@ def _mapped(pid: int) -> str:
         return maps.read()
 
 
+@pytest.mark.parametrize("arguments", [STANDALONE, (*torchrun(2), *CHECK)], ids=["started by ddpdiag", "torchrun"])
+def test_signals_by_which_a_batch_system_warns_a_job_change_nothing(start, arguments):
+    """Slurm sends them to every process of a step (sbatch --signal)."""
+    job = start(*arguments, "--select", "LCH003,COL001", "--json", "{json}", DDPDIAG_TEST_FAULT="slow-import *")
+    job.wait_until(job.reached.exists)
+    launcher = {job.process.pid} if arguments is not STANDALONE else set()
+    for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+        for process in processes(job.mark):
+            if process.pid not in launcher:
+                process.kill(signum)
+    assert job.wait() == 0, job.told()
+    job.check_left_nothing()
+
+
 @pytest.mark.parametrize(("number", "code"), [(15, 143), pytest.param(2, 130, marks=pytest.mark.deep)])
 def test_a_signal_to_the_launcher_alone_reports_what_was_seen(start, number, code):
     job = _interrupted(start, *STANDALONE)

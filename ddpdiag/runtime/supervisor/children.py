@@ -105,13 +105,13 @@ class WorkerProcess(PythonChild):
         """
         if self.pid is None:
             return HangEvidence()
-        begin = time.monotonic()
+        begin, start = time.monotonic(), os.fstat(self._stack).st_size
         end = begin + DEADLINES.dump
         asked = self.kind is Kind.TORCH and (state is None or state not in "Tt")
         if asked:
             ask_for_collectives(self._recorder, nccl=nccl)
         dump(self)
-        stacks = read_stacks(read_settled(self._stack, 0, end))
+        stacks = read_stacks(read_settled(self._stack, start, end))
         alive = partial(is_alive, self.pid)
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
         if not isinstance(answer, ipc.PostedCollectives):

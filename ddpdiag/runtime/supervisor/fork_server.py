@@ -13,7 +13,6 @@ is refused before anything of it is read.
 
 import array
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
@@ -34,7 +33,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor import ipc, sharing, worker
-from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, die_with_writers, leave_terminal
+from ddpdiag.runtime.supervisor.processes import die_with_parent, die_with_writers, dump_stacks_to, leave_terminal
 
 # DDP and torch.optim import this at first use (some 800 modules, 1-2 s); paid here it is paid once, and off the clock
 # of training.
@@ -278,7 +277,7 @@ def main(life: int, channel: int, listener: int | None = None) -> NoReturn:
     if listener is None:
         die_with_parent(os.getppid())  # also where a kernel knows no signal for the end of a pipe
     leave_terminal()
-    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    dump_stacks_to(2)
     gc.disable()  # a tenth of the import's time goes into collecting what is never dropped
     others = None if listener is None else socket.socket(fileno=listener)
     if others is not None:

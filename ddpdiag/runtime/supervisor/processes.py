@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import os
 import resource
@@ -25,6 +26,8 @@ from ddpdiag.runtime.supervisor.ipc import anonymous_file
 # Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
 DUMP_SIGNAL = signal.SIGUSR1
 LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What a batch system sends to warn a job (sbatch --signal=USR1@60); by default each ends the process (signal(7)).
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 _PR_SET_PDEATHSIG = 1
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
@@ -62,10 +65,16 @@ def die_with_writers(pipe: int) -> None:
 
 
 def leave_terminal() -> None:
-    """Own session, deaf to SIGINT and SIGTERM: only supervisors act on them."""
+    """Start a session of its own, in which only a supervisor ends this process, and no signal of a batch system."""
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for signum in {*LEAVE, *IGNORED} - {signal.SIGHUP, DUMP_SIGNAL}:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def dump_stacks_to(file: int) -> None:
+    """Have DUMP_SIGNAL write the stacks of all threads to a file; signals that were held back until now get through."""
+    faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
 
 
 # In the parent -------------------------------------------------------------------------------------------------------
@@ -211,6 +220,8 @@ def flush_output() -> None:
 
 def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env: Mapping[str, str], log: Log) -> int:
     """Start `python -m module` with these descriptors; returns its pid at once."""
+    # Until it has handlers; it unblocks them itself.
+    signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     process = subprocess.Popen(
         # -P: a module in the user's current directory must not take the place of one of the standard library.
         [sys.executable, "-P", "-m", module, *arguments],
@@ -220,6 +231,7 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
         pass_fds=passed,
         env=with_home(env),
     )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     process.returncode = 0  # we reap it ourselves, by pid
     # Rank 0 raised its own limit for the control server; checks look at the user's.
     with contextlib.suppress(OSError, AttributeError):
@@ -279,7 +291,7 @@ def signal_name(number: int) -> str:
 
 
 class Signals:
-    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread."""
+    """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread; those in IGNORED do nothing."""
 
     def __init__(self, *, children: bool = False) -> None:
         self._told: int | None = None
@@ -291,8 +303,9 @@ class Signals:
             # nohup and batch systems start programs with SIGHUP ignored: leave it so.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note)
-        if children:
-            signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        # A handler and not SIG_IGN, which programs that this process starts would inherit.
+        for signum in (*IGNORED, *((signal.SIGCHLD,) if children else ())):
+            signal.signal(signum, lambda _signum, _frame: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
 
     @property

@@ -4,7 +4,6 @@ There are two ways to start one: `python -m ddpdiag.runtime.supervisor.worker` (
 the fork server (with torch). It says only what happened; it judges nothing.
 """
 
-import faulthandler
 import os
 import socket
 import sys
@@ -29,7 +28,7 @@ from ddpdiag.runtime.supervisor.ipc import (
     decode_worker_command,
     send_framed,
 )
-from ddpdiag.runtime.supervisor.processes import DUMP_SIGNAL, die_with_parent, leave_terminal
+from ddpdiag.runtime.supervisor.processes import die_with_parent, dump_stacks_to, leave_terminal
 
 _MAX_DETAIL = 8_000
 
@@ -144,7 +143,7 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
 
 def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
     """Do what the supervisor sends until it closes the channel; never returns. All four are descriptors."""
-    faulthandler.register(DUMP_SIGNAL, file=stack_file, all_threads=True)
+    dump_stacks_to(stack_file)
     orders, steps, recorder = (
         socket.socket(fileno=channel),
         StepPage(page),
