@@ -131,8 +131,8 @@ def is_exceeded(bytes_per_s: float, expected_bytes_per_s: float) -> bool:
 
 
 def times_text(ratio: float) -> str:
-    """In a sentence: "2.1x"."""
-    return f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:.0f}x"
+    """In a sentence: "2.1 times"."""
+    return f"{ratio:.{0 if ratio >= 9.95 else 1 if ratio >= 1.095 else 2}f} times"
 
 
 def _in_sentence(value: float, units: Sequence[Unit]) -> str:

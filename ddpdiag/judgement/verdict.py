@@ -19,7 +19,7 @@ from ddpdiag.judgement.hosts import slower_share
 from ddpdiag.judgement.judged import Judged, lacks_named_backend
 from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.text import count, rate_text, share_text
+from ddpdiag.text import count, rate_text, times_text
 
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
@@ -194,7 +194,7 @@ def _fit(
 
 
 def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
-    """Such as "rank 3 on n1 slows the job down by up to 40 %", or "2 of 8 hosts slow the job down"."""
+    """Such as "rank 3 on n1 makes the job up to 2.5 times slower", or "2 of 8 hosts slow the job down"."""
     ranks = sorted({rank for finding in slowing for rank in finding.ranks})
     hosts = tuple(dict.fromkeys(name for own in slowing for name in own.nodes or world.nodes_of(own.ranks)))
     few = ""
@@ -204,8 +204,10 @@ def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
         who, number = f"{len(hosts):,} of {count(len(world.hosts), 'host')}", len(hosts)
         few = f": {names_text(hosts)}" if number <= _FEW else ""
     shares = [share for finding in slowing if (share := slower_share(finding)) is not None]
-    by = f" by up to {share_text(max(shares))}" if shares else ""
-    return f"{who} {'slows' if number == 1 else 'slow'} the job down{by}{few}"
+    plural = "" if number != 1 else "s"
+    if not shares:
+        return f"{who} slow{plural} the job down{few}"
+    return f"{who} make{plural} the job up to {times_text(1 / max(1 - max(shares), 1e-3))} slower{few}"
 
 
 # A job that needs fewer hosts than there are --------------------------------------------------------------------------

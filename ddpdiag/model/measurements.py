@@ -9,10 +9,7 @@ class Proof(Struct, frozen=True, kw_only=True):
     `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
     of DDP's gradient from that of all images in one process, as a share of the largest element; `norm` its Euclidean
     norm. Gradients are told by sketches, a few random sums of all elements: `handed` of what this rank handed to the
-    all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it. `shards`
-    are digests of this rank's images in two epochs of `images`; over all ranks `covered` images are in some shard, and
-    `drawn` counts them with repetitions. `reduced` counts right predictions by an all-reduce, `gathered` those among
-    all predictions, of `predicted`.
+    all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it.
     """
 
     first_weights: str
@@ -22,13 +19,6 @@ class Proof(Struct, frozen=True, kw_only=True):
     handed: tuple[float, ...]
     averaged: tuple[float, ...]
     witnessed: dict[int, tuple[float, ...]]
-    images: int
-    shards: tuple[str, str]
-    covered: int
-    drawn: int
-    predicted: int
-    reduced: int
-    gathered: int
 
 
 class Window(Struct, frozen=True):

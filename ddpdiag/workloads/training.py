@@ -108,20 +108,24 @@ class TrainingData(Struct, frozen=True, kw_only=True):
         return sum(last) / len(last)
 
 
-def network(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
+def network(
+    norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    pool: Callable[[int], nn.Module] = nn.MaxPool2d,
+) -> nn.Sequential:
     """The ConvNet of the tutorials: images [n, 1, 28, 28] to logits [n, 10]; 29,034 parameters.
 
-    `norm` makes the normalisation of so many channels.
+    `norm` makes the normalisation of so many channels, `pool` the pooling of so many pixels in a row.
     """
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=5, padding=2),
         norm(16),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
+        activation(),
+        pool(2),
         nn.Conv2d(16, 32, kernel_size=5, padding=2),
         norm(32),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(2),
+        activation(),
+        pool(2),
         nn.Flatten(),
         nn.Linear(32 * 7 * 7, CLASSES),
     )

@@ -156,7 +156,7 @@ def test_bandwidth_that_falls_as_messages_grow_is_congestion_from_a_twentieth_on
         golden(told(found._replace(points=dropped)))
 
 
-SLOW = Slow(1, "n0", "copies 2.1x slower than the median of its peers")
+SLOW = Slow(1, "n0", "copies 2.1 times slower than the median of its peers")
 SWEEPS = {
     "small messages": (facts(1.31e9, LOOPBACK, latency=120e-6, sizes=SIZES[:13]), Bottleneck.LATENCY),
     "flat, so without a fit": (

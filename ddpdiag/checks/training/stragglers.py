@@ -18,7 +18,7 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Steps, Window
-from ddpdiag.text import share_text
+from ddpdiag.text import times_text
 
 D = TypeVar("D")
 
@@ -70,6 +70,11 @@ class Straggler(NamedTuple):
     own: float
     usual: float
     windows: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as most it takes."""
+        return self.own / max(self.usual, 1e-6)
 
     @property
     def slower_share(self) -> float:
@@ -159,10 +164,9 @@ def step_findings(
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
-            f"Rank {rank} on {seen.world.node_of(rank)} works {1e3 * own.own:.1f} ms per training step; the others "
-            f"usually work {1e3 * own.usual:.1f} ms. In {share_text(own.windows)} of the groups of steps that were "
-            f"compared its work takes more than {ratio:g} times the median, and it waits less than the others in the "
-            "all-reduce.",
+            f"Rank {rank} on {seen.world.node_of(rank)} is {times_text(own.ratio)} slower than the others "
+            f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms of work in a training step), and they wait for it "
+            "in the all-reduce.",
             ranks=(rank,),
             gpus=gpus,
             evidence={
@@ -183,8 +187,8 @@ def step_findings(
             yield seen.finding(
                 "network",
                 f"all ranks wait for the network of {first if within_one else nodes[0]}",
-                f"The ranks work equally long, but {who} needs {1e3 * own.own:.1f} ms to exchange 1 MiB with each "
-                f"neighbour; the others need {1e3 * own.usual:.1f} ms.",
+                f"The ranks work equally long, but {who} is {times_text(own.ratio)} slower than the others "
+                f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms to exchange 1 MiB with a neighbour).",
                 ranks=own.ranks if within_one else (),
                 nodes=nodes,
                 evidence={
