@@ -112,7 +112,7 @@ def test_a_slice_for_each_rank_or_gloo_is_no_error():
 def test_a_prohibited_gpu_is_an_error():
     (finding,) = with_fifth(CHECK, compute_mode=2)
     assert (finding.code, finding.severity, finding.gpus) == ("GPU008.prohibited", Severity.ERROR, (uuid_of(5),))
-    assert "nvidia-smi -i 5 -c DEFAULT" in finding.fix
+    assert f"nvidia-smi -i {uuid_of(5)} -c DEFAULT" in finding.fix
 
 
 def test_an_exclusive_gpu_is_good_to_know_unless_somebody_has_it(golden):

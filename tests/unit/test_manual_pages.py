@@ -3,9 +3,11 @@
 import ast
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ import ddpdiag
 import ddpdiag.checks
 from ddpdiag.checks.api import Check, Scope, Stage
 from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.registry import all_checks, by_code, module_of
 from ddpdiag.cli.manual import manual_page, page_of
 from ddpdiag.errors import UsageError
@@ -110,6 +113,40 @@ def test_a_card_leads_to_a_page_that_exists(card) -> None:
         assert code in {rule.code for rule in all_rules()}
     else:
         assert not word or word in known(by_code(code))
+
+
+# What `nvidia-smi -i` may be given: UUIDs and PCI addresses, or a word for them.
+GPU_NAMES = re.compile(r"(?:(?:GPU-[\w-]+|[\da-f]{4}:[\da-f]{2}:00\.0|UUID)(?:,|$))+|<UUID", re.IGNORECASE)
+WITH_A_GPU = re.compile(r"nvidia-smi\b[^`|;]*?\s(?:-i|--id)[\s=]+([^\s`),;]+(?:,\w[^\s`),;]*)*)")
+
+
+def gpus_in_commands(text: str) -> list[str]:
+    return [name.rstrip(":.") for name in WITH_A_GPU.findall(text)]
+
+
+def test_the_gpu_of_a_command_is_seen() -> None:
+    text = "`nvidia-smi --gpu-reset -i 0,1`, `nvidia-smi\n-i GPU-1f -pl 7`, `nvidia-smi | grep -i x`, nvidia-smi --id=2"
+    assert gpus_in_commands(text) == ["0,1", "GPU-1f", "2"]
+    assert [bool(GPU_NAMES.match(name)) for name in gpus_in_commands(text)] == [False, True, False]
+
+
+@pytest.mark.parametrize(("uuid", "pci"), [("GPU-1f", "0000:65:00.0"), (None, "0000:65:00.0"), (None, None)])
+def test_what_names_a_gpu_is_its_uuid_else_its_address(uuid, pci) -> None:
+    name = smi_id(uuid, pci)
+    assert GPU_NAMES.match(name)
+    assert (uuid or pci or "nvidia-smi -L") in name
+
+
+def test_no_command_names_a_gpu_by_its_index() -> None:
+    """A container or control group counts GPUs anew: its index 0 may be another job's GPU on the host."""
+    root = Path(ddpdiag.__file__).parents[1]
+    files = [*root.glob("tests/golden/*.txt"), *root.glob("docs/*.md"), root / "README.md"]
+    texts = {path.name: path.read_text() for path in files}
+    texts |= {check.code: page_of(check) for check in all_checks()}
+    texts |= {card.name: "\n".join((card.meaning, card.confirm, card.fix)) for card in all_cards()}
+    named = {f"{where}: {name}" for where, text in texts.items() for name in gpus_in_commands(text)}
+    assert len(named) > 10
+    assert sorted(one for one in named if not GPU_NAMES.match(one.partition(": ")[2])) == []
 
 
 PAGE = """Title.

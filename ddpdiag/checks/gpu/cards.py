@@ -37,10 +37,10 @@ class Action(Enum):
 _FIXES = {
     Action.NONE: "",
     Action.MONITOR: "{when} run `{command}` on {host}. If {sign}, report the GPU to the administrator.",
-    Action.RESET: "Stop all processes on GPU {gpu} (on a host with NVSwitches: on all its GPUs). Then run `nvidia-smi "
+    Action.RESET: "Stop all processes on this GPU (on a host with NVSwitches: on all its GPUs). Then run `nvidia-smi "
     "--gpu-reset -i {gpu}` as root on {host}, or reboot {host}. If you cannot, {leave_out}.",
     Action.REBOOT: "Reboot {host} (as root), or {leave_out}.",
-    Action.ISOLATE: "Ask the administrator to have GPU {gpu} repaired or replaced. Until then {leave_out}.",
+    Action.ISOLATE: "Ask the administrator to have this GPU repaired or replaced. Until then {leave_out}.",
 }
 
 
@@ -51,7 +51,7 @@ _RESET_ALL = (
 
 
 class Watch(NamedTuple):
-    """What to run ("{gpu}" in it is the GPU), a clause that says when it shows a fault, and when to run it."""
+    """What to run ("{gpu}" in it is the GPU's UUID), a clause that says when it shows a fault, and when to run it."""
 
     command: str
     sign: str
@@ -79,6 +79,11 @@ class Card(NamedTuple):
         return not self.certain and not self.takers
 
     @property
+    def smi_id(self) -> str:
+        """What names the GPU in a command."""
+        return smi_id(self.health.uuid, self.health.pci)
+
+    @property
     def label(self) -> str:
         """Such as "GPU 5 on n0 (GPU-3f1c..., PCI 0000:65:00.0)"."""
         known = [self.health.uuid or "", f"PCI {self.health.pci}" if self.health.pci else ""]
@@ -101,6 +106,15 @@ class Fault(NamedTuple):
     severity: Severity | None = None
     watch: Watch = WATCH_LOG
     first: str = ""
+
+
+def smi_id(uuid: str | None, pci: str | None = None) -> str:
+    """Return what `nvidia-smi -i` takes for a GPU: its UUID, else its PCI address, and never its index.
+
+    In a container or control group NVML counts only the GPUs that are visible there, so that the same index on the host
+    may be a GPU of another job. UUID and PCI address hold everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
+    """
+    return uuid or pci or "<UUID, listed by nvidia-smi -L>"
 
 
 def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
@@ -208,16 +222,16 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         nodes=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
-        fix=fix_of(card.host.name, health.index, fault),
+        fix=fix_of(card.host.name, card.smi_id, fault),
     )
 
 
-def fix_of(host: str, gpu: int | str | None, fault: Fault) -> str:
-    """What to do about a fault; `gpu` is the index of the GPU or its PCI address, None for all GPUs of the host."""
+def fix_of(host: str, gpu: str | None, fault: Fault) -> str:
+    """What to do about a fault; `gpu` is the GPU's `smi_id`, None for all GPUs of the host."""
     return " ".join(filter(None, [fault.first, action_text(host, gpu, fault.action, fault.watch), fault.advice]))
 
 
-def action_text(host: str, gpu: int | str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
+def action_text(host: str, gpu: str | None, action: Action, watch: Watch = WATCH_LOG) -> str:
     """The action alone, in sentences."""
     text = _RESET_ALL if gpu is None and action is Action.RESET else _FIXES[action]
     named = watch._replace(command=watch.command.format(gpu=gpu))

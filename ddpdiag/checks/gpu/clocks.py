@@ -8,7 +8,7 @@ finding here is more than a warning.
 Findings and their causes:
 
 Fix: look at fans, coolant, power supplies and cables; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows each.
-Set the limit with `nvidia-smi -i INDEX -pl WATTS`.
+Set the limit with `nvidia-smi -i UUID -pl WATTS`.
 
 Confirm by hand: Under load, `nvidia-smi
 --query-gpu=index,clocks.sm,clocks.max.sm,clocks_event_reasons.active,temperature.gpu,power.draw,power.limit
@@ -126,7 +126,7 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
         else:
             title, severity = "a GPU has a lower power limit than others", Severity.WARNING
             said = f"its power limit is {limit:g} W. Most GPUs of that model here have {most:g} W, as expected for all"
-            advice = f"As root run `nvidia-smi -i {card.health.index} -pl {most:g}` on {card.host.name}."
+            advice = f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}."
         yield finding_of(seen, card, Fault("power-limit", title, said, Action.NONE, advice, evidence, severity))
     default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
     if default is not None and most < default:

@@ -127,7 +127,7 @@ def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed:
         usual=wanted,
         hosts=names_text(hosts) or "all hosts",
         leave_out=leave_out(hosts) if hosts else "run each job on hosts with one version",
-        gpu=f" -i {blamed[0].health.index}" if len(blamed) == 1 else "",
+        gpu=f" -i {blamed[0].smi_id}" if len(blamed) == 1 else "",
         mode=int(wanted == "on"),
     )
 

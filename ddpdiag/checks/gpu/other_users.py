@@ -5,7 +5,7 @@ any worker of this run has a CUDA context, so all use that is found belongs to o
 
 Findings and their causes:
 
-Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i INDEX -c DEFAULT`; `nvidia-smi -i INDEX
+Fix: end the process (`nvidia-smi`, `fuser -v /dev/nvidia*`); `nvidia-smi -i UUID -c DEFAULT`; `nvidia-smi -i UUID
 -mig 0`, when nothing uses the GPU.
 
 Confirm by hand: `nvidia-smi` on the named host, before the job starts; `fuser -v /dev/nvidia*` as root; `nvidia-smi -q
@@ -78,7 +78,7 @@ def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
                 "a GPU is split into slices (MIG)",
                 "MIG is on: ranks get slices of this GPU, and NCCL has no peer-to-peer transport between slices",
                 Action.NONE,
-                f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.health.index} "
+                f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.smi_id} "
                 f"-mig 0` as root on {card.host.name}.",
                 {"mig": True},
                 # A single rank has no peer.
@@ -127,7 +127,7 @@ def _shown(process: Process) -> str:
 
 def _mode(card: Card) -> Iterator[Fault]:
     mode, processes = card.health.compute_mode, card.health.processes or ()
-    command = f"`nvidia-smi -i {card.health.index} -c DEFAULT` as root on {card.host.name}."
+    command = f"`nvidia-smi -i {card.smi_id} -c DEFAULT` as root on {card.host.name}."
     advice = f"Run {command}"
     if mode in _EXCLUSIVE and not processes and len(card.takers) <= 1:
         advice = f"Nothing to do. For several ranks on one GPU run {command}"

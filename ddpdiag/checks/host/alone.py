@@ -23,6 +23,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.hosts import leave_out
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.model import Finding, Kind, Trial
@@ -80,7 +81,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                     gpus=(product.uuid,) if product.uuid else (),
                     evidence={"error": product.error},
                     fix=f"Run `nvidia-smi` on {node}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the "
-                    f"GPU (`nvidia-smi --gpu-reset -i {product.uuid or 'INDEX'}`) or reboot. Until then "
+                    f"GPU (`nvidia-smi --gpu-reset -i {smi_id(product.uuid)}`) or reboot. Until then "
                     f"{leave_out([node])}.",
                     known=known_error(product.error),
                 )

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.hosts import nvml_fix
 from ddpdiag.checks.p2p.host_paths import (
     Data,
@@ -196,6 +197,7 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             (pair, *((pair.one, pair.other) if pair.statuses[0] is not P2P.OK else (pair.other, pair.one)))
             for pair in pairs
         ]
+        first_two = ",".join(smi_id(gpu.uuid, gpu.pci) for gpu in closed[0][1:])
         yield seen.finding(
             "asymmetric",
             "P2P is allowed in one direction only",
@@ -210,9 +212,8 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             nodes=(paths.host.name,),
             links=[f"{paths.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
             evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix=f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {closed[0][1].index},{closed[0][2].index}`), or "
-            f"reboot {paths.host.name}. Until then set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong "
-            "copies.",
+            fix=f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {first_two}`), or reboot "
+            f"{paths.host.name}. Until then set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong copies.",
         )
 
 

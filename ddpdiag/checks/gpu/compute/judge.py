@@ -256,20 +256,19 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
         return _held_down(unit, events, clocks)
     limits = [watts for peer in peers if (watts := peer.card.health.clocks.power_limit_watts) is not None]
     limit, most = card.health.clocks.power_limit_watts, usual(limits)
-    index = card.health.index
     if limit is not None and most is not None and limit < most:
         said = f"Its power limit is {limit:g} W, {most:g} W on most of its model{clocks}"
-        return Cause("power-limit", said, f"As root run `nvidia-smi -i {index} -pl {most:g}` on {card.host.name}.")
+        advice = f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}."
+        return Cause("power-limit", said, advice)
     if clock is not None and usual_clock is not None and clock < _LESS_CLOCK * usual_clock:
         capped = run.during and all((look.events or 0) & _POWER_CAP for look in run.during)
         at = " at the power limit" if capped else ""
         said = f"Its clocks are lower{clocks}{at}, but NVML reports no slowdown for heat or power"
-        advice = (
-            f"As root undo locked clocks on {card.host.name}: `nvidia-smi -i {index} -rgc`, also `-rmc` and `-rac`."
-        )
+        undo = f"`nvidia-smi -i {card.smi_id} -rgc`, also `-rmc` and `-rac`"
+        advice = f"As root undo locked clocks on {card.host.name}: {undo}."
         return Cause("clocks", said, advice)
     said = f"Its clocks{clocks}, power limit, temperature and other processes do not explain it"
-    reset = action_text(card.host.name, index, Action.RESET)
+    reset = action_text(card.host.name, card.smi_id, Action.RESET)
     return Cause("unknown", said, f"{reset} If it stays slow, run `dcgmi diag -r 3` there.")
 
 

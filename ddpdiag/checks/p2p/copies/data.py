@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Card, cards_of
+from ddpdiag.checks.gpu.cards import Card, cards_of, smi_id
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.matrix import Link
 from ddpdiag.checks.p2p import paths
@@ -68,6 +68,11 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         known = [own.uuid or "", f"PCI {own.pci}" if own.pci else ""] if own else []
         shown = ", ".join(filter(None, known))
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
+
+    def smi_id(self, gpu: int) -> str:
+        """What names the GPU in a command."""
+        own = self.gpus.get(gpu)
+        return smi_id(own.uuid, own.pci) if own else smi_id(None)
 
     def link_label(self, link: Link) -> str:
         """Such as "GPU 2 -> GPU 5"."""

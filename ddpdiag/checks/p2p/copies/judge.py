@@ -342,6 +342,6 @@ def _slow(
             "source": source,
             "to_device": there,
         },
-        fix=f"Compare `nvidia-smi -q -d PCIE -i {own.gpu}` on {name} under load and `nvidia-smi topo -m` with another "
-        f"GPU. Reboot {name}; if the GPU stays slow, have the card reseated.",
+        fix=f"Compare `nvidia-smi -q -d PCIE -i {copies.smi_id(own.gpu)}` on {name} under load and `nvidia-smi topo "
+        f"-m` with another GPU. Reboot {name}; if the GPU stays slow, have the card reseated.",
     )
