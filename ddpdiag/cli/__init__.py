@@ -13,7 +13,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from ddpdiag.errors import ExitCode, Explained, UsageError
 from ddpdiag.foreign import printable
@@ -105,6 +105,15 @@ def complain(sentence: str) -> None:
             width = max(size(sys.stderr)[0], _LEAST_COLUMNS)
             text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
+    """Standard input for reading a `kind` of file; a hint where it is a terminal, UsageError where it is closed."""
+    if sys.stdin is None:
+        raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
+    if sys.stdin.isatty() and not quiet:
+        complain(f"reading the {kind} from the terminal; end it with Ctrl-D")
+    return sys.stdin.buffer
 
 
 def open_standard_streams() -> None:

@@ -281,11 +281,15 @@ def simulate(
 @_command(
     "ddpdiag lint train.py",
     "ddpdiag lint src/ --details",
+    "git show HEAD:train.py | ddpdiag lint -",
     "ddpdiag lint src/ --ignore LNT010 --output-format sarif > lint.sarif",
 )
 def lint(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Training scripts; of a directory, every *.py below it.")
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Training scripts; of a directory, every *.py below it; '-': standard input."
+        ),
     ],
     how: Annotated[LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
 ) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 
-from ddpdiag.cli import complain
+from ddpdiag.cli import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import ExplainOptions, is_one_file, show, terminal
@@ -136,13 +136,8 @@ def _show_page(code: str, when: Color, before: str = "") -> None:
 
 def _pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
     """A log, or standard input ("-"), in pieces."""
-    if word == "-":
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; give the log's name, or pipe the log in")
-        if sys.stdin.isatty() and not quiet:
-            complain("reading the log from the terminal; end it with Ctrl-D")
     try:
-        with nullcontext(sys.stdin.buffer) if word == "-" else open(word, "rb") as file:
+        with nullcontext(standard_input("log", quiet=quiet)) if word == "-" else open(word, "rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
     except OSError as error:

@@ -16,12 +16,16 @@ from ddpdiag.model import Severity
 
 
 class Hit(NamedTuple):
-    """A place, what goes wrong there, and the fix. `severity` is the rule's own if it is None."""
+    """A place, what goes wrong there, and the fix. `severity` is the rule's own if it is None.
+
+    `helper` is the line that goes wrong in a function of the script, where `node` calls that function.
+    """
 
     node: ast.AST
     message: str
     fix: str
     severity: Severity | None = None
+    helper: ast.AST | None = None
 
 
 Look = Callable[[Reading], Iterator[Hit]]

@@ -18,12 +18,12 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.cli import complain
+from ddpdiag.cli import complain, standard_input
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint import Rule
-from ddpdiag.lint.formats import FORMATS, LintFinding, LintReport, ScriptLine, page
+from ddpdiag.lint.formats import FORMATS, STANDARD_INPUT, LintFinding, LintReport, ScriptLine, Source, page
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
@@ -34,6 +34,9 @@ _SKIPPED = ("__pycache__", "site-packages", "node_modules")
 # The longest scripts that people train with have half of it.
 _LARGEST_BYTES = 512 << 10
 _MOST_SECONDS = 5.0
+# Lines that are shown before and after that of a finding, as ruff does; a line may be the whole of a generated file.
+_AROUND = 2
+_LONGEST_LINE = 300
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 
 
@@ -70,7 +73,7 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
     if wanted != "text" and wanted not in FORMATS:
         known = ("text", *FORMATS)
         raise UsageError(f"--output-format {wanted}: expected {', '.join(known)}{nearest(wanted, known)}")
-    report = judged(paths, rules)
+    report = judged(paths, rules, quiet=how.quiet)
     stream = sys.stderr if json == "-" else sys.stdout
     width, has_color = terminal(stream, how.color)
     if json is not None:
@@ -117,7 +120,7 @@ def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:
     )
 
 
-def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None) -> LintReport:
+def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None, *, quiet: bool = False) -> LintReport:
     """The findings on every script; what cannot be read does not keep the others from being judged."""
     rules = all_rules() if rules is None else rules
     scripts: list[ScriptLine] = []
@@ -125,7 +128,7 @@ def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None) -> LintRep
     errors: list[str] = []
     for path in dict.fromkeys(os.path.normpath(file) for each in paths for file in _walked(each, errors)):
         try:
-            source = read_bytes(path, _LARGEST_BYTES)
+            source = read_bytes(path, _LARGEST_BYTES) if path != STANDARD_INPUT else _piped(quiet=quiet)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             errors.append(f"{readable(path)}: cannot be read: {reason}")
@@ -140,6 +143,14 @@ def judged(paths: Sequence[str], rules: Sequence[Rule] | None = None) -> LintRep
     found = any(finding.severity is not Severity.NOTE for finding in findings)
     code = ExitCode.USAGE if errors else ExitCode.UNFIT if found else ExitCode.FIT
     return LintReport(scripts=tuple(scripts), findings=tuple(findings), errors=tuple(errors), exit_code=code)
+
+
+def _piped(*, quiet: bool) -> bytes:
+    """Standard input; ValueError for more than a script has."""
+    data = standard_input("script", quiet=quiet).read(_LARGEST_BYTES + 1)
+    if len(data) > _LARGEST_BYTES:
+        raise ValueError(f"it has more than {_LARGEST_BYTES >> 10} KiB, the most that is read")
+    return data
 
 
 def _walked(path: str, errors: list[str]) -> Iterator[str]:
@@ -187,26 +198,56 @@ def read_findings(source: bytes, path: str, rules: Sequence[Rule] | None = None)
         raise UsageError(f"{path}: not valid Python: {error.args[0]}") from error
     findings: set[LintFinding] = set()
     ignored = 0
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")  # the line ends that Python counts
     for rule, hit in found:
-        first = getattr(hit.node, "lineno", 1)
-        # A comment on any line of what is meant keeps it quiet; of a block, only the first line counts.
-        last = first if hasattr(hit.node, "body") else getattr(hit.node, "end_lineno", first)
-        if any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in range(first, last + 1)):
+        # A comment on any line of what is meant keeps it quiet.
+        meant = [*_lines_of(hit.node), *(_lines_of(hit.helper) if hit.helper is not None else ())]
+        if any(line in quiet and (not quiet[line] or rule.code in quiet[line]) for line in meant):
             ignored += 1
             continue
+        place = _source(lines, hit.node)
         finding = LintFinding(
             code=rule.code,
             name=rule.name,
             severity=hit.severity or rule.severity,
             path=path,
-            line=first,
-            column=getattr(hit.node, "col_offset", 0) + 1,
+            line=place.line,
+            column=place.column,
             message=hit.message,
             fix=hit.fix,
+            source=place,
+            helper=_source(lines, hit.helper) if hit.helper is not None else None,
         )
         findings.add(finding)
     by_place = sorted(findings, key=lambda finding: (finding.line, finding.column, finding.code))
     return Read(ScriptLine(path=path, ignored=ignored), tuple(by_place))
+
+
+def _lines_of(node: ast.AST) -> range:
+    """The lines of a node; of a block, only the first one."""
+    first = getattr(node, "lineno", 1)
+    return range(first, (first if hasattr(node, "body") else getattr(node, "end_lineno", first)) + 1)
+
+
+def _source(lines: Sequence[str], node: ast.AST) -> Source:
+    """The lines around a node, and the part of its first line that belongs to it. Python counts columns in bytes."""
+    line = getattr(node, "lineno", 1)
+    text = lines[line - 1]
+    in_bytes = text.encode("utf-8", "surrogatepass")
+    begin, end = (len(in_bytes[:at].decode("utf-8", "replace")) for at in _columns(node, len(in_bytes)))
+    first, last = max(1, line - _AROUND), min(len(lines), line + _AROUND)
+    while first < line and not lines[first - 1].strip():
+        first += 1
+    while last > line and not lines[last - 1].strip():
+        last -= 1
+    shown = tuple(each[:_LONGEST_LINE] for each in lines[first - 1 : last])
+    return Source(first=first, lines=shown, line=line, column=begin + 1, end_column=end + 1)
+
+
+def _columns(node: ast.AST, length: int) -> tuple[int, int]:
+    """Where a node begins in its first line, and where it or the line ends."""
+    is_short = getattr(node, "end_lineno", None) == getattr(node, "lineno", 0)
+    return getattr(node, "col_offset", 0), getattr(node, "end_col_offset", length) if is_short else length
 
 
 @contextmanager

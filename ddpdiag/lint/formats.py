@@ -1,23 +1,37 @@
 """What lint reports, and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
 
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
+from rich.cells import cell_len
 
 from ddpdiag import __version__
 from ddpdiag.codec import encode
 from ddpdiag.lint import Rule
 from ddpdiag.model import Severity
 from ddpdiag.render.markup import annotation
-from ddpdiag.render.page import LEAST_WIDTH, one_line
+from ddpdiag.render.page import Page, one_line
 
 LINT_SCHEMA = "ddpdiag.lint/1"
+STANDARD_INPUT = "-"
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """Lines of a script, from line `first` on, around a place in one of them; all numbers count from 1."""
+
+    first: int
+    lines: tuple[str, ...]
+    line: int
+    column: int
+    end_column: int
 
 
 class LintFinding(Struct, frozen=True, kw_only=True):
-    """One pitfall at one place: `line` and `column` count from 1; `message` is the problem, `fix` the remedy."""
+    """One pitfall at one place: `line` and `column` count from 1; `message` is the problem, `fix` the remedy.
+
+    `helper` is the line that goes wrong in a function of the script, where the place is a call of that function.
+    """
 
     code: str
     name: str
@@ -27,6 +41,8 @@ class LintFinding(Struct, frozen=True, kw_only=True):
     column: int
     message: str
     fix: str = field(name="remedy")
+    source: Source
+    helper: Source | None = None
 
 
 class ScriptLine(Struct, frozen=True, kw_only=True):
@@ -49,34 +65,52 @@ class LintReport(Struct, frozen=True, kw_only=True):
 
 # For people ----------------------------------------------------------------------------------------------------------
 
-_COLORS = {Severity.ERROR: "31", Severity.WARNING: "33", Severity.NOTE: "36"}
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+_INDENT = 4
 
 
 def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     """A paragraph for each finding, then one line that counts; notes with `details` only."""
     shown = [each for each in report.findings if details or each.severity is not Severity.NOTE]
-    paragraphs = [_paragraph(each, max(width, LEAST_WIDTH), color=color) for each in shown]
+    drawn = Page(color=color, width=width)
+    for finding in shown:
+        _write_finding(drawn, finding)
+        drawn.blank()
     left_out = [script for script in report.scripts if script.not_judged is not None]
     # Without `details`, only if there is nothing else to report.
     is_told = details or len(left_out) == len(report.scripts) == 1
     notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
-    lines = [*paragraphs, *notes, _counts(report, details=details)]
+    lines = [*notes, _counts(report, details=details)]
     if shown:
         lines.append(f"`ddpdiag explain {shown[0].code}` gives the reason and sources.")
-    return "\n".join(lines) + "\n"
+    return drawn.text() + "\n".join(lines) + "\n"
 
 
-def _paragraph(finding: LintFinding, width: int, *, color: bool) -> str:
-    """The place and the code; below them the message and the fix. The first line is not broken before its code."""
-    severity = finding.severity.value
-    if color:
-        severity = f"\x1b[1;{_COLORS[finding.severity]}m{severity}\x1b[0m"
-    place = f"{one_line(finding.path)}:{finding.line}:{finding.column}"
-    body = [
-        *textwrap.wrap(one_line(finding.message), width - 4, break_long_words=False, break_on_hyphens=False),
-        *textwrap.wrap("-> " + one_line(finding.fix), width - 4, break_long_words=False, break_on_hyphens=False),
-    ]
-    return "\n".join([f"{place}: {severity} {finding.code} {finding.name}", *(f"    {line}" for line in body)])
+def _write_finding(drawn: Page, finding: LintFinding) -> None:
+    """The place and the code on one line; below it the message, the source lines and the fix."""
+    place = f"{one_line(finding.path)}:{finding.line}:{finding.column}: "
+    drawn.verbatim(place, (finding.severity.value, _STYLES[finding.severity]), f" {finding.code} {finding.name}")
+    drawn.write(one_line(finding.message), indent=_INDENT)
+    _write_source(drawn, finding.source, style=_STYLES[finding.severity])
+    if finding.helper is not None:
+        drawn.write(f"in line {finding.helper.line}:", indent=_INDENT, lead="Note: ", lead_style="bold")
+        _write_source(drawn, finding.helper, style="bold cyan")
+    drawn.write(one_line(finding.fix), indent=_INDENT, lead="Fix: ", lead_style="bold")
+
+
+def _write_source(drawn: Page, source: Source, *, style: str) -> None:
+    """The lines with their numbers, and a caret below each column of the place."""
+    last = source.first + len(source.lines) - 1
+    for number, line in enumerate(source.lines, source.first):
+        drawn.verbatim((f"{number:>{len(str(last))}} | ", "dim"), _drawn(line), indent=_INDENT)
+        if number == source.line:
+            begin, end = (cell_len(_drawn(line[: column - 1])) for column in (source.column, source.end_column))
+            gutter = " " * len(str(last)) + " | "
+            drawn.verbatim((gutter, "dim"), " " * begin, ("^" * max(1, end - begin), style), indent=_INDENT)
+
+
+def _drawn(text: str) -> str:
+    return one_line(text.replace("\t", "    ").replace("\f", ""))
 
 
 def _counts(report: LintReport, *, details: bool) -> str:
@@ -114,14 +148,20 @@ def as_github(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
     return "".join(
         annotation(
             _ANNOTATIONS[each.severity],
-            f"{each.message} {each.fix}",
+            _text(each),
             title=f"{each.code} {each.name}",
-            path=each.path,
+            path="" if each.path == STANDARD_INPUT else each.path,
             line=each.line,
             column=each.column,
         )
         for each in report.findings
     )
+
+
+def _text(finding: LintFinding) -> str:
+    """Message, helper and fix, each on a line of its own."""
+    helper = f"\nNote: in line {finding.helper.line}" if finding.helper is not None else ""
+    return f"{finding.message}{helper}\nFix: {finding.fix}"
 
 
 def as_sarif(report: LintReport, rules: Sequence[Rule] = ()) -> str:
@@ -137,11 +177,15 @@ def as_sarif(report: LintReport, rules: Sequence[Rule] = ()) -> str:
 
 
 def _result(finding: LintFinding) -> dict[str, object]:
-    region = {"startLine": finding.line, "startColumn": finding.column}
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endColumn": finding.source.end_column,
+    }
     return {
         "ruleId": finding.code,
         "level": "note" if finding.severity is Severity.NOTE else finding.severity.value,
-        "message": {"text": f"{finding.message} {finding.fix}"},
+        "message": {"text": _text(finding)},
         "locations": [{"physicalLocation": {"artifactLocation": {"uri": finding.path}, "region": region}}],
     }
 

@@ -249,9 +249,22 @@ class Reading(Bindings):
 
     # Where a line runs
 
-    def surely_on_some_ranks(self, node: ast.AST) -> bool:
-        """Does a line run on some ranks only, beyond doubt?"""
-        return self._is_under(node, self.is_rank_test, most_sites=1)
+    def branch_of_some_ranks(self, node: ast.AST) -> ast.AST | None:
+        """The node where a test of the rank surely decides whether it runs, else the call that leads to it and does.
+
+        Only functions that are called at one place are followed to their callers. None: it may run on all ranks.
+        """
+        seen: set[ast.AST] = set()
+        while not any(map(self.is_rank_test, self.conditions(node))):
+            function = self.function_of(node)
+            if function is None or function in seen or self._is_started(function):
+                return None
+            sites = self.sites.get(function, ())
+            if len(sites) != 1:
+                return None
+            seen.add(function)
+            node = sites[0]
+        return node
 
     def maybe_on_some_ranks(self, node: ast.AST) -> bool:
         """May a line run on some ranks only? Then a rule about all ranks says nothing."""
@@ -296,23 +309,16 @@ class Reading(Bindings):
         self,
         node: ast.AST,
         matches: Callable[[ast.expr], bool],
-        *,
-        most_sites: int | None = None,
         seen: frozenset[ast.AST] = frozenset(),
     ) -> bool:
-        """Does the line run under a condition that matches, wherever it is called from within the script?
-
-        With `most_sites`, only functions that are called at so many places at most are followed to their callers.
-        """
+        """Whether the line runs under a condition that matches, wherever it is called from within the script."""
         if any(map(matches, self.conditions(node))):
             return True
         function = self.function_of(node)
         if function is None or function in seen or self._is_started(function):
             return False
         sites = self.sites.get(function, ())
-        if not sites or (most_sites is not None and len(sites) > most_sites):
-            return False
-        return all(self._is_under(site, matches, most_sites=most_sites, seen=seen | {function}) for site in sites)
+        return bool(sites) and all(self._is_under(site, matches, seen | {function}) for site in sites)
 
     def _is_reached(self, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
         """Can the line be reached from the top of the script, so that all its callers are in view?"""

@@ -69,9 +69,13 @@ class Page:
         """An empty line."""
         self._file.write("\n")
 
-    def verbatim(self, text: str, *, indent: int = 0) -> None:
-        """One line that is never wrapped, because it is made to be copied."""
-        self._put(Text(" " * indent).append(printable(text)))
+    def verbatim(self, *parts: str | tuple[str, str], indent: int = 0) -> None:
+        """One line that is never wrapped, because it is made to be copied; a part may be a text with its style."""
+        line = Text(" " * indent)
+        for part in parts:
+            text, style = (part, "") if isinstance(part, str) else part
+            line.append(printable(text), style)
+        self._put(line)
 
     def write(self, body: str, *, style: str = "", indent: int = 0, lead: str = "", lead_style: str = "") -> None:
         """A wrapped paragraph. `lead` stands before it, and the lines that follow are indented to its end.

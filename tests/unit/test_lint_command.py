@@ -1,6 +1,8 @@
 """`ddpdiag lint` as it is typed: exit codes, directories, comments, JSON, and files that are no Python."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from ddpdiag.cli.manual import manual_page, rows
 from ddpdiag.cli.outputs import LintOptions
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint.command import chosen, judged, read_findings, run
-from ddpdiag.lint.formats import LintReport, page
+from ddpdiag.lint.formats import FORMATS, LintReport, page
 from ddpdiag.lint.rules import all_rules, rule_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -228,7 +230,8 @@ def test_sarif_names_rule_level_and_place(faulty, capsys):
     (result,) = sarif["results"]
     place = result["locations"][0]["physicalLocation"]
     assert (result["ruleId"], result["level"]) == ("LNT010", "warning")
-    assert (place["artifactLocation"]["uri"], place["region"]) == (str(faulty), {"startLine": 81, "startColumn": 15})
+    region = {"startLine": 81, "startColumn": 15, "endColumn": 74}
+    assert (place["artifactLocation"]["uri"], place["region"]) == (str(faulty), region)
     assert {rule["id"] for rule in sarif["tool"]["driver"]["rules"]} == {rule.code for rule in all_rules()}
 
 
@@ -244,3 +247,52 @@ def test_the_hook_of_pre_commit_reads_the_files_that_it_is_given(faulty):
     assert program == "ddpdiag"
     done = CliRunner().invoke(app, [*words, str(CLEAN), str(faulty)])
     assert (done.exit_code, "LNT010" in done.output) == (ExitCode.UNFIT, True)
+
+
+HELPER = """\
+import torch.distributed as dist
+
+
+def save(rank):
+\tname = "日本"; dist.barrier()
+
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    save(0)  # on rank 0
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def helped(tmp_path):
+    """A script with a barrier in a function that only rank 0 calls."""
+    path = tmp_path / "train.py"
+    path.write_text(HELPER, encoding="utf-8")
+    return path
+
+
+def test_a_finding_is_at_the_call_in_the_branch_and_its_helper_is_a_note(helped, golden):
+    report = judged([str(helped)])
+    (finding,) = report.findings
+    assert (finding.code, finding.line, finding.column, finding.source.end_column) == ("LNT018", 10, 5, 12)
+    assert finding.helper is not None
+    # Columns are characters, where Python counts bytes.
+    assert (finding.helper.line, finding.helper.column, finding.helper.end_column) == (5, 15, 29)
+    golden(text(report).replace(str(helped), "train.py"))
+    golden(FORMATS["github"](report, ()).replace(str(helped), "train.py"))
+
+
+@pytest.mark.parametrize("line", ["    save(0)", '\tname = "日本"; dist.barrier()'])
+def test_a_comment_at_the_call_or_in_the_helper_keeps_both_quiet(helped, line):
+    helped.write_text(HELPER.replace(line, f"{line}  # ddpdiag: ignore[LNT018] "), encoding="utf-8")
+    assert judged([str(helped)]).findings == ()
+
+
+def test_a_script_is_read_from_a_pipe(helped, monkeypatch, capsys):
+    for data, code in ((HELPER.encode(), ExitCode.UNFIT), (b"x" * (513 << 10), ExitCode.USAGE)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert run(["-"], LintOptions(details=False)) == code
+    said = capsys.readouterr()
+    assert said.out.startswith("-:10:5: error LNT018")
+    assert said.err == "ddpdiag: -: cannot be read: it has more than 512 KiB, the most that is read\n"

@@ -73,14 +73,28 @@ def collective_on_some_ranks(read: Reading) -> Iterator[Hit]:
     for call in (*read.calls_of(*_COLLECTIVES), *read.wrappings):
         group = keyword(call, "group") or keyword(call, "process_group")
         has_group = has_unpacking(call) or (group is not None and not is_constant(group, None))
-        if has_group or not read.surely_on_some_ranks(call) or _has_partner(read, call):
+        branch = None if has_group or _has_partner(read, call) else read.branch_of_some_ranks(call)
+        if branch is None:
             continue
         name = read.last_name(call)
+        if branch is call:
+            message = f"only some ranks reach this {name}, and all ranks must call it: they will hang"
+        else:
+            message = (
+                f"only some ranks call {_called(branch)}, and all ranks must call the {name} in it: they will hang"
+            )
         yield Hit(
-            call,
-            f"only some ranks reach this {name}, and all ranks must call it: they will hang",
-            f"Let every rank call {name}, or pass a group of the ranks that call it.",
+            branch,
+            message,
+            f"Let every rank call {name if branch is call else _called(branch)}, or pass a group of the ranks that "
+            f"call {'it' if branch is call else name}.",
+            helper=None if branch is call else call,
         )
+
+
+def _called(node: ast.AST) -> str:
+    """The function of a call, as it is named in a sentence: "save()"."""
+    return f"{path_or_text(node.func)}()" if isinstance(node, ast.Call) else path_or_text(node)
 
 
 def _has_partner(read: Reading, call: ast.Call) -> bool:
@@ -126,13 +140,15 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
     for call in read.calls:
         if not read.surely(call.func, Kind.WRAPPED, Kind.OTHER, Kind.NONE) or not read.is_wrapped(call.func):
             continue
-        if not read.surely_on_some_ranks(call):
-            continue
-        if buffers or _goes_backward(read, call):
+        branch = read.branch_of_some_ranks(call)
+        if branch is not None and (buffers or _goes_backward(read, call)):
+            where = "" if branch is call else f", in {_called(branch)}"
             yield Hit(
-                call,
-                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it: they will hang",
+                branch,
+                f"{path_or_text(call.func)} is a DistributedDataParallel, and only some ranks call it{where}: they "
+                "will hang",
                 "Call the bare model (.module) to evaluate on one rank, or let every rank call it.",
+                helper=None if branch is call else call,
             )
 
 
