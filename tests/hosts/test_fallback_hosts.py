@@ -37,7 +37,7 @@ def test_what_hangs_between_hosts_only_is_told_from_what_fails_inside_them(hosts
     assert (found["ranks"], found["nodes"], found["links"]) == ([], [], [])
 
 
-# On one host: test_fallback.py; what helps between hosts is tried in test_fallback_pairs.py.
+# On one host: test_fallback.py; what helps between hosts is tried in test_fallback_places.py.
 @pytest.mark.deep
 def test_of_two_interfaces_the_one_that_carries_is_exported(hosts, tmp_path):
     network = hosts(2)

@@ -15,7 +15,6 @@ from ddpdiag.checks.p2p.fallback.conditions import (
     NVLS,
     P2P,
     PLUGIN,
-    holds_back,
     interface_overrides,
 )
 from ddpdiag.checks.p2p.fallback.search import (
@@ -27,7 +26,6 @@ from ddpdiag.checks.p2p.fallback.search import (
     Part,
     Step,
     Tried,
-    pairs_of,
     replay,
 )
 
@@ -51,13 +49,11 @@ def groups_of(known: Ground, step: Step) -> tuple[tuple[int, ...], ...]:
             return (tuple(rank for ranks in known.hosts for rank in ranks),)
         case Part.HOSTS:
             return known.hosts
-        case Part.PAIRS:
-            return pairs_of(known.hosts, step.round)
 
 
 def played(known: Ground, answer: Answer, most: int = 60) -> tuple[Ended, tuple[Tried, ...]]:
     """Climb to the end; every plan is made from scratch, as the coordinator does."""
-    answers: dict[tuple[str, str, int], list[Tried]] = {}
+    answers: dict[tuple[str, str], list[Tried]] = {}
     for _ in range(most):
         step, tried = replay(known, answers)
         if isinstance(step, Ended):
@@ -116,24 +112,6 @@ def test_nothing_helps() -> None:
     ]  # fmt: skip
 
 
-def test_where_all_pairs_fail_two_rounds_tell() -> None:
-    known = ground()
-    end, _ = played(known, broken_unless(known, frozenset({"P2P"})))
-    assert len(end.rounds) == 2
-
-
-def test_a_pair_is_looked_for_in_all_rounds() -> None:
-    known = ground(hosts=(tuple(range(8)),))
-    end, _ = played(known, broken_unless(known, frozenset({"P2P"}), pair=(2, 5)))
-    assert len(end.rounds) == 7
-    assert [group for tried in end.rounds for group in tried.failed] == [(2, 5)]
-
-
-def test_two_ranks_are_one_pair() -> None:
-    known = ground(hosts=((0, 1),))
-    assert played(known, broken_unless(known, frozenset({"P2P"})))[0].rounds == ()
-
-
 def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
     known = ground(hosts=TWO_HOSTS, across=ACROSS, alternatives=interface_overrides(("eth0", "eth1")))
 
@@ -145,7 +123,6 @@ def test_what_works_inside_each_host_is_looked_for_between_them() -> None:
     end, tried = played(known, answer)
     assert (end.kind, names(end.members), end.inside_works) == (Kind.FOUND, [IB.name], True)
     assert not any(member in INSIDE for one in tried for member in one.step.members)
-    assert end.rounds == ()
 
 
 def test_inside_and_between_hosts_at_once() -> None:
@@ -191,25 +168,6 @@ def test_nvlinks_between_hosts_are_tried_where_each_host_works_alone() -> None:
 
     end, _ = played(known, answer)
     assert (end.kind, Step(Part.WHOLE, end.members).env) == (Kind.FOUND, {"NCCL_MNNVL_ENABLE": "0"})
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "narrows"),
-    [
-        ("NCCL_P2P_LEVEL", "SYS", False),
-        ("NCCL_P2P_LEVEL", "PHB", False),
-        ("NCCL_P2P_LEVEL", "5", False),
-        ("NCCL_P2P_LEVEL", "LOC", True),
-        ("NCCL_P2P_LEVEL", "nvl", True),
-        ("NCCL_P2P_LEVEL", "0", True),
-        ("NCCL_NET_GDR_LEVEL", "SYS", False),
-        ("NCCL_NET_GDR_LEVEL", "LOC", True),
-        ("NCCL_P2P_DISABLE", "1", True),
-        ("NCCL_ALGO", "Ring", True),
-    ],
-)
-def test_a_level_that_widens_does_not_narrow(name: str, value: str, narrows: bool) -> None:
-    assert holds_back(name, value) is narrows
 
 
 def test_interfaces_are_tried_one_at_a_time() -> None:
@@ -270,50 +228,10 @@ def test_slowness_is_got_around_too() -> None:
     assert played(known, rates(SHM=1.9e9))[0].kind is Kind.NOTHING
 
 
-def test_a_forgotten_override_is_priced() -> None:
-    known = ground(broken=False, own=(NO_ALGO, NO_P2P), holding=(NO_P2P,))
-    end, tried = played(known, rates(no_NCCL_P2P_DISABLE=3e9))
-    assert (end.kind, names(end.members), len(end.runs)) == (Kind.HELD_BACK, [NO_P2P.name], CONFIRMED)
-    assert not any(NO_ALGO in one.step.members for one in tried)
-    assert played(known, rates(no_NCCL_P2P_DISABLE=1.1e9))[0].kind is Kind.WORKS
-
-
-def test_of_several_overrides_the_one_that_costs_is_named() -> None:
-    known = ground(broken=False, holding=(NO_ALGO, NO_P2P))
-    assert names(played(known, rates(no_NCCL_ALGO=3e9))[0].members) == [NO_ALGO.name]
-
-
-def test_an_override_that_is_needed_stays() -> None:
-    known = ground(broken=False, own=(NO_P2P,), holding=(NO_P2P,))
-
-    def answer(step: Step, _before: int) -> Tried:
-        return Tried(step, not step.members, "hung" if step.members else "", 1e9)
-
-    assert played(known, answer)[0].kind is Kind.NEEDED
-
-
 def test_what_is_slow_once_is_not_slow() -> None:
     known = ground(broken=False, slow_below=2e9)
     end, tried = played(known, lambda step, before: Tried(step, True, busbw=1e9 if before == 0 else 3e9))
     assert (end.kind, len(tried)) == (Kind.WORKS, CONFIRMED)
-
-
-def test_a_gain_over_one_bad_run_is_none() -> None:
-    known = ground(broken=False, holding=(NO_P2P,))
-
-    def answer(step: Step, before: int) -> Tried:
-        return Tried(step, True, busbw=1e9 if not step.members and before == 0 else 3e9)
-
-    assert played(known, answer)[0].kind is Kind.WORKS
-
-
-def test_a_gain_that_does_not_last_is_none() -> None:
-    known = ground(broken=False, holding=(NO_P2P,))
-
-    def answer(step: Step, before: int) -> Tried:
-        return Tried(step, True, busbw=3e9 if step.members and before == 0 else 1e9)
-
-    assert played(known, answer)[0].kind is Kind.WORKS
 
 
 @settings(deadline=None)
@@ -337,15 +255,8 @@ def test_what_is_found_works_and_nothing_of_it_can_go(data: st.DataObject, hosts
 @given(st.data())
 def test_whatever_the_answers_it_ends_and_recommends_only_what_it_saw_work(data: st.DataObject) -> None:
     hosts = data.draw(st.sampled_from([ONE_HOST, TWO_HOSTS]))
-    broken = data.draw(st.booleans())
-    known = ground(
-        broken=broken,
-        slow_below=data.draw(st.none() | st.just(2e9)),
-        hosts=hosts,
-        across=ACROSS,
-        own=(NO_P2P,),
-        holding=(NO_P2P,),
-    )
+    slow_below = data.draw(st.none() | st.just(2e9))
+    known = ground(broken=slow_below is None, slow_below=slow_below, hosts=hosts, across=ACROSS, own=(NO_P2P,))
 
     def answer(step: Step, _before: int) -> Tried:
         works = data.draw(st.booleans())
@@ -354,6 +265,6 @@ def test_whatever_the_answers_it_ends_and_recommends_only_what_it_saw_work(data:
         return Tried(step, works, "" if works else "hung", rate, failed)
 
     end, tried = played(known, answer)
-    if end.kind in (Kind.FOUND, Kind.HELD_BACK):
+    if end.kind is Kind.FOUND:
         runs = [one for one in tried if one.step == Step(Part.WHOLE, end.members)]
         assert len([run for run in runs if run.works]) >= CONFIRMED

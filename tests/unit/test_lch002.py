@@ -67,6 +67,19 @@ def test_a_configuration_file_on_one_host_is_named(golden):
     golden(finding)
 
 
+def test_what_replaces_nccls_choices_on_all_ranks_is_listed_for_a_job_over_nccl(golden):
+    variables = {"NCCL_ALGO": "Ring", "NCCL_BUFFSIZE": "4194304", "NCCL_DEBUG": "INFO", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+    rows = dict.fromkeys(range(2), Data(variables, {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}}))
+    (finding,) = found(rows, gpus=2)
+    assert (finding.code, finding.severity, finding.ranks) == ("LCH002.set", Severity.NOTE, ())
+    golden(finding)
+    assert found(rows) == [], "over gloo"
+
+
+def test_a_variable_that_differs_is_listed_once():
+    assert [finding.code for finding in found(with_variables("Ring", "Tree"), gpus=2)] == ["LCH002.variable"]
+
+
 def test_nccl_hostid_is_flagged_even_where_all_agree():
     (finding,) = found(with_variables("a", "a", name="NCCL_HOSTID"))
     assert finding.code == "LCH002.host-id"

@@ -35,6 +35,7 @@ from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import nccl_files, recorded_variables
 from ddpdiag.stats import Odd, odd_ones_out
+from ddpdiag.text import count
 
 FINDINGS = {
     "variable": Explained.warning("a variable differs between ranks."),
@@ -47,6 +48,7 @@ FINDINGS = {
         "NCCL_HOSTID is set: NCCL treats ranks of one host that have different values as ranks of different hosts, and "
         "uses neither P2P nor shared memory between them."
     ),
+    "set": Explained.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
     "debug-level": Explained.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
@@ -59,6 +61,8 @@ OWN = frozenset(
         "TORCHELASTIC_ERROR_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE",
     }
 )  # fmt: skip
+# NCCL's own that replace no choice: they only watch, or name where something is written.
+WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Values of one setting, and ranks of one value, that are listed: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16
 # A longer value is not written out in a fix.
@@ -84,6 +88,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for kind, rows in _by_kind(seen).items():
         yield from _differences(seen, kind, rows)
     yield from _process_groups(seen)
+    yield from _set(seen)
     # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
     if ids := tuple(rank for rank, data in seen.by_rank.items() if "NCCL_HOSTID" in data.variables):
         yield seen.finding(
@@ -190,6 +195,25 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
         fix=f"Run `unset {NCCL_CLASS}` in the job script before the launcher, on every host. Or give every rank the "
         f"same value: `export {NCCL_CLASS}=1`.",
     )
+
+
+def _set(seen: Seen[Data]) -> Iterator[Finding]:
+    """Settings of NCCL that all ranks share, as a list; P2P004 and P2P005 judge the path and the rate that result."""
+    common = []
+    for rows in _by_kind(seen).values():
+        for name in _names(rows):
+            path, _, variable = name.rpartition(": ")
+            values = {own.get(name) for own in rows.values()}
+            if variable.startswith("NCCL_") and not variable.startswith(WATCHING) and len(values) == 1:
+                common.append(f"{variable}={values.pop()}{f' in {path}' if path else ''}")
+    if common and seen.world.backend != "gloo":
+        yield seen.finding(
+            "set",
+            f"{count(len(common), 'setting')} of NCCL {'replaces' if len(common) == 1 else 'replace'} its own choice",
+            f"All ranks have {', '.join(common)}.",
+            fix="Keep what this cluster needs, such as NCCL_SOCKET_IFNAME and NCCL_IB_HCA, and remove the rest. To see "
+            "what a setting costs, compare `ddpdiag allreduce-bench` with and without it.",
+        )
 
 
 def runs_with(seen: Seen[Data]) -> Iterator[Setting]:

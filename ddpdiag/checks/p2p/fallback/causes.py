@@ -1,6 +1,6 @@
-"""Between which ranks a backend fails, and the probable cause, by the override that avoids it."""
+"""On which hosts a backend fails, and the probable cause, by the override that avoids it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import memory_errors, nvswitch, present
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.host import shared_memory
-from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Member, Part, Tried
 from ddpdiag.checks.p2p.host_paths import (
@@ -25,12 +25,7 @@ from ddpdiag.checks.p2p.host_paths import (
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Severity, Status
 from ddpdiag.probes.gpu.paths import Level
-from ddpdiag.stats import quantile
 
-Ranks = tuple[int, ...]
-
-# A pair that is slower than this share of the median of all pairs is one of those that slow the others down.
-_SLOW_SHARE = 0.5
 # What other checks may have seen of the same cause, and what it mostly is.
 _CHECKS_THAT_SEE_IT = {
     "SHM": ("HST003",),
@@ -166,28 +161,18 @@ def _pcie(paths_here: HostPaths) -> Iterator[str]:
 
 
 class Places(NamedTuple):
-    """Where it fails: in words (" between ranks 1 and 2"), and whom that blames.
-
-    `concerned` are the ranks on either side, whether or not one of them can be blamed.
-    """
+    """Where it fails: in words (" between hosts"), the hosts, and the ranks of one that fails while others work."""
 
     text: str = ""
-    ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    links: tuple[str, ...] = ()
     concerned: tuple[int, ...] = ()
 
 
-def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, ground: Ground) -> Places:
-    """From the rounds of pairs, where these differ; else the hosts."""
-    bad, good = _sorted_pairs(end.rounds, slow=first.works)
-    if bad and good:
-        return _between(seen, bad, good, whole=not end.pairs_left)
-    hosts = seen.world.nodes_of([ranks[0] for ranks in ground.hosts])
+def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) -> Places:
+    """The hosts inside which it fails, as far as the search has separated them."""
     if len(ground.hosts) == 1:
-        every = f", between all {len(bad)} pairs of its ranks that were tried" if bad and len(bad) > 1 else ""
-        alone = ", although each pair of its ranks works alone" if good and not end.pairs_left else ""
-        return Places(f" on {hosts[0]}{every}{alone}", nodes=hosts, concerned=ground.hosts[0] if bad else ())
+        hosts = seen.world.nodes_of([ground.hosts[0][0]])
+        return Places(f" on {hosts[0]}", nodes=hosts)
     if end.inside_works:
         return Places(" between hosts and works inside each host")
     if max(map(len, ground.hosts)) == 1:
@@ -197,32 +182,4 @@ def places(seen: Seen[Any], tried: Sequence[Tried], first: Tried, end: Ended, gr
         return Places()
     ranks = tuple(sorted(rank for group in inside.failed for rank in group))
     nodes = seen.world.nodes_of(ranks)
-    return Places(f" inside {names_text(nodes)} and works inside the other hosts", (), nodes, concerned=ranks)
-
-
-def _sorted_pairs(rounds: Sequence[Tried], *, slow: bool) -> tuple[list[Ranks], list[Ranks]]:
-    """Pairs that fail, and pairs that work; where the question is speed, those that are far below the median fail."""
-    failed = [pair for tried in rounds for pair in tried.failed]
-    rates: Mapping[Ranks, float] = {pair: rate for tried in rounds for pair, rate in tried.busbws.items()}
-    if not slow or not rates:
-        return failed, list(rates)
-    least = _SLOW_SHARE * quantile(sorted(rates.values()), 0.5)
-    return [*failed, *(pair for pair in rates if rates[pair] < least)], [p for p in rates if rates[p] >= least]
-
-
-def _between(seen: Seen[Any], bad: Sequence[Ranks], good: Sequence[Ranks], *, whole: bool) -> Places:
-    """One rank that fails with every other rank is to blame; else the links are, and neither of their ends.
-
-    Where not the `whole` of the pairs was tried, more of them may fail.
-    """
-    cleared = {rank for pair in good for rank in pair}
-    concerned = tuple(sorted({rank for pair in bad for rank in pair}))
-    alone = tuple(rank for rank in concerned if rank not in cleared)
-    nodes = seen.world.nodes_of([rank for pair in bad for rank in pair])
-    if whole and len(alone) == 1 and sum(alone[0] in pair for pair in bad) == len(bad) > 1:
-        text = f" between {ranks_text(alone)} on {nodes[0]} and all other ranks there, but works between the others"
-        return Places(text, alone, nodes, concerned=alone)
-    said = names_text([f"ranks {pair[0]} and {pair[1]}" for pair in bad], 6)
-    links = tuple(f"rank {pair[0]} -> rank {pair[1]}" for pair in bad)
-    only = "only" if whole else f"({len(bad)} of {len(bad) + len(good)} pairs that were tried)"
-    return Places(f" {only} between {said} on {names_text(nodes)}", (), nodes, links, concerned)
+    return Places(f" inside {names_text(nodes)} and works inside the other hosts", nodes, ranks)

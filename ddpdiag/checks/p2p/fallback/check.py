@@ -10,12 +10,9 @@ names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, 
 NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
 starts its network, too), and NCCL_SOCKET_IFNAME with each interface that all hosts have. Variables that another check
 suspects are tried first, and those that cannot matter here are left out. Each variable of the first set that works is
-left out once, and removed if it is not needed. The rest must work three times before it is recommended. If there is
-time, pairs of ranks inside a host then show between which GPUs it fails. A set gets less time where gloo was fast. No
-search is made for ranks that share a GPU: NCCL refuses them.
-
-Where the backend works, and a variable is set that disables a path (a forgotten NCCL_P2P_DISABLE=1), the same
-all-reduce without it shows the cost of that variable.
+left out once, and removed if it is not needed. The rest must work three times before it is recommended. A set gets less
+time where gloo was fast. No search is made for ranks that share a GPU: NCCL refuses them. Variables that are set while
+the backend works are listed in the report and cost no run; P2P004 and P2P005 judge the path and the rate.
 
 Findings:
 
@@ -49,7 +46,7 @@ from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
 from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
-from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, pairs_of, replay
+from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
@@ -63,10 +60,6 @@ FINDINGS = {
         "With `--write-workaround FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
     ),
     "slow": Explained.warning("it works, but is at least `rescue` times as fast with them."),
-    "held-back": Explained.warning(
-        "without your own variables it is at least `gain` times as fast, and they are not needed."
-    ),
-    "needed": Explained.note("it fails without your own variables.", same_item=True),
     "transient": Explained.warning("it failed in COL001, but not in three runs after that."),
     "unreliable": Explained("a set of variables worked at first, and then failed."),
     "nothing": Explained("no set of variables works.", same_item=True),
@@ -76,11 +69,9 @@ FINDINGS = {
 
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
 _LARGE_ON_CPU_BYTES, _LARGE_ON_GPU_BYTES = 4 << 20, 64 << 20
-# Pairs get so many times what a set that works took, and at least so much; so does each set for its start.
+# A set gets so many times what one that works took, and at least so much.
 _PATIENCE, _LEAST_DEADLINE = 3.0, 5.0
 _SMALL_BYTES = 4
-# What must be left after the last pair: time to end it; and where the job takes the workarounds, to train with them.
-_END_SECONDS, _LATER_SECONDS = 2.0, 15.0
 _WORST_FIRST = (Status.UNHEARD, Status.DIED, Status.RAISED, Status.HUNG)
 
 
@@ -123,36 +114,24 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """The next step; none without a rank that was lost meanwhile, since fewer ranks are another question."""
     if len(seen.world.living) < seen.world.size or moot(seen) is not None:
         return ()
-    step, _ = _replayed(seen)
+    step, _ = progress_of(seen)
     if isinstance(step, Ended):
         return ()
-    trial = _trial(seen, step)
-    if step.stands is None:
-        return (structs.replace(trial, deadline_seconds=set_deadline(seen, trial.deadline_seconds)),)
-    trial = structs.replace(trial, deadline_seconds=pairs_deadline(seen, trial.deadline_seconds))
-    later = _LATER_SECONDS if seen.options.uses_workarounds and step.stands.kind is Outcomes.FOUND else 0.0
-    return (trial,) if seen.left_seconds > trial.deadline_seconds + _END_SECONDS + later else ()
+    return (_trial(seen, step),)
 
 
 def _trial(seen: Seen[Data], step: Step) -> Trial:
-    hosts = tuple(seen.world.hosts.values())
     groups = {
         Part.WHOLE: (seen.world.living,),
-        Part.HOSTS: tuple(ranks for ranks in hosts if len(ranks) > 1),
-        Part.PAIRS: pairs_of(hosts, step.round),
+        Part.HOSTS: tuple(ranks for ranks in seen.world.hosts.values() if len(ranks) > 1),
     }[step.part]
-    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, "round": step.round}
-    params |= search_order(seen).params
+    params = {"backend": seen.world.backend, "part": step.part.value, "set": step.set, **search_order(seen).params}
     trial = new_trial(seen, groups=groups, params=params, env=step.env, fresh=True, may_fail=True)
-    return structs.replace(trial, first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)))
-
-
-def pairs_deadline(seen: Seen[Any], usual: float) -> float:
-    """Less than usual where sets that work show how long that takes: each pair that hangs costs all of it."""
-    slowest = _slowest_seconds(seen)
-    if slowest is None or f"{seen.check.code}.deadline_seconds" in seen.options.settings:
-        return usual
-    return min(usual, max(_LEAST_DEADLINE, _PATIENCE * slowest))
+    return structs.replace(
+        trial,
+        deadline_seconds=set_deadline(seen, trial.deadline_seconds),
+        first_use_seconds=min(trial.first_use_seconds, first_use_seconds(seen)),
+    )
 
 
 def _slowest_seconds(seen: Seen[Any]) -> float | None:
@@ -182,16 +161,13 @@ def first_use_seconds(seen: Seen[Any]) -> float:
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
     """How far the search got: the end, or the next step where nothing is known without it; and what was tried."""
-    step, tried = _replayed(seen) if seen.trials else (Step(Part.WHOLE), ())
-    return step.stands or step if isinstance(step, Step) else step, tried
-
-
-def _replayed(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    answers: dict[tuple[str, str, int], list[Tried]] = {}
+    if not seen.trials:
+        return Step(Part.WHOLE), ()
+    answers: dict[tuple[str, str], list[Tried]] = {}
     for trial in seen.trials:
         outcomes = {outcome.rank: outcome for outcome in seen.outcomes if outcome.trial == trial.number}
         if not _is_truncated(seen, trial, outcomes):
-            key = str(trial.params["part"]), str(trial.params["set"]), int(trial.params["round"])
+            key = str(trial.params["part"]), str(trial.params["set"])
             answers.setdefault(key, []).append(_tried(seen, trial, outcomes))
     return replay(ground_of(seen), answers)
 
@@ -217,7 +193,7 @@ def _tried(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> T
     own = [outcome for outcome in ended if not outcome.told and outcome.status in _WORST_FIRST]
     worst = min(own, default=None, key=lambda outcome: _WORST_FIRST.index(outcome.status))
     return Tried(
-        step=Step(Part(trial.params["part"]), (), int(trial.params["round"])),
+        step=Step(Part(trial.params["part"])),
         works=not failed,
         how="" if not failed else worst.status.value if worst else "wrong",
         busbw=min(rates.values()) if rates and not failed else None,
@@ -269,10 +245,10 @@ def needed(seen: Seen[Data]) -> Workarounds:
     They are needed where the backend failed as it is; then with the sentence that advises to set them.
     """
     end, tried = progress_of(seen)
-    if not isinstance(end, Ended) or end.kind not in (Outcomes.FOUND, Outcomes.HELD_BACK):
+    if not isinstance(end, Ended) or end.kind is not Outcomes.FOUND:
         return Workarounds()
     env = Step(Part.WHOLE, end.members).env
-    if end.kind is Outcomes.HELD_BACK or all(own.works for own in tried if own.step == Step(Part.WHOLE)):
+    if all(own.works for own in tried if own.step == Step(Part.WHOLE)):
         return Workarounds(env)
     text = f"Run the job {workarounds_text(env)}, which worked in {runs_text(end)} ({CHECK.code})."
     return Workarounds(env, needed=True, fix=text)
@@ -330,7 +306,6 @@ CHECK = Check(
     # NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this, or less (`_deadline`).
     deadline=10,
     fresh=True,
-    # gain: below it, noise of a busy host would look like a price. rescue, slower_than_gloo: gloo goes through the
-    # processors, and half as fast as that is no noise.
-    settings={"gain": 1.2, "rescue": 2.0, "slower_than_gloo": 2.0},
+    # gloo goes through the processors, and half as fast as that is no noise.
+    settings={"rescue": 2.0, "slower_than_gloo": 2.0},
 )

@@ -44,26 +44,6 @@ IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
 ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
 # From this version on NVLS is used between two GPUs, too.
 _NVLS_OF_TWO = (2, 29)
-# They only watch, or set where something is written.
-_WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
-# Whatever their value, they narrow what NCCL would choose by itself.
-_NARROWING = frozenset(
-    {
-        "NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
-        "NCCL_HOSTID", "NCCL_SHM_LEVEL",
-    }
-)  # fmt: skip
-# These narrow only with a level below what NCCL takes by itself: PXB, and SYS between two GPUs under AMD's processors
-# (paths.cc); in the older numbers 2 is PXB.
-_LEVELS = frozenset({"NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"})
-_NARROW_LEVELS = frozenset({"loc", "nvl", "pix", "pxb", "0", "1", "2"})
-# With these values they disable a path.
-_CLOSING = {
-    "NCCL_P2P_DISABLE": "1", "NCCL_P2P_DIRECT_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1",
-    "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0", "NCCL_NET_GDR_READ": "0",
-    "NCCL_NET": "socket", "NCCL_NET_PLUGIN": "none",
-}  # fmt: skip
-
 
 # What NCCL writes of each: names of its source files (src/transport, src/misc, src/mnnvl.cc) and its messages.
 _TEXTS = {
@@ -79,8 +59,6 @@ _TEXTS = {
 }
 # Checks whose findings make one of them likely.
 _SUSPECTED_BY = {"HST003": "SHM", "GPU007": "NVLS"}
-# The order of recordings without one.
-_OLDER = ("P2P", "SHM", "NVLS", "CUMEM", "GDR", "PLUGIN", "IB")
 _SEPARATOR = ", "
 
 
@@ -134,12 +112,9 @@ def moot(seen: Seen[Any]) -> str | None:
         return f"{ranks_text(ranks)} stopped the all-reduce, however GPUs are joined (RUN003 says how)"
     if not own.works and gloo is not None and not gloo.works:
         return f"gloo fails as well as {seen.world.backend}: the cause is the network or a host, not paths between GPUs"
-    known = ground_of(seen)
-    if known.broken or known.slow_below is not None or known.holding:
-        return None
-    if not seen.of(lch002.CHECK).by_rank:
-        return f"{seen.world.backend} works as it is; the variables that are set were not read ({lch002.CHECK.code})"
-    return f"{seen.world.backend} works as it is, and no variable that is set slows it down"
+    if own.works and _slow_below(seen, own, gloo) is None:
+        return f"{seen.world.backend} works as it is"
+    return None
 
 
 def _other_reason(seen: Seen[Any], failed: Sequence[Outcome]) -> str:
@@ -163,8 +138,6 @@ def _is_other_reason(line: str) -> bool:
 def ground_of(seen: Seen[Any]) -> Ground:
     """Where the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    settings, files = _settings(seen)
-    mine = own_overrides(settings, files)
     known, _ = overrides_here(seen)
     by_name = {override.name: override for override in known}
     order = search_order(seen)
@@ -173,13 +146,11 @@ def ground_of(seen: Seen[Any]) -> Ground:
         broken=own is not None and not own.works,
         slow_below=_slow_below(seen, own, gloo),
         hosts=tuple(seen.world.hosts.values()),
-        own=mine,
-        holding=holding_back(settings, files, mine),
+        own=set_by_user(seen),
         inside=tuple(override for override in ordered if override in INSIDE),
         across=tuple(override for override in ordered if override in ACROSS),
         alternatives=tuple(override for override in known if override not in (*INSIDE, *ACROSS)),
         named=tuple(by_name[name] for name in order.named if name in by_name),
-        gain=seen.number("gain"),
         rescue=seen.number("rescue"),
     )
 
@@ -188,8 +159,6 @@ def search_order(seen: Seen[Any]) -> Order:
     """The order that this run's search has, or will have: what errors name first, then what a check suspects."""
     if seen.trials:
         params = seen.trials[0].params
-        if "order" not in params:
-            return Order(_OLDER)
         names, named = (tuple(filter(None, str(params[key]).split(_SEPARATOR))) for key in ("order", "named"))
         return Order(names, named)
     usual = tuple(override.name for override in (*INSIDE, *ACROSS))
@@ -221,17 +190,15 @@ def _slow_below(seen: Seen[Any], own: Before | None, gloo: Before | None) -> flo
     return least if own.busbw < least else None
 
 
-def _settings(seen: Seen[Any]) -> tuple[Mapping[str, str], Files]:
-    """NCCL's variables on any rank, and its configuration files; of different values, one that costs speed."""
+def set_by_user(seen: Seen[Any]) -> Members:
+    """NCCL's variables and configuration files that LCH002 saw on any rank, as members that take them away."""
     variables: dict[str, str] = {}
     files: dict[str, dict[str, str]] = {}
     for data in seen.of(lch002.CHECK).by_rank.values():
-        for name, value in data.variables.items():
-            if name.startswith("NCCL_") and not holds_back(name, variables.get(name)):
-                variables[name] = value
+        variables = data.variables | variables
         for path, rows in data.files.items():
             files.setdefault(path, {}).update(rows)
-    return variables, files
+    return own_overrides(variables, files)
 
 
 def overrides_here(seen: Seen[Any]) -> tuple[Members, dict[str, str]]:
@@ -260,9 +227,6 @@ def overrides_here(seen: Seen[Any]) -> tuple[Members, dict[str, str]]:
         if len(names) < 2:
             few = "the hosts have one interface in common" if names else "no interface is known on all hosts"
             skipped["IFNAME"] = few
-    # An older version's search did not know of all of them.
-    known = search_order(seen).names
-    skipped = {name: why for name, why in skipped.items() if name in known or name == "IFNAME"}
     overrides: Sequence[Member] = (*INSIDE, *ACROSS, *(interface_overrides(names) if "IFNAME" not in skipped else ()))
     return tuple(override for override in overrides if override.name not in skipped), skipped
 
@@ -308,7 +272,7 @@ def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
 
     The environment wins over /etc/nccl.conf, but only what that disables has a value that undoes it.
     """
-    names = [name for name in sorted(settings) if name.startswith("NCCL_") and not name.startswith(_WATCHING)]
+    names = [name for name in sorted(settings) if name.startswith("NCCL_") and not name.startswith(lch002.WATCHING)]
     variables = tuple(Member(f"no {name}", {name: None}, f"{name}={settings[name]}") for name in names)
     own = [path for path in files if not path.startswith("/etc/")]
     user = (Member(f"no {path}", {_CONF_FILE: "/dev/null"}, path) for path in own[:1])
@@ -319,27 +283,6 @@ def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
         if path.startswith("/etc/") and name not in settings and name.endswith("_DISABLE") and value.strip() == "1"
     )
     return (*variables, *user, *disabled)
-
-
-def holding_back(settings: Mapping[str, str], files: Files, own: Members) -> Members:
-    """Those of the user's own that cost speed where nothing needs them."""
-    in_files = {name: value for rows in files.values() for name, value in rows.items()}
-
-    def is_one(member: Member) -> bool:
-        if _CONF_FILE in member.env:
-            return any(holds_back(name, value) for name, value in files[member.what].items() if name not in settings)
-        return any(holds_back(name, settings.get(name, in_files.get(name))) for name in member.env)
-
-    return tuple(filter(is_one, own))
-
-
-def holds_back(name: str, value: str | None) -> bool:
-    """Does a variable with this value cost speed where nothing needs it?"""
-    if value is None:
-        return False
-    if name in _LEVELS:
-        return value.strip().lower() in _NARROW_LEVELS
-    return name in _NARROWING or _CLOSING.get(name) == value.strip().lower()
 
 
 def interface_overrides(names: Sequence[str]) -> Members:

@@ -67,12 +67,8 @@ def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
         return
     end = result.end
     match end.kind:
-        case Kind.FOUND if not result.first.works or not all(own in result.ground.own for own in end.members):
+        case Kind.FOUND:
             yield _found(seen, result, end)
-        case Kind.FOUND | Kind.HELD_BACK:
-            yield _held_back(seen, result, end)
-        case Kind.NEEDED:
-            yield _needed(seen, result, end)
         case Kind.TRANSIENT:
             yield _transient(seen, result)
         case Kind.UNRELIABLE | Kind.NOTHING:
@@ -94,7 +90,7 @@ def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     """Variables with which the backend works, or is faster."""
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
     variables, times = workarounds_text(env), gain_text(result, end)
-    where = places(seen, result.tried, result.first, end, result.ground)
+    where = places(seen, result.tried, end, result.ground)
     avoided = " and ".join(dict.fromkeys(member.what for member in end.members))
     avoids = f"{begun(variables)}, which avoids {avoided},"
     why = cause(seen, end.members, where.nodes)
@@ -114,57 +110,20 @@ def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
             f"{own} {does}{where.text}{error_text(result.first)}{gloo}. {avoids} {own} worked in {runs_text(end)}"
             f"{price(result, end)}. {why}"
         )
-        unknown = " To find between which ranks it fails, run again with more time"
-        more = f"{unknown} (--budget {_more_seconds(seen)})." if end.pairs_left and not end.rounds else ""
         fix = (
             "Until the cause is fixed, add the lines below to the job script (`ddpdiag check --write-workaround FILE` "
-            f"writes them to a file).{more}"
+            "writes them to a file)."
         )
     return seen.finding(
         "slow" if is_slow else "fallback",
         title,
         message.strip(),
         severity=Severity.WARNING if is_slow or seen.options.uses_workarounds else Severity.ERROR,
-        ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
-        links=where.links,
         evidence=tried_lines(result),
         fix=fix,
         env=env,
-    )
-
-
-def _held_back(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
-    own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
-    settings = ", ".join(member.what for member in end.members)
-    times = gain_text(result, end)
-    costs, them = ("costs", "it") if len(end.members) == 1 else ("cost", "them")
-    return seen.finding(
-        "held-back",
-        f"{settings} {costs} bandwidth: without {them} {own} is {times} faster",
-        f"{own} reaches {rate(result.first)} busbw with {settings}, and works without {them} in {runs_text(end)}"
-        f"{price(result, end)}, which is {times} faster. {begun(them)} may be left from an old workaround.",
-        evidence=tried_lines(result),
-        fix=f"Remove {them} from the job script, ~/.bashrc, ~/.nccl.conf and /etc/nccl.conf.",
-        env=env,
-    )
-
-
-def _needed(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
-    own = seen.world.backend
-    settings = ", ".join(member.what for member in end.members)
-    without = end.runs[-1]
-    them = "it" if len(end.members) == 1 else "them"
-    return seen.finding(
-        "needed",
-        f"{own} {verb(without)} without {settings}",
-        f"{own} works with {settings} ({rate(result.first)} busbw), and {verb(without)} without {them}"
-        f"{error_text(without)}.",
-        evidence=tried_lines(result),
-        fix=f"Keep {them} in the job script. To find the cause, run the job once without {them} and with "
-        "NCCL_DEBUG=INFO, and give "
-        "its output to `ddpdiag explain FILE`.",
     )
 
 
@@ -184,7 +143,7 @@ def _transient(seen: Seen[Any], result: SearchResult) -> Finding:
 
 def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     own = seen.world.backend
-    where = places(seen, result.tried, result.first, end, result.ground)
+    where = places(seen, result.tried, end, result.ground)
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
     rate_of_gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
     gloo = f"; gloo works{rate_of_gloo}" if result.gloo is not None else ""
@@ -201,10 +160,8 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         f"{own} {does}, and no variable avoids it{' reliably' if end.kind is Kind.UNRELIABLE else ''}",
         f"{own} {does}{where.text}{error_text(result.first)}{gloo}. {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
-        ranks=where.ranks,
         nodes=where.nodes,
         gpus=_gpus(seen, where),
-        links=where.links,
         evidence=tried_lines(result),
         fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
         "grep -i xid` on the hosts. Then try another version of NCCL, or of the driver.",
@@ -212,18 +169,16 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
 
 
 def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
-    own, broken = seen.world.backend, result.ground.broken
+    own = seen.world.backend
     known = result.first if result.as_it_is else None
     if known is not None and not known.works:
         did = f"{own} {verb(known)}{error_text(known)}"
     else:
-        did = f"{own} failed in {all_reduce.CHECK.code}" if broken else f"{own} works as it is"
+        did = f"{own} {'failed' if result.ground.broken else 'was slow'} in {all_reduce.CHECK.code}"
     why, fix = _why_unfinished(seen)
-    searching = broken or result.ground.slow_below is not None
-    aim = "a workaround was found" if searching else "the cost of the set variables was measured"
     return seen.finding(
         "unfinished",
-        f"{why} before {aim}",
+        f"{why} before a workaround was found",
         f"{did}. {begun(result.sets)} before that.",
         evidence=tried_lines(result),
         fix=fix,

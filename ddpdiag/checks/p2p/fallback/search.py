@@ -5,8 +5,7 @@ known answers back to it, so that the plan and the judgement run the same lines.
 
 First the environment as it is; then the same without the user's own overrides; then each override that an error names,
 alone; then overrides accumulate until a set works. Each member of that set is left out once, and what works without it
-goes. No set runs again that failed with all ranks. The rest runs until it has worked CONFIRMED times. Finally pairs of
-ranks run in the environment as it is, to show between which ranks it fails.
+goes. No set runs again that failed with all ranks. The rest runs until it has worked CONFIRMED times.
 """
 
 from collections import deque
@@ -14,14 +13,8 @@ from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.matching import round_robin
-
 # A set is recommended once it has worked so often: of what fails every second time, one in eight would pass.
 CONFIRMED = 3
-# In every round each rank has another partner, so that eight GPUs of a host are done in seven.
-MAX_ROUNDS = 15
-# Where all pairs of the first rounds fail, the others would cost their deadlines and show the same.
-ROUNDS_THAT_TELL = 2
 
 
 class Member(NamedTuple):
@@ -36,28 +29,22 @@ Members = tuple[Member, ...]
 
 
 class Part(Enum):
-    """The ranks that take part together: all ranks, the ranks of each host, or pairs."""
+    """The ranks that take part together: all ranks, or the ranks of each host."""
 
     WHOLE = "all ranks"
     HOSTS = "each host"
-    PAIRS = "pairs"
 
 
 class Step(NamedTuple):
-    """What is to be tried: with whom, with which overrides, and for pairs in which round.
-
-    `stands` is the end that is known already, where this step only adds to it.
-    """
+    """One attempt: the ranks that take part together, and the overrides."""
 
     part: Part
     members: Members = ()
-    round: int = 0
-    stands: "Ended | None" = None
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """By which answers are found again."""
-        return self.part.value, self.set, self.round
+    def key(self) -> tuple[str, str]:
+        """The key under which answers to this step are recorded."""
+        return self.part.value, self.set
 
     @property
     def set(self) -> str:
@@ -89,22 +76,19 @@ class Ground(NamedTuple):
     """What is known before: where it makes sense to search.
 
     `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
-    bandwidth below which it is.
-    `own` are the user's own overrides as members that take them away, `holding` those among them that cost speed.
-    `inside` and `across` are the overrides that may matter here; of these, `named` are those that an error names. The
-    `alternatives` come last, one at a time. `hosts` are the ranks of each host.
+    bandwidth below which it is. `own` are the user's own overrides as members that take them away. `inside` and
+    `across` are the overrides that may matter here; of these, `named` are those that an error names. The `alternatives`
+    come last, one at a time. `hosts` are the ranks of each host.
     """
 
     broken: bool
     slow_below: float | None
     hosts: tuple[tuple[int, ...], ...]
     own: Members = ()
-    holding: Members = ()
     inside: Members = ()
     across: Members = ()
     alternatives: Members = ()
     named: Members = ()
-    gain: float = 1.2
     rescue: float = 2.0
 
 
@@ -114,27 +98,20 @@ class Kind(Enum):
     WORKS = "works"  # nothing is wrong, and nothing to gain
     TRANSIENT = "transient"  # it failed before, and does not any more
     FOUND = "found"  # a set with which it works, or is as fast as it should be
-    HELD_BACK = "held back"  # it works, and is faster without the user's own overrides
-    NEEDED = "needed"  # it works, and fails without the user's own overrides
     UNRELIABLE = "unreliable"  # a set worked, and then did not
     NOTHING = "nothing"  # no set works
 
 
 class Ended(NamedTuple):
-    """How the search ended, with which members, and what shows it: the runs of that set, and the rounds of pairs.
-
-    `pairs_left` says that not every pair was tried that could tell something.
-    """
+    """How the search ended, with which members, and what shows it: the runs of that set."""
 
     kind: Kind
     members: Members = ()
     runs: tuple[Tried, ...] = ()
-    rounds: tuple[Tried, ...] = ()
     inside_works: bool = False
-    pairs_left: bool = False
 
 
-Answers = Mapping[tuple[str, str, int], Sequence[Tried]]
+Answers = Mapping[tuple[str, str], Sequence[Tried]]
 Search = Generator[Step, Tried, Ended]
 # Sets, by their members' names, that all ranks tried together, and that do not do.
 Failed = set[frozenset[str]]
@@ -159,44 +136,25 @@ def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried,
 def _search(ground: Ground) -> Search:
     first = yield Step(Part.WHOLE)
     runs: tuple[Tried, ...] = (first,)
-    if first.works and (ground.broken or ground.holding or ground.slow_below is not None):
+    if first.works:
         runs, _ = yield from _confirm((), first)
         first = runs[-1]
     best = max((run.busbw or 0.0 for run in runs), default=0.0)
     # One run of a busy host proves little: all of them must be slow.
     if first.works and (ground.slow_below is None or best >= ground.slow_below):
-        if ground.holding:
-            return (yield from _price(ground, runs, best))
         return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
     least = ground.rescue * best if first.works else 0.0
     failed: Failed = set()
     found, inside_works = yield from _accumulate(ground, least, failed)
     if found is None:
-        return (yield from _pairs(ground, Ended(Kind.NOTHING, inside_works=inside_works)))
+        return Ended(Kind.NOTHING, inside_works=inside_works)
     members, last = yield from _minimise(found, least, failed)
     runs, steady = yield from _confirm(members, last)
-    kind = Kind.FOUND if steady else Kind.UNRELIABLE
-    return (yield from _pairs(ground, Ended(kind, members, runs, inside_works=inside_works)))
+    return Ended(Kind.FOUND if steady else Kind.UNRELIABLE, members, runs, inside_works=inside_works)
 
 
 def _is_fast_enough(tried: Tried, least: float) -> bool:
     return tried.works and (tried.busbw or 0.0) >= least
-
-
-def _price(ground: Ground, usual: tuple[Tried, ...], best: float) -> Search:
-    """It works: is it faster without what holds it back? Each run without it than the best one with it."""
-    members = ground.holding
-    without = yield Step(Part.WHOLE, members)
-    if not without.works:
-        return Ended(Kind.NEEDED, members, (without,))
-    least = ground.gain * best
-    if not _is_fast_enough(without, least):
-        return Ended(Kind.WORKS, (), (*usual, without))
-    # What is nearly as fast with an override as without it does not blame that one.
-    members, last = yield from _minimise((members, without), max(least, (without.busbw or 0.0) / ground.gain), set())
-    runs, steady = yield from _confirm(members, last)
-    fast = steady and all(_is_fast_enough(run, least) for run in runs)
-    return Ended(Kind.HELD_BACK if fast else Kind.WORKS, members if fast else (), runs)
 
 
 def _whole(members: Members, least: float, failed: Failed) -> Generator[Step, Tried, Found | None]:
@@ -252,29 +210,3 @@ def _confirm(members: Members, last: Tried) -> Generator[Step, Tried, tuple[tupl
     while len(runs) < CONFIRMED and runs[-1].works:
         runs.append((yield Step(Part.WHOLE, members)))
     return tuple(runs), runs[-1].works
-
-
-def _pairs(ground: Ground, end: Ended) -> Search:
-    """Rounds of pairs inside the hosts, as it is, where more than two ranks could be the reason."""
-    most = max(map(len, ground.hosts))
-    if most <= 2 or end.inside_works:
-        return end
-    every = most - 1 + most % 2
-    for number in range(min(every, MAX_ROUNDS)):
-        stands = end._replace(pairs_left=True)
-        tried = yield Step(Part.PAIRS, (), number, stands)
-        end = end._replace(rounds=(*end.rounds, tried), pairs_left=number + 1 < every)
-        all_fail = all(len(own.failed) == len(pairs_of(ground.hosts, at)) for at, own in enumerate(end.rounds))
-        if len(end.rounds) == ROUNDS_THAT_TELL and all_fail:
-            break
-    return end
-
-
-def pairs_of(hosts: Sequence[tuple[int, ...]], number: int) -> tuple[tuple[int, ...], ...]:
-    """The pairs of a round, inside each host; a host with fewer ranks is done earlier."""
-    return tuple(
-        pair
-        for ranks in hosts
-        if len(ranks) > 1 and number < len(ranks) - 1 + len(ranks) % 2
-        for pair in round_robin(ranks, number)
-    )
