@@ -11,9 +11,9 @@
 Nothing here imports torch.
 """
 
+import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from io import StringIO
@@ -27,6 +27,7 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement import read_report
+from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.render import terminal
 from ddpdiag.text import count
 
@@ -63,7 +64,7 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
         path = Path(folder, "report.json")
         given = {"nproc_per_node": nproc_per_node, **options}
         words = [word for name, value in given.items() for word in _words(spelled(name), value)]
-        command = [sys.executable, "-m", "ddpdiag", "check", "--quiet", "--output", f"json={path}", *words]
+        command = python_command("ddpdiag", "check", "--quiet", "--output", f"json={path}", *words)
         code, printed = _ended(command)
         if path.exists():
             return decode(path.read_bytes(), Report, least=SMALLEST_NUMBER)
@@ -85,9 +86,8 @@ def _words(option: str, value: object) -> list[str]:
 
 def _ended(command: Sequence[str]) -> tuple[int, str]:
     """The exit code of the command, and what it printed on standard error; Ctrl-C is passed on to it."""
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    null, env = subprocess.DEVNULL, with_home(os.environ)
+    with subprocess.Popen(command, stdin=null, stdout=null, stderr=subprocess.PIPE, text=True, env=env) as process:
         try:
             printed = process.communicate()[1]
         except KeyboardInterrupt:

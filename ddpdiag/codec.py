@@ -20,7 +20,7 @@ from msgspec import structs
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Event, Header, Outcome, Recording, Skip, Trial
 from ddpdiag.model.recording import SCHEMA, Line
-from ddpdiag.model.trial import Arrival
+from ddpdiag.model.trial import Arrival, refused_override
 
 T = TypeVar("T")
 K = TypeVar("K", int, tuple[int, int])
@@ -163,6 +163,8 @@ def _read_file(path: Path, notes: list[str]) -> list[Line]:
                 else f"{path.name} is unreadable from line {number} on ({error}); what comes before it was judged"
             )
             break
+        if isinstance(line := lines[-1], Trial) and (refused := refused_override(line.env)) is not None:
+            raise UsageError(f"{where}: its trial {line.number} sets {refused}, which no check sets")
     if not lines or not isinstance(lines[0], Header):
         raise UsageError(f"{where}: not a ddpdiag recording: its first line is not a header")
     if lines[0].schema != SCHEMA:

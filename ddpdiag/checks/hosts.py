@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
+from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
@@ -57,8 +58,8 @@ def names_text(names: Sequence[str], most: int = 8) -> str:
 
 
 def leave_out(names: Sequence[str]) -> str:
-    """Such as "leave n1, n2 out (Slurm: `--exclude=n[1-2]`)"."""
-    return f"leave {names_text(names)} out (Slurm: `--exclude={fold_hosts(names)}`)"
+    """Such as "leave n1, n2 out (Slurm: `--exclude='n[1-2]'`)"."""
+    return f"leave {names_text(names)} out (Slurm: `--exclude={quote(fold_hosts(names))}`)"
 
 
 def errno_text(name: str) -> str:

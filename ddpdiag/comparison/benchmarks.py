@@ -7,6 +7,7 @@ hardware is compared; else a sentence states what differs.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
 from typing import NamedTuple
 
 import msgspec
@@ -254,7 +255,7 @@ def read_baseline(option: str, path: str, *, missing: tuple[BaselineSeries, ...]
     except FileNotFoundError as error:
         if missing is not None:
             return missing
-        raise UsageError(f"{option} {path}: no such file; `--save-baseline {path}` makes one") from error
+        raise UsageError(f"{option} {path}: no such file; `--save-baseline {quote(path)}` makes one") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{option} {path}: {reason}") from error

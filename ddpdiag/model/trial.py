@@ -1,5 +1,7 @@
 """Who takes part, trials, what a measurement may know and do in one, and what came of them."""
 
+import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, NamedTuple, Protocol
 
@@ -244,3 +246,24 @@ class Context(Protocol):
 
     def timed(self, name: str, seconds: float) -> None:
         """Add `seconds` to one of the trial's own timings (context, group, measure)."""
+
+
+# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
+# whoever leads a run must not be able to run code in its ranks.
+_OVERRIDES = re.compile(
+    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
+    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    re.ASCII,
+)
+
+
+def refused_override(overrides: Mapping[str, str | None]) -> str | None:
+    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
+    for name, value in overrides.items():
+        if value is None and name.startswith("NCCL_"):
+            continue
+        setting = f"{name}={'' if value is None else value}"
+        if value is None or _OVERRIDES.fullmatch(setting) is None:
+            return setting
+    return None

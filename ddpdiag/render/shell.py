@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.model import Report
+from ddpdiag.render.page import one_line
 from ddpdiag.text import fold_hosts
 
 # A longer list of hosts is not worth pasting.
@@ -18,7 +19,7 @@ _WITHOUT = {
 
 
 def shell_lines(variables: Mapping[str, str | None]) -> list[str]:
-    """Lines that set or unset variables; a value with unseen characters is written so that bash reads it back."""
+    """Lines that set or unset variables, in words that every POSIX shell reads back as they are."""
     return [_line(name, value) for name, value in variables.items()]
 
 
@@ -27,10 +28,7 @@ def _line(name: str, value: str | None) -> str:
         return f"unset {quote(name)}"
     if value.startswith("=") and quote(value) == value:
         return f"export {quote(name)}='{value}'"  # bare, zsh would look for a command of that name
-    if value.isprintable():
-        return f"export {quote(name)}={quote(value)}"
-    escaped = value.encode("unicode_escape").decode().replace("'", "\\'")
-    return f"export {quote(name)}=$'{escaped}'"
+    return f"export {quote(name)}={quote(value)}"
 
 
 def render(report: Report) -> str:
@@ -48,7 +46,8 @@ def render(report: Report) -> str:
         why = f"no variables: none were tried{skipped}"
         if search is not None and search.statuses:
             why = "no variables: none is needed, and none makes it faster"
-    lines = (f"# ddpdiag, run {report.run_id}: {why}", *shell_lines(report.workarounds))
+    # What a line end in a name would begin is a command.
+    lines = (f"# {one_line(f'ddpdiag, run {report.run_id}: {why}')}", *shell_lines(report.workarounds))
     return "".join(f"{line}\n" for line in lines)
 
 

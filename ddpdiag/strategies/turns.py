@@ -27,8 +27,9 @@ from msgspec import Struct
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.codec import decode, encode
 from ddpdiag.model.train import Ended
+from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process, with_home
+from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
 from ddpdiag.strategies.launchers import HEADS, Compare, LaunchMethod, RankError, RankTimes, Start
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
@@ -79,21 +80,21 @@ def commands(
     method: LaunchMethod, torchrun: str | None, asked: Compare, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...] | None:
     """What to start, in this order; None if the tool is not there. All but "by hand" are one command."""
-    training = ["-m", MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
+    training = [MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
     # Apart from the others: a path need not be UTF-8.
     training += [] if asked.data_dir is None else ["--data-dir", asked.data_dir]
     count = str(asked.ranks)
     where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     if method is LaunchMethod.SPAWN:
-        return (Command((sys.executable, *training, "--spawn"), where),)
+        return (Command(tuple(python_command(*training, "--spawn")), where),)
     if method is LaunchMethod.BY_HAND:
         ranks = ({"RANK": str(rank), "WORLD_SIZE": count} for rank in range(asked.ranks))
-        return tuple(Command((sys.executable, *training), {**rank, **where}) for rank in ranks)
+        return tuple(Command(tuple(python_command(*training)), {**rank, **where}) for rank in ranks)
     program, *options = HEADS[method]
-    path = torchrun if program == "torchrun" else sys.executable
-    if path is None:
+    if program == "torchrun" and torchrun is None:
         return None
-    return (Command((path, *options, "--nproc-per-node", count, "--master-port", str(port), *training)),)
+    head = [torchrun] if program == "torchrun" else python_command(*options[1:])
+    return (Command((*head, "--nproc-per-node", count, "--master-port", str(port), "-m", *training)),)
 
 
 def environment(env: Mapping[str, str], own: Mapping[str, str], *, folder: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ The processes are found by reading /proc, which is limited to a fiftieth of the 
 """
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.probes.gpu.visibility import holds_gpu, nvidia_gpus
 from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, process_state
-from ddpdiag.probes.host.programs import run_bounded
+from ddpdiag.probes.host.programs import python_command, run_bounded, with_home
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 from ddpdiag.watch.evidence import Stacks, ask_recorder, find_py_spy, recorder_answer, stacks_of
 from ddpdiag.watch.model import Helper, RankSeen, Stall
@@ -202,7 +201,7 @@ def _use_of(pid: int) -> _Use:
 def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
     """The GPUs, or why they cannot be seen; `end` is of the monotonic clock."""
     try:
-        said = run_bounded([sys.executable, "-m", "ddpdiag.probes.gpu.nvml"], end)
+        said = run_bounded(python_command("ddpdiag.probes.gpu.nvml"), end, env=with_home(os.environ))
         return ((), "NVML did not respond in time") if said is None else (_gpus.decode(said.out), "")
     except (OSError, msgspec.DecodeError):
         return (), "NVML shows nothing"

@@ -5,6 +5,7 @@ collective, or fewer; for which the others wait in a collective; that are elsewh
 """
 
 from collections.abc import Callable
+from shlex import quote
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
@@ -247,7 +248,7 @@ def _alone(look: Look) -> Judged | None:
         return Judged(
             title="no rank was found on this host",
             message=f"{launcher} started the ranks on other hosts, or not as its own children.",
-            fix=f"Start `ddpdiag watch` on each host: `{launcher} ddpdiag watch -- COMMAND`.",
+            fix=f"Start `ddpdiag watch` on each host: `{quote(launcher)} ddpdiag watch -- COMMAND`.",
         )
     if is_launching(seen):
         return Judged(

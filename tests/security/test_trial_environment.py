@@ -9,7 +9,7 @@ from ddpdiag.checks.host.alone import LOOPBACK
 from ddpdiag.checks.p2p.fallback import conditions
 from ddpdiag.checks.p2p.transport import SUBSYSTEMS
 from ddpdiag.codec import read_recording
-from ddpdiag.runtime.supervisor.supervisor import refused_override
+from ddpdiag.model.trial import refused_override
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").glob("*.jsonl"))
 

@@ -10,6 +10,7 @@ from ddpdiag.strategies.turns import commands, environment, first_error
 
 ASKED = Compare(ranks=2, steps=8)
 LAUNCHER = ("--nproc-per-node", "2", "--master-port", "1234")
+PYTHON = (sys.executable, "-P")
 WHERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
 
 
@@ -18,16 +19,16 @@ def of(method: LaunchMethod, asked: Compare = ASKED, torchrun: str | None = "/bi
 
 
 # By hand there is nothing before the training but this Python, and nothing behind it.
-TRAINING = of(LaunchMethod.BY_HAND)[0].words[1:]
+TRAINING = of(LaunchMethod.BY_HAND)[0].words[2:]
 
 
 @pytest.mark.parametrize(
     ("method", "head"),
     [
         (LaunchMethod.TORCHRUN, ("/bin/torchrun",)),
-        (LaunchMethod.RUN, (sys.executable, "-m", "torch.distributed.run")),
-        (LaunchMethod.LAUNCH, (sys.executable, "-m", "torch.distributed.launch")),
-        (LaunchMethod.LAUNCH_USE_ENV, (sys.executable, "-m", "torch.distributed.launch", "--use-env")),
+        (LaunchMethod.RUN, (*PYTHON, "-m", "torch.distributed.run")),
+        (LaunchMethod.LAUNCH, (*PYTHON, "-m", "torch.distributed.launch")),
+        (LaunchMethod.LAUNCH_USE_ENV, (*PYTHON, "-m", "torch.distributed.launch", "--use-env")),
     ],
 )
 def test_a_launcher_is_one_command_with_the_training_behind_it(method, head):
@@ -38,13 +39,13 @@ def test_a_launcher_is_one_command_with_the_training_behind_it(method, head):
 
 def test_spawn_is_one_command_that_is_told_how_many():
     (command,) = of(LaunchMethod.SPAWN)
-    assert command.words == (sys.executable, *TRAINING, "--spawn")
+    assert command.words == (*PYTHON, *TRAINING, "--spawn")
     assert command.variables == WHERE
 
 
 def test_by_hand_is_a_command_for_each_rank():
     first, second = of(LaunchMethod.BY_HAND)
-    assert first.words == second.words == (sys.executable, *TRAINING)
+    assert first.words == second.words == (*PYTHON, *TRAINING)
     assert first.variables == {"RANK": "0", "WORLD_SIZE": "2", **WHERE}
     assert second.variables == {"RANK": "1", "WORLD_SIZE": "2", **WHERE}
 

@@ -30,6 +30,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import Explained
@@ -223,10 +224,10 @@ def _finding(
 
 def _fix(kind: Incident, names: Sequence[str], port: PortCounters, *, breaks: bool) -> str:
     # What shows the port's state and counters.
-    adapter, _, number = port.name.partition(":")
+    adapter, number = map(quote, port.name.partition(":")[::2])
     commands = f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
     if port.rdma:
-        driver = adapter.partition("_")[0]
+        driver = quote(port.name.partition("_")[0])
         commands = (
             f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}` and `dmesg -T | grep -i {driver}` (as "
             "root)"
@@ -283,7 +284,8 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
             "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
         },
         fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
-        + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {names[0]}` on one other host at a time, and "
+        + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {quote(names[0])}` on one other host at a "
+        "time, and "
         f"`nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, leave that "
         f"host out instead; if with all, {names[0]} or its switch is at fault. Give the result to the administrator, "
         "who updates the "

@@ -154,7 +154,7 @@ def _words(kind: str, name: str, odd: Odd) -> tuple[str, str, str]:
         make = "As root make" if path.startswith("/etc/") else "Make"
         without_root = (
             "Without root set the variable in the job script, for all ranks; it overrides the file: `export "
-            f"{variable}={value}`."
+            f"{shlex.quote(variable)}={value}`."
         )
         return (
             f"{variable} in {path} differs between ranks",
@@ -162,17 +162,16 @@ def _words(kind: str, name: str, odd: Odd) -> tuple[str, str, str]:
             f"{make} {path} the same on every host, or remove it."
             + (f" {without_root}" if path.startswith("/etc/") else ""),
         )
-    set_it = (
-        f"Set the variable once in the job script, for all ranks: `export {name}={value}`. Or remove it everywhere: "
-    )
-    fix = f"{set_it}`unset {name}`."
+    word = shlex.quote(name)
+    export, unset = f"`export {word}={value}`", f"`unset {word}`"
+    fix = f"Set the variable once in the job script, for all ranks: {export}. Or remove it everywhere: {unset}."
     if odd.ranks and odd.usual is None:
-        fix = f"Remove it everywhere: `unset {name}` in the job script. Or set it there once, for all ranks."
+        fix = f"Remove it everywhere: {unset} in the job script. Or set it there once, for all ranks."
     return (
         f"{name} differs between ranks",
         f"{name} is {values}. Ranks with different values may hang, crash or be slow, so every rank needs the same "
         "value.",
-        f"{fix} If one host still differs, look in its shell start-up files (`grep -r {name} ~/.bashrc "
+        f"{fix} If one host still differs, look in its shell start-up files (`grep -r {word} ~/.bashrc "
         "/etc/profile.d`).",
     )
 

@@ -27,6 +27,7 @@ nvmlDeviceGetP2PStatus; PCI Express base specification, ACS; NCCL issue 257.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
@@ -275,7 +276,8 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),
         },
-        fix=f"Turn ACS off in the BIOS. Or, as root until the next boot, run `setpci -s {first} ECAP_ACS+6.w=0000`"
+        fix=f"Turn ACS off in the BIOS. Or, as root until the next boot, run `setpci -s {quote(first)} "
+        "ECAP_ACS+6.w=0000`"
         f"{' for each of these bridges' if len(found) > 1 else ''}. Until then set NCCL_P2P_DISABLE=1 if the job "
         "hangs.",
     )

@@ -23,6 +23,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from shlex import quote
 
 from msgspec import Struct
 
@@ -150,9 +151,9 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             f"{node} {took} {data.name} (MASTER_ADDR); at most {limit:g} s is expected.",
             severity=Severity.ERROR if answer is None else Severity.WARNING,
             nodes=[node],
-            fix=f"Run `time getent ahosts {data.name}` on {node}, and ask each name server of /etc/resolv.conf by "
-            f"itself: `dig @SERVER {data.name}`. As root remove servers that do not answer, or add the line `options "
-            f"timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}, rank 0's "
+            fix=f"Run `time getent ahosts {quote(data.name)}` on {node}, and ask each name server of /etc/resolv.conf "
+            f"by itself: `dig @SERVER {quote(data.name)}`. As root remove servers that do not answer, or add the line "
+            f"`options timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}, rank 0's "
             "host: it needs no look-up.",
         )
     back = data.reverse_seconds
@@ -166,7 +167,8 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             "expected. torch does this look-up at each connection, so the job starts slowly.",
             nodes=[node],
             evidence={"address": answer[0], "seconds": back},
-            fix=f"Run `time getent hosts {answer[0]}` on {node} to see it. As root add the addresses and names of the "
+            fix=f"Run `time getent hosts {quote(answer[0])}` on {node} to see it. As root add the addresses and names "
+            "of the "
             f"job's hosts to /etc/hosts of {node} or to the reverse zone of the DNS. Or shorten the wait with the line "
             f"`options timeout:1 attempts:1` in /etc/resolv.conf of {node}.",
         )
@@ -224,7 +226,11 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
     blamed = odd if 2 * holders > len(found) else []
     where = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."
-    export = f"`export MASTER_ADDR={address}`" if blamed else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first})"
+    export = (
+        f"`export MASTER_ADDR={quote(address)}`"
+        if blamed
+        else f"`export MASTER_ADDR=ADDRESS` (`ip -br addr` on {first})"
+    )
     yield seen.finding(
         "differs",
         f"MASTER_ADDR {name} has different addresses on the hosts",
@@ -234,7 +240,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
         evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
         fix=f"Set MASTER_ADDR to the address of rank 0's host instead of the name, in every process: {export}. Or, as "
         f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
-        f"(`getent ahosts {name}` shows the result).",
+        f"(`getent ahosts {quote(name)}` shows the result).",
     )
 
 

@@ -1,6 +1,7 @@
 """What hosts find in a shared directory, each by itself: can it write and lock, and is there room? Part of RDZ006."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 
 from msgspec import Struct
 
@@ -131,8 +132,8 @@ def unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findin
             nodes=nodes,
             evidence={"error": error, **data.evidence},
             fix=fix.format(
-                mount=f"As root mount it on {where} like on the other hosts; `findmnt -T {data.directory}` on one of "
-                "them shows what is mounted."
+                mount=f"As root mount it on {where} like on the other hosts; `findmnt -T {quote(data.directory)}` on "
+                "one of them shows what is mounted."
                 if nodes
                 else "Create it, or as root mount it on every host.",
                 directory=data.directory,
@@ -204,6 +205,6 @@ def little_room(seen: Seen[Data], writers: Mapping[int, Data], free_mib: float) 
             f"{data.name} has only {data.room} on {where}. At least {free_mib:g} MiB and one free inode are expected.",
             nodes=nodes,
             evidence=data.evidence,
-            fix=f"Run `df -h {data.directory}; df -i {data.directory}`, and remove files there. Or give another "
-            "directory: `--shared-dir DIRECTORY`.",
+            fix=f"Run `df -h {quote(data.directory)}; df -i {quote(data.directory)}`, and remove files there. Or give "
+            "another directory: `--shared-dir DIRECTORY`.",
         )

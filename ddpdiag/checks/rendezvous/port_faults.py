@@ -1,6 +1,7 @@
 """What is wrong with MASTER_PORT, in words: rank 0 cannot listen, or hosts do not reach it. Part of RDZ005."""
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 
 from msgspec import Struct, field
 
@@ -51,7 +52,7 @@ def not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
     holder = first.holder or "a process that /proc does not show"
     pid = holder.partition(" (")[0]  # its command line may be long
     other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(first.port + 1)
-    kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {pid[4:]}`."
+    kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {quote(pid[4:])}`."
     end = kill if pid.startswith("pid ") else ""
     return seen.finding(
         "taken",
@@ -176,7 +177,8 @@ def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address
     out = "" if theirs else f", or {leave_out(hosts)}"
     if why == "stranger":
         return (
-            f"Compare `getent ahosts {first.name}` on {hosts[0]} with `ip -br addr` on {node}. If {address} is not an "
+            f"Compare `getent ahosts {quote(first.name)}` on {hosts[0]} with `ip -br addr` on {node}. If {address} is "
+            "not an "
             f"address of {node}, set MASTER_ADDR to one in every process: `export MASTER_ADDR=ADDRESS`; or, as root, "
             f"correct the name in the DNS or /etc/hosts of {names}. If it is, ask the network administrator which "
             "machine, proxy "
@@ -184,7 +186,8 @@ def _failure_fix(why: str, first: Data, node: str, hosts: Sequence[str], address
         )
     if why == "unreachable":
         return (
-            f"Run `ip route get {address}` and `ip -br addr` on {hosts[0]}: the route should leave by the interface "
+            f"Run `ip route get {quote(address or 'ADDRESS')}` and `ip -br addr` on {hosts[0]}: the route should "
+            "leave by the interface "
             "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of "
             f"{node} ({_RULES}). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of "
             f"{node} that {names} can reach (`ping ADDRESS`)." + ("" if theirs else f" Until then {leave_out(hosts)}.")

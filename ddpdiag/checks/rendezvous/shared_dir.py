@@ -20,6 +20,7 @@ import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 
 from msgspec import structs
 
@@ -172,7 +173,8 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
         nodes=seen.world.nodes_of(blamed),
         links=[f"{seen.world.node_of(other)} -> {node}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
-        fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T {data.directory}` "
+        fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
+        f"{quote(data.directory)}` "
         "shows what is mounted. Or give a directory that all hosts share: `--shared-dir DIRECTORY`.",
     )
 

@@ -24,6 +24,7 @@ Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pu
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from shlex import quote
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Effect, Explained
@@ -73,7 +74,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     fix, hosts = _MEND if notes else _LOOK, _named(homes, absent)
     if seen.world.launcher == "slurm" and hosts:
         # Slurm knows more of its nodes than a process that was never started can write.
-        fix += f" Run `scontrol show node {hosts[0]}`, and read slurmd's log there."
+        fix += f" Run `scontrol show node {quote(hosts[0])}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",

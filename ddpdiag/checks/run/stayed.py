@@ -22,6 +22,7 @@ to all as soon as one fails).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
@@ -149,8 +150,8 @@ def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Find
             f"whether {here}, {other} or the link between them failed.",
             links=[f"{here} -> {other}", f"{other} -> {here}"],
             evidence={"seconds": round(seconds, 1)},
-            fix=f"Check that {other} is up (`ping {other}`), then run `ip -br link` and `dmesg -T` on both hosts. A "
-            "run with a third host shows which one is at fault.",
+            fix=f"Check that {other} is up (`ping {quote(other)}`), then run `ip -br link` and `dmesg -T` on both "
+            "hosts. A run with a third host shows which one is at fault.",
         )
     return seen.finding(
         "cut-off",
@@ -179,8 +180,8 @@ def _fix(loss: Loss) -> str:
     """Where nothing answers, the host or the network path to it comes first."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
         return (
-            f"Check that {loss.name} is up (`ping {loss.name}`), and its network there (`ip -br link`, `dmesg -T`). "
-            f"Otherwise {leave_out([loss.name])}."
+            f"Check that {loss.name} is up (`ping {quote(loss.name)}`), and its network there (`ip -br link`, `dmesg "
+            f"-T`). Otherwise {leave_out([loss.name])}."
         )
     return (
         f"On {loss.name} run `dmesg -T | grep -i -E 'oom|killed|segfault'` for a killed process, and `ps -eo "

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,23 @@ _BURY_SECONDS = 0.2
 _LARGEST_BYTES = 8 << 20
 
 
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The words that run a module in this Python; `with_home` gives the environment to run them in.
+
+    -P: no file in the user's current directory, in which strangers may write, takes the place of a module.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def with_home(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
+    home = str(Path(__file__).parents[3])
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
+        return dict(env)
+    return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
+
+
 class Said(NamedTuple):
     """Exit code (negative: the signal), standard output and error."""
 
@@ -94,7 +112,9 @@ class Said(NamedTuple):
     err: str
 
 
-def run_bounded(command: Sequence[str], end: float, given: bytes = b"") -> Said | None:
+def run_bounded(
+    command: Sequence[str], end: float, given: bytes = b"", *, env: Mapping[str, str] | None = None
+) -> Said | None:
     """Run it until `end` of the monotonic clock; None if it took longer. OSError if it cannot be started.
 
     What SIGKILL does not end, stuck in the kernel, is left behind. `given` is its standard input: a secret has no place
@@ -105,7 +125,7 @@ def run_bounded(command: Sequence[str], end: float, given: bytes = b"") -> Said 
         os.write(into, given)
         os.lseek(into, 0, os.SEEK_SET)
         # Files, not pipes: nobody waits for what a killed child still has open.
-        child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err)
+        child = subprocess.Popen(command, stdin=into, stdout=out, stderr=err, env=env)
         while child.poll() is None:
             if time.monotonic() > end:
                 child.kill()

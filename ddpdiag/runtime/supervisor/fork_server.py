@@ -31,6 +31,7 @@ import msgspec
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.probes.host.kernel import core_seconds
+from ddpdiag.probes.host.programs import python_command
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.supervisor import ipc, sharing, worker
 from ddpdiag.runtime.supervisor.processes import die_with_parent, die_with_writers, dump_stacks_to, leave_terminal
@@ -194,8 +195,8 @@ class ForkServer:
             if hazard is not None:
                 for descriptor in (*own, life):
                     os.set_inheritable(descriptor, True)
-                words = [sys.executable, "-P", "-m", worker.__name__, str(parent), *map(str, own)]
-                os.execve(sys.executable, words, {**os.environ, NOT_FORKED: hazard})
+                words = python_command(worker.__name__, str(parent), *map(str, own))
+                os.execve(words[0], words, {**os.environ, NOT_FORKED: hazard})
             leave_terminal()
             gc.enable()
             worker.serve(*own)

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import cpu_ticks, process_state
+from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
 
@@ -223,8 +223,7 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     # Until it has handlers; it unblocks them itself.
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     process = subprocess.Popen(
-        # -P: a module in the user's current directory must not take the place of one of the standard library.
-        [sys.executable, "-P", "-m", module, *arguments],
+        python_command(module, *arguments),
         stdin=subprocess.DEVNULL,
         stdout=log.fileno(),
         stderr=log.fileno(),
@@ -237,15 +236,6 @@ def start_python(module: str, arguments: list[str], passed: tuple[int, ...], env
     with contextlib.suppress(OSError, AttributeError):
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, OPEN_FILES)
     return process.pid
-
-
-def with_home(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which `-P` finds this package, too, where it runs from a source tree and is not installed."""
-    home = str(Path(__file__).parents[3])
-    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if home in (*paths, *sys.path[1:]) or sys.path[0] not in ("", home) or os.getcwd() != home:
-        return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join((*paths, home))}
 
 
 def signal_process(pid: int, signum: int) -> None:

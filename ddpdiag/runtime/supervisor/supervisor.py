@@ -4,7 +4,6 @@ It never imports torch, and waits only on local descriptors with a time-out.
 """
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,8 @@ import zmq
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.foreign import printable
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
+from ddpdiag.model.trial import refused_override
+from ddpdiag.probes.host.programs import with_home
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import refusal
@@ -22,32 +23,12 @@ from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor import sharing
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.forked import ForkedWorker, ForkServer
-from ddpdiag.runtime.supervisor.processes import Child, Log, Signals, with_home
+from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 
 # A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all
 # import torch at once; after that each rank has its own.
 _SHARED_SERVERS = 2
-
-# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
-# whoever leads a run must not be able to run code in its ranks.
-_OVERRIDES = re.compile(
-    r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
-    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
-    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
-    re.ASCII,
-)
-
-
-def refused_override(overrides: Mapping[str, str | None]) -> str | None:
-    """The first of a trial's overrides that no check sets, as NAME=value; a variable of NCCL may always be unset."""
-    for name, value in overrides.items():
-        if value is None and name.startswith("NCCL_"):
-            continue
-        setting = f"{name}={'' if value is None else value}"
-        if value is None or _OVERRIDES.fullmatch(setting) is None:
-            return setting
-    return None
 
 
 class Rank0Lost(RunLost):

@@ -32,6 +32,7 @@ Linux's ABI document sysfs-class-infiniband; NVSentinel, NIC health monitor (sta
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
@@ -185,8 +186,8 @@ def _without_ports(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Fin
             )
             port = first.ports[0]
             fix = (
-                f"{unset} Or ask the administrator to bring {port.name} up; `ibstat {port.adapter} {port.number}` "
-                "shows its state."
+                f"{unset} Or ask the administrator to bring {port.name} up; `ibstat {quote(port.adapter)} "
+                f"{port.number}` shows its state."
             )
         else:
             title = f"NCCL_IB_HCA allows no RDMA port on {who}"
@@ -194,7 +195,7 @@ def _without_ports(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Fin
                 f"NCCL_IB_HCA={rule} is set on {who}, but {its} RDMA ports are {names_text(states, _SHOWN)}. It allows "
                 "none of them, so NCCL uses TCP sockets, which are much slower."
             )
-            named = f" Or name existing adapters: `export NCCL_IB_HCA={','.join(adapters[:_SHOWN])}`."
+            named = f" Or name existing adapters: `export NCCL_IB_HCA={quote(','.join(adapters[:_SHOWN]))}`."
             fix = unset + (named if adapters else "")
         yield seen.finding(
             "hca",

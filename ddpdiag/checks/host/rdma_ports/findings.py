@@ -1,6 +1,7 @@
 """HST007's findings in words: ports that are missing, down, slow, or that NCCL cannot connect, and what to do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host.rdma_ports.data import (
@@ -74,7 +75,7 @@ def _other_layer(own: HostPorts, usual: HostPorts) -> str:
     odd = next((port for port in own.ports if layers.get(port.name) not in (None, port.link_layer)), None)
     if odd is None or len(own.ports) < len(usual.ports):
         return ""
-    command = f"mlxconfig -d {odd.adapter}"
+    command = f"mlxconfig -d {quote(odd.adapter)}"
     return (
         f"{odd.name} on {own.name} may be set to the wrong type. As root run `{command} q LINK_TYPE_P1` there (1 is "
         f"InfiniBand, 2 is Ethernet), and set it like the other hosts: `{command} set LINK_TYPE_P1="
@@ -84,8 +85,8 @@ def _other_layer(own: HostPorts, usual: HostPorts) -> str:
 
 def _cable(port: Port, own: HostPorts, shown: str) -> str:
     return (
-        f"As root run `mlxlink -d {port.adapter} -m` on {own.name}: it shows {shown}. Ask the administrator to reseat "
-        "or replace the cable and the transceiver, then to try another port of the switch."
+        f"As root run `mlxlink -d {quote(port.adapter)} -m` on {own.name}: it shows {shown}. Ask the administrator to "
+        "reseat or replace the cable and the transceiver, then to try another port of the switch."
     )
 
 
@@ -93,7 +94,7 @@ def _leave_ports_out(own: HostPorts, ports: Sequence[str], them: str) -> str:
     """Such as "leave it out: `export NCCL_IB_HCA=^=mlx5_5:1`"."""
     rule, names = own.data.rule, ",".join(ports)
     if not rule:
-        return f"leave {them} out: `export NCCL_IB_HCA=^={names}`"
+        return f"leave {them} out: `export NCCL_IB_HCA={quote(f'^={names}')}`"
     return f"{'add' if rule.startswith('^') else 'remove'} {names} in NCCL_IB_HCA (now {rule})"
 
 
@@ -109,7 +110,7 @@ def down(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: str, se
     elif first.physical_state == "Disabled":
         interface = next(iter(own.data.interfaces.get(first.name, ())), "INTERFACE")
         is_ethernet = first.link_layer == "Ethernet"
-        enable = f"`ip link set {interface} up`" if is_ethernet else f"`mlxlink -d {first.adapter} -a UP`"
+        enable = f"`ip link set {quote(interface)} up`" if is_ethernet else f"`mlxlink -d {quote(first.adapter)} -a UP`"
         fix = (
             f"As root enable the port on {own.name}: {enable}. Ask the administrator first why it is disabled: "
             "operators disable ports whose links fail again and again."
@@ -192,7 +193,7 @@ def without_gid(seen: Seen[Data], own: HostPorts, ports: Sequence[Port], where: 
         only = " and ".join("link-local RoCE v2" if kind == ROCE_V2 else kind for kind in own_kinds)
         named.append(f"{label} has only {only} GIDs")
     every = [name for own_names in interfaces.values() for name in own_names]
-    first = every[0] if every else "INTERFACE"
+    first = quote(every[0]) if every else "INTERFACE"
     one = len(ports) == 1
     return seen.finding(
         "gid",
@@ -229,7 +230,7 @@ def wrong_gid_index(
         ""
         if routed
         else " If there is none, give the port's interface an IP address, as root: `ip addr add ADDRESS/PREFIX dev "
-        f"{interface}`."
+        f"{quote(interface)}`."
     )
     return seen.finding(
         "gid-index",
@@ -263,8 +264,8 @@ def other_firmware(seen: Seen[Data], own: HostPorts, odd: Sequence[Adapter], exp
             "expected": expected,
         },
         fix=f"If the other checks pass, you can train. Ask the administrator to install firmware {expected} on "
-        f"{own.name} (`flint -d {odd[0].name} query` shows the version, `flint -d {odd[0].name} -i IMAGE burn` "
-        f"installs one), and to reboot {own.name}.",
+        f"{own.name} (`flint -d {quote(odd[0].name)} query` shows the version, `flint -d {quote(odd[0].name)} -i "
+        f"IMAGE burn` installs one), and to reboot {own.name}.",
     )
 
 

@@ -1,6 +1,7 @@
 """What to do about links between hosts, with the commands to type. Part of RDZ004."""
 
 from collections.abc import Mapping
+from shlex import quote
 
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.rendezvous.mesh.data import Mesh, Subject
@@ -43,7 +44,8 @@ def find_route(subject: Subject, sender: str, receiver: str, address: str | None
     """Where there is no route, such as from this sender to this receiver."""
     other = _OTHER_INTERFACE.format("its interface")
     return (
-        f"Run `ip route get {address or 'ADDRESS'}` on {sender} and `ip -br addr` on {receiver}. If there is no route "
+        f"Run `ip route get {quote(address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. If there is "
+        "no route "
         f"and the hosts share another network, {other}. If there is one, a firewall answers in its place: as root look "
         f"at the rules of {receiver} ({_RULES}). Otherwise ask the administrator to add the route.{_until(subject)}"
     )
@@ -68,9 +70,10 @@ def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) 
     own, other = interfaces.get(sender), interfaces.get(receiver)
     size = (own.mtu if own and own.mtu else _USUAL_MTU) - _HEADER_BYTES
     return (
-        f"Run `ping -M do -s {size} {mesh.names[receiver]}` on {mesh.names[sender]}, then with smaller sizes: the "
+        f"Run `ping -M do -s {size} {quote(mesh.names[receiver])}` on {mesh.names[sender]}, then with smaller sizes: "
+        "the "
         f"largest that passes, plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip "
-        f"link set dev {other.name if other else 'INTERFACE'} mtu MTU`), or let TCP find it (`sysctl -w "
+        f"link set dev {quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
         "net.ipv4.tcp_mtu_probing=1`). Without root "
         f"{leave_out(subject.nodes) if subject.nodes else 'ask the administrator'}."
     )
@@ -81,7 +84,7 @@ def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *
     (sender, receiver), cell = next(iter(subject.cells.items()))
     blamed = next((rank for rank, name in mesh.names.items() if name in subject.nodes), sender)
     known = interfaces.get(blamed)
-    name = known.name if known else "INTERFACE"
+    name = quote(known.name if known else "INTERFACE")
     counters, speed = f"`ip -s link show {name}` (errors, dropped)", f"`ethtool {name}` (Speed, Duplex)"
     match subject.kind:
         case "host":
@@ -94,8 +97,8 @@ def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *
             return f"Run {speed}, `tc qdisc show dev {name}` (shapers) and {counters} on both hosts, and compare."
         case "links":
             return (
-                f"Run `ip route get {cell.address}` on {mesh.names[sender]}, and ask the network administrator to look "
-                "at the switches and cables between these hosts."
+                f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {mesh.names[sender]}, and ask the network "
+                "administrator to look at the switches and cables between these hosts."
             )
         case _ if is_slow:
             return (
