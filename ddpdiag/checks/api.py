@@ -196,13 +196,16 @@ class Seen(Generic[D]):
         guess: str = "",
         known: KnownError | None = None,
     ) -> Finding:
-        """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given."""
+        """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given.
+
+        A host that was tested alone (`ddpdiag host`) has no ranks.
+        """
         finding = Finding(
             code=f"{self.check.code}.{word}",
             severity=self.check.severity_of(word) if severity is None else severity,
             title=title,
             message=message,
-            ranks=tuple(ranks),
+            ranks=() if self.options.alone else tuple(ranks),
             nodes=tuple(nodes) if nodes is not None else self.world.nodes_of(ranks),
             gpus=tuple(gpus),
             links=tuple(links),

@@ -7,6 +7,7 @@ from msgspec import structs
 from seen import arrival_of, seen_of, world_of
 
 from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.gpu import present
 from ddpdiag.checks.host import memory
 from ddpdiag.checks.registry import all_checks, by_code
 from ddpdiag.checks.run import budget, trials
@@ -15,6 +16,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Kind, Options, Outcome, ProcessState, Recording, Report, Status, Trial
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.recording import End, Header
+from ddpdiag.probes.gpu.nvml import Enumeration, Trouble
 from ddpdiag.render import terminal
 
 SLEEPS = ProcessState(pid=7, state="S", step_seconds=4.0)
@@ -68,6 +70,18 @@ def test_the_sentence_speaks_of_the_host(golden):
     fit, unfit = report(1 << 40), report(100 << 20)
     assert (fit.exit_code, unfit.exit_code) == (0, 1)
     golden(fit.sentence, unfit.sentence, terminal.render(unfit, color=False, width=80).splitlines()[0])
+
+
+def test_a_finding_blames_the_host_and_no_rank(golden):
+    (finding,) = report(100 << 20).findings
+    assert (finding.code, finding.ranks, finding.nodes) == ("HST002.short", (), ("n0",))
+    lacking = present.Data(nvml=Enumeration(trouble=Trouble.NO_LIBRARY, error="NVML Shared Library Not Found"))
+    seen = seen_of(present.CHECK, {0: lacking}, size=1, options=Options(alone=True, expect_gpus=8))
+    (fewer,) = present.judge(seen)
+    assert (fewer.code, fewer.ranks, fewer.nodes) == ("GPU001.fewer", (), ("n0",))
+    (hangs,) = trials.judge(replace(hung(Options(alone=True), SLEEPS, hurried=False), check=trials.CHECK))
+    assert (hangs.code, hangs.ranks, hangs.nodes) == ("RUN003.hung", (), ("n0",))
+    golden(hangs)
 
 
 def test_without_torch_no_check_needs_it_and_none_is_taken_that_needs_a_peer():

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, unfinished
 from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.hosts import who_text
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -85,7 +86,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
             return
         name = _NAMES.get(first.detail, "a signal")
-        who = f"{len(leaving)} of {count(seen.world.size, 'rank')}" if leaving else "rank 0"
+        who = f"{len(leaving)} of {count(seen.world.size, 'rank')}" if leaving else who_text(seen, [0])
         yield seen.finding(
             "told",
             f"the run was ended by {name}",
@@ -114,8 +115,8 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "unfinished",
             f"{trial.code} did not finish in time",
-            f"Check {trial.code} timed out after {trial.deadline_seconds:.1f} s{left}. Rank {first.rank} on "
-            f"{seen.world.node_of(first.rank)} {still}{at}.",
+            f"Check {trial.code} timed out after {trial.deadline_seconds:.1f} s{left}. "
+            f"{begun(who_text(seen, [first.rank]))} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
             fix=(
                 f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"

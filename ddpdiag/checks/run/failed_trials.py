@@ -40,7 +40,7 @@ def blaming(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
         f"{begun(title)}. {_story(first, blame, outcomes)} {waits_text(blame, outcomes)}".strip(),
         ranks=blame.ranks,
         evidence=_evidence(first, trial, blame, outcomes),
-        fix=_fix(first, blame, seen.world.nodes_of(blame.ranks), alone=seen.options.alone),
+        fix=_fix(seen, first, blame),
     )
 
 
@@ -86,7 +86,8 @@ def by_card(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequence[
         return None
     first, known = same[0]
     title = f"{who_text(seen, blame.ranks)}: {known.title}" if blame.ranks else known.title
-    where = begun(ranks_text([outcome.rank for outcome, _ in same]))
+    ranks = [outcome.rank for outcome, _ in same]
+    where = begun(who_text(seen, ranks) if seen.options.alone else ranks_text(ranks))
     died = blame.status is Status.DIED
     said = f"died in {_what(trial)} ({first.error}) after the output" if died else f"failed in {_what(trial)} with"
     return seen.finding(
@@ -170,13 +171,15 @@ def _evidence(
     return evidence
 
 
-def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -> str:
+def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
+    nodes, alone = seen.world.nodes_of(blame.ranks), seen.options.alone
     if outcome.process is not None and outcome.process.survived:
         node = nodes[0] if nodes else "?"
         return f"Reboot {node}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."
     if blame.sides:
         return _MISMATCH
     hosts, several = names_text(nodes) or "?", len(blame.ranks) > 1
+    whose = hosts if alone else ranks_text(blame.ranks)
     match outcome.status, outcome.process.state if outcome.process else None:
         case Status.HUNG, "T":
             pid = outcome.process.pid if outcome.process and not several else "PID"
@@ -189,19 +192,15 @@ def _fix(outcome: Outcome, blame: Blame, nodes: Sequence[str], *, alone: bool) -
         case Status.DIED | Status.UNHEARD, _:
             words = last_words(outcome.detail)[:160].rstrip(".")
             output = f" Its last output: {words}." if words else ""
-            whose = ranks_text(blame.ranks)
             return (
                 f"Run `dmesg -T | grep -i -E 'oom|killed|segfault'` on {hosts}, and read the output of "
                 f"{whose}.{output} After `oom` ask for more memory (Slurm: `--mem`). Otherwise run again, and "
                 f"{leave_out(nodes)} if it fails again."
             )
         case Status.RAISED, _:
-            if several:
-                return (
-                    f"Fix the errors that {ranks_text(blame.ranks)} report on {hosts}. The other ranks only waited for "
-                    "them."
-                )
-            return f"Fix the error that rank {outcome.rank} reports on {hosts}. The other ranks only waited for it."
+            error = f"errors that {whose} report" if several else f"error that {whose} reports"
+            waited = f" The other ranks only waited for {'them' if several else 'it'}."
+            return f"Fix the error on {hosts}." if alone else f"Fix the {error} on {hosts}.{waited}"
         case _ if alone:
             return f"Run `dmesg -T` on {hosts}, and run its last step there by hand (`nvidia-smi -q`)."
         case _ if several:
