@@ -223,6 +223,9 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
 
 
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
+    for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
+        if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
+            return Blame(status=Status.HUNG, ranks=guilty, why=why)
     if members == 1 or (len(hung) == 1 and not cause):
         own = _ranks(o for o in hung if not o.told)
         return Blame(
@@ -230,9 +233,6 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
             ranks=own,
             why="only it did not end" if own else "it was ended after another rank failed",
         )
-    for letters, why in (("Tt", "its process is stopped"), ("D", "its process is stuck in the kernel or a driver")):
-        if guilty := _ranks(o for o in hung if o.process and o.process.state and o.process.state in letters):
-            return Blame(status=Status.HUNG, ranks=guilty, why=why)
     if cause:
         return Blame(status=Status.HUNG, ranks=(), why=cause)
     reached = front(hung)

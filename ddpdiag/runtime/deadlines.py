@@ -44,6 +44,9 @@ class Deadlines:
 
     # A process that did not end in time ------------------------------------------------------------------------------
 
+    # A worker that is stopped, or in uninterruptible sleep without a moment on a core, at every look. A healthy disk or
+    # file server answers within a second; the kernel repeats a request after 30 s (SCSI) or 60 s (nfs(5), timeo).
+    stuck: float = 10.0
     dump: float = 0.5
     # Until NCCL's service has answered a greeting; which process takes a call is up to the kernel, and may be stopped.
     greet_ras: float = 0.9

@@ -132,9 +132,13 @@ def _story(outcome: Outcome, blame: Blame, outcomes: Sequence[Outcome]) -> str:
             steps = f" Its last step is '{outcome.at}'{beyond}." if at else ""
             if process := outcome.process:
                 steps += f" Its process (pid {process.pid}) is {state_text(process)}"
-                if process.survived:
-                    steps += " and survived SIGKILL" + (f", waiting in {process.wchan}" if process.wchan else "")
-                steps += f", in {process.stack[0]}." if process.stack else "."
+                steps += " and survived SIGKILL" if process.survived else ""
+                if process.wchan and (process.survived or process.state == "D"):
+                    steps += f", waiting in {process.wchan}"
+                steps += f", in {process.stack[0]}" if process.stack else ""
+                if (process.state or "?") in "TtD" and process.step_seconds is not None:
+                    steps += f", {process.step_seconds:.0f} s after that step began"
+                steps += "."
             return f"{begun(blame.why)}.{steps}"
         case Status.UNHEARD:
             return f"{begun(outcome.error or 'the reason is not known')}."

@@ -61,10 +61,10 @@ FINDINGS = {
     ),
     "hung": Explained.error(
         "a rank passed the deadline of the check (`--set CODE.deadline_seconds=SECONDS`), or what was left of the "
-        "budget. A rank that was still making progress then is reported as unfinished (RUN004), not as hung. So is a "
-        "check of `ddpdiag host` that had less than its own time left of the budget, unless it is stuck in the kernel: "
-        "some drivers start slowly. A rank that creates its CUDA context or its communicator has up to 60 s more for "
-        "that."
+        "budget, or its process was stopped or in uninterruptible sleep for 10 s without a step. A rank that was still "
+        "making progress then is reported as unfinished (RUN004), not as hung. So is a check of `ddpdiag host` that "
+        "had less than its own time left of the budget, unless it is stuck in the kernel: some drivers start slowly. A "
+        "rank that creates its CUDA context or its communicator has up to 60 s more for that."
     ),
     "slow-start": Explained.warning(
         "creating a CUDA context or a communicator took more than `slow_start_seconds` (10). Each start of a training "

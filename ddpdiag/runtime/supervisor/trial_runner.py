@@ -8,8 +8,9 @@ from msgspec import structs
 
 from ddpdiag.model import IMPORT_STEP, Kind, Options, Outcome, Place, ProcessState, Status, Trial
 from ddpdiag.model.trial import NOTHING, is_first_use
+from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
-from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
 from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
@@ -29,6 +30,8 @@ class RunningTrial:
         self.deadline = now + trial.deadline_seconds
         self._seen_at = now
         self._first_use_left = trial.first_use_seconds
+        self._stuck_since = self._looked_at = now
+        self._last_look: tuple[int, float | None] | None = None
         self.log_start = worker.log.size()
         self.opened = False
         self.reached: BarrierReached | None = None
@@ -44,6 +47,21 @@ class RunningTrial:
             more = min(passed, self._first_use_left)
             self._first_use_left -= more
             self.deadline += more
+
+    def is_stuck(self, process: ProcessState, on_core: float | None, now: float) -> bool:
+        """Whether the worker has been stopped, or in uninterruptible sleep outside of its first use, for too long.
+
+        So at every look: without a new step, and without a moment on a core (`on_core` seconds so far), which it needs
+        for each page that it reads from a slow disk. A look after this process stood still itself begins anew: where
+        the whole job was stopped (Ctrl-Z), the worker is only woken later than its supervisor.
+        """
+        step, label = self.worker.page.read()
+        before, self._last_look = self._last_look, (step, on_core)
+        is_still = (process.state or "?") in ("Tt" if is_first_use(label) else "TtD") and before == self._last_look
+        if not is_still or frozen_seconds(self._looked_at, now):
+            self._stuck_since = now
+        self._looked_at = now
+        return now - self._stuck_since >= DEADLINES.stuck
 
     def note_time(self, kind: str) -> None:
         """Note how long it took until now: "import", until torch was imported; "arrive", until it waits for peers."""
@@ -170,11 +188,16 @@ class TrialRunner(ABC):
                 self._finish(running_trial, _death(running_trial))
 
     def watch(self, running_trial: RunningTrial) -> None:
-        """End a trial that cannot start, or that is past its deadline."""
+        """End a trial that cannot start, that is past its deadline, or whose worker is stopped or stuck."""
         running_trial.allow_first_use(time.monotonic())
-        if running_trial.worker.cannot_start:
+        worker, now = running_trial.worker, time.monotonic()
+        if worker.cannot_start:
             self._finish(running_trial, _death(running_trial))
-        elif time.monotonic() >= running_trial.deadline:
+        elif now >= running_trial.deadline:
+            self.expire(running_trial)
+        elif worker.pid is None or worker.start_step is not None:
+            pass
+        elif running_trial.is_stuck(worker.state(), core_seconds(worker.pid), now):
             self.expire(running_trial)
 
     def expire(self, running_trial: RunningTrial, *, told: bool = False) -> None:
