@@ -114,13 +114,11 @@ def prepare(
     host = LOOPBACK if launch.whole else launch.coordinator
     if launch.whole:
         join_wait += crowded_silence_seconds(launch.place.local_world_size)
-    # Some firewalls let the job's own port through and no other one; under torchrun its agent holds that.
-    shut = launch.whole or launch.agent_store or control_port is not None
     return Run(
         launch=launch,
         options=options,
         checks=checks,
-        endpoint=Endpoint(host, ports, join_wait, job_port=None if shut else launch.port),
+        endpoint=Endpoint(host, ports, join_wait),
         secrets=Secrets(
             launch.run_id,
             os.environ,
@@ -209,7 +207,7 @@ def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
     # Where ranks are told the port, any one will do: a stranger may hold those that they would try.
     ports = (*ports, 0) if run.secrets.origin is Origin.SAME_HOST else ports
     here = run.launch.on_loopback
-    server = ControlServer(ports, wire, arrival, local_only=here, job_port=run.endpoint.job_port)
+    server = ControlServer(ports, wire, arrival, local_only=here)
     run.secrets.offer(server.port)
     return server
 

@@ -93,9 +93,6 @@ class OwnRank(TrialRunner):
         taken, self._messages = self._messages, []
         yield from ((_IDENTITY, message) for message in taken)
 
-    def close_job_port(self) -> None:
-        """No other rank can join."""
-
     def close(self) -> None:
         """End the workers."""
         self.kill_workers()

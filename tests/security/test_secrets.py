@@ -15,6 +15,7 @@ import zmq
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
+from ddpdiag.probes.host.kernel import open_files, tcp_sockets
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, secret
 from ddpdiag.runtime.control.client import RelayedClient
@@ -66,6 +67,30 @@ def test_who_shares_the_secret_talks(wire: Wire) -> None:
 )
 def test_nobody_else_does_and_is_told_why(golden, rank_0: Wire, rank: Wire) -> None:
     golden(joined(rank_0, rank))
+
+
+def listeners(process: int) -> set[str]:
+    """The addresses on which a process listens."""
+    inodes = {link.removeprefix("socket:[").rstrip("]") for link in open_files(Path(f"/proc/{process}"))}
+    return {own.address for own in tcp_sockets() if own.listens and own.inode in inodes}
+
+
+def test_a_run_over_loopback_listens_nowhere_else(tmp_path: Path) -> None:
+    port = str(free_port("127.0.0.1"))
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    words = [sys.executable, "-m", "ddpdiag", "check", "--select", "LCH001", "--join-timeout", "20"]
+    with subprocess.Popen(
+        words, env={**os.environ, **place, "TMPDIR": str(tmp_path)}, stderr=subprocess.DEVNULL
+    ) as rank_0:
+        try:
+            end = time.monotonic() + 15
+            while not (found := listeners(rank_0.pid)) and time.monotonic() < end:
+                time.sleep(0.05)
+            time.sleep(0.2)  # a second port would be opened behind the first
+            found |= listeners(rank_0.pid)
+            assert {address.removeprefix("::ffff:") for address in found} == {"127.0.0.1"}
+        finally:
+            rank_0.kill()
 
 
 def test_a_stranger_is_told_nothing_but_the_mechanism() -> None:

@@ -7,13 +7,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
-from ddpdiag.probes.net.tcp_connect import Reach, Reached, free_port, reach_any
+from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import Endpoint, Found, join, refusal
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
@@ -82,12 +81,11 @@ def _join(
     server: ControlServer,
     ports: tuple[int, ...],
     answer: object = None,
-    job_port: int | None = None,
     signum: int | None = None,
 ) -> ControlClient | Exception:
     """Join while a stand-in for the coordinator answers every hello."""
     result: list[ControlClient | Exception] = []
-    endpoint = Endpoint("127.0.0.1", ports, 10.0, greet_seconds=0.2, job_port=job_port)
+    endpoint = Endpoint("127.0.0.1", ports, 10.0, greet_seconds=0.2)
 
     def run() -> None:
         try:
@@ -138,51 +136,6 @@ def test_taken_ports_are_named_with_their_holder(golden) -> None:
         with pytest.raises(UsageError) as caught:
             ControlServer([port], WIRE, ME, local_only=True)
     golden(re.sub(r"\(.*\)", "(HOLDER)", str(caught.value).replace(str(port), "PORT").replace(str(os.getpid()), "PID")))
-
-
-def test_a_closed_door_is_free_for_the_job_and_who_came_through_it_stays() -> None:
-    own, door = free_port("127.0.0.1"), free_port("127.0.0.1")
-    server = ControlServer([own], WIRE, ME, job_port=door)
-    client = _join(server, (free_port("127.0.0.1"),), job_port=door)
-    assert isinstance(client, ControlClient)
-    server.close_job_port()
-    with socket.create_server(("127.0.0.1", door)):
-        client.send(Pong())
-        ((identity, message),) = server.receive(5.0)
-        assert message == Pong()
-        server.send(identity, Ping())
-        assert client.socket.poll(5000)
-        assert list(client.receive()) == [Ping()]
-    client.close()
-    server.close()
-
-
-def test_a_rank_prefers_rank_0_s_own_port_also_if_that_opened_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = free_port("127.0.0.1")
-    server = ControlServer([free_port("127.0.0.1")], WIRE, ME, job_port=door)
-    looks: list[tuple[int, ...]] = []
-
-    def late(address: str, ports: tuple[int, ...], seconds: float) -> dict[int, Reached]:
-        looks.append(ports)
-        return (
-            {port: Reached(reach=Reach.REFUSED) for port in ports}
-            if len(looks) == 1
-            else reach_any(address, ports, seconds)
-        )
-
-    monkeypatch.setattr("ddpdiag.runtime.control.join.reach_any", late)
-    client = _join(server, (server.port,), job_port=door)
-    assert isinstance(client, ControlClient)
-    assert client.socket.getsockopt_string(zmq.LAST_ENDPOINT).endswith(f":{server.port}")
-    assert looks == [(server.port,), (door,), (server.port,)]
-    client.close()
-    server.close()
-
-
-def test_a_job_port_that_is_taken_is_left_alone() -> None:
-    with socket.create_server(("", 0)) as taken:
-        server = ControlServer([free_port("127.0.0.1")], WIRE, ME, job_port=taken.getsockname()[1])
-        server.close()
 
 
 def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:

@@ -124,9 +124,6 @@ class StandIn:
         now, self.waiting = self.waiting, []
         yield from now
 
-    def close_job_port(self) -> None:
-        pass
-
     def close(self) -> None:
         pass
 

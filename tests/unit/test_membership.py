@@ -28,8 +28,6 @@ class StandIn:
         now, self.said = self.said, []
         yield from now
 
-    def close_job_port(self) -> None: ...
-
     def close(self) -> None: ...
 
 

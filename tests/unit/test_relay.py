@@ -71,12 +71,10 @@ def wait_for(server: ControlServer, *wanted: Said, tending: RelayedClient | None
     return messages
 
 
-def joined(
-    server: ControlServer, wire: Wire, *numbers: int, ports: tuple[int, ...] = (), job_port: int | None = None
-) -> list[ControlClient]:
+def joined(server: ControlServer, wire: Wire, *numbers: int, ports: tuple[int, ...] = ()) -> list[ControlClient]:
     """These ranks, once rank 0 has answered them."""
     clients: dict[int, ControlClient] = {}
-    endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, job_port=job_port, relayed_ranks=1)
+    endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, relayed_ranks=1)
 
     def run(number: int) -> None:
         clients[number] = join(endpoint, lambda: Found(wire), rank(number), lambda: None)
@@ -133,18 +131,6 @@ def test_a_rank_whose_relay_closes_connects_to_rank_0_itself(server: ControlServ
     second.close()
 
 
-def test_where_only_the_job_s_port_is_open_each_rank_has_a_connection(wire: Wire) -> None:
-    job_port = free_port("127.0.0.1")
-    server = ControlServer([free_port("127.0.0.1")], wire, rank(0), job_port=job_port)
-    first, second = joined(server, wire, 2, 3, ports=(free_port("127.0.0.1"),), job_port=job_port)
-    assert [is_relayed(client) for client in (first, second)] == [True, False]
-    assert reaches(server, 2, first)
-    assert reaches(server, 3, second)
-    for client in (second, first):
-        client.close()
-    server.close()
-
-
 @pytest.fixture
 def silent(server: ControlServer, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Iterator[RelayedClient]:
     """Rank 3 behind a relay that has answered once, and never does again."""
@@ -154,7 +140,7 @@ def silent(server: ControlServer, wire: Wire, monkeypatch: pytest.MonkeyPatch) -
     relay.bind(wire.relay_address)
     client = RelayedClient(wire, rank(3))
     identity, *_asked = relay.recv_multipart()
-    relay.send_multipart([identity, *Path(f"tcp://127.0.0.1:{server.port}", "127.0.0.1", again=True).frames()])
+    relay.send_multipart([identity, *Path(f"tcp://127.0.0.1:{server.port}", "127.0.0.1").frames()])
     assert client.is_answered(SECONDS)
     yield client
     client.close()

@@ -11,6 +11,7 @@ certain, one that no rank is known to take is worth a warning at most.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from shlex import quote
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
@@ -114,7 +115,7 @@ def smi_id(uuid: str | None, pci: str | None = None) -> str:
     In a container or control group NVML counts only the GPUs that are visible there, so that the same index on the host
     may be a GPU of another job. UUID and PCI address hold everywhere (docs.nvidia.com/deploy/nvidia-smi, --id).
     """
-    return uuid or pci or "<UUID, listed by nvidia-smi -L>"
+    return quote(name) if (name := uuid or pci) else "<UUID, listed by nvidia-smi -L>"
 
 
 def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:

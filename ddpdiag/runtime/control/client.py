@@ -108,7 +108,7 @@ class RelayedClient(ControlClient):
         if self._relayed and self._path is not None:
             self._relayed = False
             self.socket.close()
-            self.socket = connected(self._path.url, self._wire, self.arrival, again=self._path.again)
+            self.socket = connected(self._path.url, self._wire, self.arrival)
             self.send(Hello(self.arrival))
             if self._leaving is not None:
                 self.send(self._leaving)
@@ -127,15 +127,10 @@ def identity_of(arrival: Arrival) -> bytes:
     return f"{arrival.place.rank}-{arrival.nonce}".encode()
 
 
-def connected(url: str, wire: Wire, arrival: Arrival, *, again: bool = True) -> "zmq.Socket[bytes]":
-    """A socket of this process, under its name.
-
-    `again` says whether a connection that breaks is made again: not on the job's own port, where the job listens later.
-    """
+def connected(url: str, wire: Wire, arrival: Arrival) -> "zmq.Socket[bytes]":
+    """A socket of this process, under its name."""
     socket = new_socket(zmq.DEALER)
     wire.lock_client(socket)
     socket.setsockopt(zmq.ROUTING_ID, identity_of(arrival))
-    if not again:
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.connect(url)
     return socket

@@ -25,13 +25,12 @@ _REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TE
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where rank 0's control server is: its host, and the ports to try; the job's own port, if given, comes last."""
+    """Where rank 0's control server is: its host, and the ports to try."""
 
     host: str
     ports: tuple[int, ...]
     wait_seconds: float
     greet_seconds: float = 2.0  # how long one port may take to prove that it is rank 0
-    job_port: int | None = None
     relayed_ranks: int = RELAYED_RANKS  # worlds of more ranks have one connection for each host
 
     def patience(self, arrival: Arrival) -> float:
@@ -101,7 +100,7 @@ def join(
         addresses = resolve(endpoint.host, endpoint.ports[0], max(left, 0.1))
         met: dict[int, str] = {}
         found = secret()
-        own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,), job_port=None)
+        own = endpoint if found is None or found.port is None else replace(endpoint, ports=(found.port,))
         for address in addresses or ():
             client = _try_ports(own, address, found and found.wire, arrival, min(patience, max(left, 0.1)), met)
             if client is not None:
@@ -124,26 +123,19 @@ def _try_ports(
     endpoint: Endpoint, address: str, wire: Wire | None, arrival: Arrival, seconds: float, met: dict[int, str]
 ) -> ControlClient | None:
     """The control server at one address, if it is there; `met` notes a sentence on each port."""
-    last = () if endpoint.job_port is None else (endpoint.job_port,)
-    for ports in (endpoint.ports, last):
-        found = reach_any(address, ports, seconds)
-        if ports and ports is last and Reach.ACCEPTED in {reached.reach for reached in found.values()}:
-            # Rank 0 opens its own ports first. If it did so just now, they are better: the job's is closed later.
-            found = {**reach_any(address, endpoint.ports, seconds), **found}
-        for port, reached in found.items():
-            met[port] = _SENTENCES[reached.reach]
-            if reached.reach is not Reach.ACCEPTED:
-                continue
-            if wire is None:
-                met[port] = _NO_SECRET_YET
-                continue
-            own = structs.replace(arrival, address=reached.source or address)
-            path = Path(_url(address, port), own.address, again=port not in last)
-            socket = connected(path.url, wire, own, again=path.again)
-            client = _greeted(ControlClient(socket, wire), own, endpoint.patience(own))
-            if client is not None:
-                return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
-            met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
+    for port, reached in reach_any(address, endpoint.ports, seconds).items():
+        met[port] = _SENTENCES[reached.reach]
+        if reached.reach is not Reach.ACCEPTED:
+            continue
+        if wire is None:
+            met[port] = _NO_SECRET_YET
+            continue
+        own = structs.replace(arrival, address=reached.source or address)
+        path = Path(_url(address, port), own.address)
+        client = _greeted(ControlClient(connected(path.url, wire, own), wire), own, endpoint.patience(own))
+        if client is not None:
+            return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
+        met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
     return None
 
 

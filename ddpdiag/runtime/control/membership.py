@@ -59,9 +59,6 @@ class Channel(Protocol):
     def receive(self, seconds: float) -> Iterator[tuple[bytes, Upward | AnyHello]]:
         """Messages that have arrived, or arrive within so many seconds."""
 
-    def close_job_port(self) -> None:
-        """No more ranks are expected."""
-
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -137,7 +134,6 @@ class Membership:
                 waiting(max(0.0, wait_seconds - self.now()))
         finally:
             self._closed = True
-            self._server.close_job_port()
             self.arrivals = settle(self.arrivals)
             for arrival in self.arrivals.values():
                 self._note(arrival)

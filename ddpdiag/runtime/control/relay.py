@@ -29,11 +29,10 @@ def shares_connection(place: Place, relayed_ranks: int) -> bool:
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):
-    """How this host reaches rank 0: where, from which address, and whether a connection that breaks is made again."""
+    """How this host reaches rank 0: where, and from which address."""
 
     url: str
     source: str
-    again: bool
 
     def frames(self) -> list[bytes]:
         """A relay's answer."""
@@ -51,15 +50,14 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
 class HostRelay:
     """Passes on, in a thread of its own, between `upstream` and the ranks of this host, until those have closed.
 
-    `upstream` is the connection to rank 0 of the rank `identity`, which uses the relay as the others do. Where that
-    goes through the job's port, which is closed later, the others could not connect any more without the relay: they
-    are sent away. zmq.ZMQError if there is another relay of this run.
+    `upstream` is the connection to rank 0 of the rank `identity`, which uses the relay as the others do.
+    zmq.ZMQError if there is another relay of this run.
     """
 
     def __init__(self, upstream: "zmq.Socket[bytes]", wire: Wire, identity: bytes, path: Path) -> None:
         self._upstream = upstream
         self._identity = identity
-        self._answer = path.frames() if path.again else BYE
+        self._answer = path.frames()
         self._ranks: set[bytes] = set()
         self._local = new_router(wire)
         try:
@@ -109,7 +107,7 @@ class HostRelay:
                     self._send(identity, self._answer)
                 else:
                     batch.add(identity, frames[-1])
-        with contextlib.suppress(zmq.Again):  # the job's port does not connect again
+        with contextlib.suppress(zmq.Again):
             for frames in batch.packed():
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 

@@ -2,9 +2,6 @@
 
 import contextlib
 import resource
-import selectors
-import socket
-import threading
 import time
 import zlib
 from collections import defaultdict
@@ -73,7 +70,7 @@ class ControlServer:
     """Rank 0's end. Identities are ZeroMQ's; a rank is bound to one by the coordinator.
 
     `arrival` is this process's own: where a control server of this run listens already, that one refuses it, and
-    RunLost is raised. `job_port` is a second port, if it is free.
+    RunLost is raised.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class ControlServer:
         arrival: Arrival,
         *,
         local_only: bool = False,
-        job_port: int | None = None,
     ) -> None:
         raise_open_files(connections_of(arrival.place, wire))
         self._wire = wire
@@ -93,10 +89,6 @@ class ControlServer:
         # The connection through which a rank's host passes it on; empty once the rank has one of its own.
         self._relays: dict[bytes, bytes] = {}
         self._batches: defaultdict[bytes, Batch] = defaultdict(Batch)
-        self._job_port: JobPort | None = None
-        if job_port is not None:
-            with contextlib.suppress(OSError):  # taken: the ranks have the other ports
-                self._job_port = JobPort(job_port, self.port)
 
     def _bind(self, ports: Sequence[int], interface: str, arrival: Arrival) -> int:
         for port in ports:
@@ -163,15 +155,8 @@ class ControlServer:
             case _:
                 return []
 
-    def close_job_port(self) -> None:
-        """Give back the job's port, if it is held; connections made through it stay."""
-        if self._job_port is not None:
-            self._job_port.close()
-            self._job_port = None
-
     def close(self) -> None:
         """Close, after a moment for last words."""
-        self.close_job_port()
         self._send_batches()
         self._socket.close(linger=LAST_WORDS_MS)
 
@@ -186,95 +171,3 @@ def _refuse_second(port: int, wire: Wire, arrival: Arrival) -> None:
             "its own rank, and each job on a host its own --master-port (or --run-id)",
             ExitCode.USAGE,
         )
-
-
-# The job's port ------------------------------------------------------------------------------------------------------
-
-_BYTES = 1 << 16
-# Whoever reads nothing for so long is cut off, so that it cannot hold up the others.
-_SEND_SECONDS = 1.0
-
-
-class JobPort:
-    """Forwards, in a thread of its own, connections to `port` of this host to its port `target`, and back.
-
-    OSError if the port is taken.
-    """
-
-    def __init__(self, port: int, target: int) -> None:
-        self._target = target
-        self._listener = _listen(port)
-        self._closed = threading.Event()
-        self._peers: dict[socket.socket, socket.socket] = {}
-        self._selector = selectors.DefaultSelector()
-        self._bell, ringing = socket.socketpair()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(ringing, selectors.EVENT_READ)
-        self._ringing = ringing
-        threading.Thread(target=self._serve, name="job port", daemon=True).start()
-
-    def close(self) -> None:
-        """Free the port; connections stay."""
-        with contextlib.suppress(OSError):
-            self._bell.send(b"x")
-        self._closed.wait(_SEND_SECONDS + 1.0)
-        self._bell.close()
-
-    def _serve(self) -> None:
-        while not self._closed.is_set() or self._peers:
-            for key, _events in self._selector.select():
-                match key.fileobj:
-                    case self._ringing:
-                        self._shut()
-                    case self._listener:
-                        self._accept()
-                    case socket.socket() as source if source in self._peers:
-                        self._pass_on(source)
-        self._selector.close()
-
-    def _shut(self) -> None:
-        for end in (self._ringing, self._listener):
-            self._selector.unregister(end)
-            end.close()
-        self._closed.set()
-
-    def _accept(self) -> None:
-        try:
-            outside, _address = self._listener.accept()
-        except OSError:  # gone again, or too many open files
-            time.sleep(0.01)
-            return
-        try:
-            inside = socket.create_connection(("127.0.0.1", self._target), _SEND_SECONDS)
-            inside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            outside.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            outside.close()
-            return
-        for source, peer in ((outside, inside), (inside, outside)):
-            source.settimeout(_SEND_SECONDS)
-            self._peers[source] = peer
-            self._selector.register(source, selectors.EVENT_READ)
-
-    def _pass_on(self, source: socket.socket) -> None:
-        try:
-            data = source.recv(_BYTES)
-            if data:
-                self._peers[source].sendall(data)
-                return
-        except OSError:
-            pass  # as if it had hung up
-        for end in (source, self._peers[source]):
-            self._selector.unregister(end)
-            del self._peers[end]
-            end.close()
-
-
-def _listen(port: int) -> socket.socket:
-    """A listener for IPv4 and, where there is one, IPv6. With SO_REUSEADDR, which its connections inherit.
-
-    Without that no process could listen on the port again as long as one of them is open.
-    """
-    both = socket.has_dualstack_ipv6()
-    family, host = (socket.AF_INET6, "::") if both else (socket.AF_INET, "")
-    return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)

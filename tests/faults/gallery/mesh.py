@@ -19,10 +19,10 @@ def drop_mesh_everywhere(network):
         host.block(port="32768:60999", new=True)
 
 
-def open_master_port_only(network):
+def open_two_ports_only(network):
     for host in network:
         host.block(port="1:29499", new=True)
-        host.block(port="29501:65535", new=True)
+        host.block(port="29502:65535", new=True)
 
 
 FAULTS = {
@@ -48,13 +48,13 @@ FAULTS = {
         before=lambda network: network[1].block(port="32768:60999", source=network[2], new=True),
         options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
     ),
-    "only_master_port_is_open": Fault(
-        about="Every host's firewall lets MASTER_PORT through and nothing else (R5): the rendezvous works, then gloo "
-        "hangs.",
+    "only_two_ports_are_open": Fault(
+        about="Every host's firewall lets MASTER_PORT and --control-port through and nothing else (R5): the rendezvous "
+        "works, then gloo hangs.",
         expect=("RDZ004.dropped",),
         blame=NOBODY,
-        before=open_master_port_only,
-        options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
+        before=open_two_ports_only,
+        options=("--control-port", "29501", "--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
     ),
     "ports_dropped_by_one_host": Fault(
         about="A firewall of one host drops connections to the ports that process groups use (R3, R5): torch hangs.",

@@ -151,13 +151,13 @@ FAULTS = {
         when_reached=tell_all_to_leave,
     ),
     "only_board_ports_are_dropped": Fault(
-        about="A firewall drops the ports that ddpdiag itself would like to use, and none that a job needs: no fault "
-        "at all.",
+        about="A firewall drops the ports that ddpdiag itself would choose, and none that a job needs: with an open "
+        "one as --control-port there is no fault at all.",
         expect=(),
         blame=NOBODY,
         exit_code=0,
         before=lambda network: network[0].block(port="30000:32767", source=network[2]),
-        options=("--board-wait", "8"),
+        options=("--control-port", "29501", "--join-timeout", "8"),
     ),
     "rank_0_killed": Fault(
         about="Rank 0's process is killed: it alone could report, so each of the others says that it is gone, and "
