@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from make_screenshots import SHOTS
+
+from ddpdiag.codec import read_recording
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "recipes" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +37,15 @@ def test_links_lead_to_files_and_headings(page):
 
 def test_links_are_found():
     assert "docs/check.md#one-host-in-a-second" in links(ROOT / "README.md")
+
+
+def test_the_sentence_above_the_picture_is_about_the_run_in_it():
+    before, _, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("](tests/screenshots/hang.svg)")
+    run = read_recording([ROOT / "tests" / "recordings" / SHOTS["hang"]])
+    numbers = {2: "two", 3: "three", 4: "four"}
+    hosts = {arrival.place.node for arrival in run.arrivals.values()}
+    said = f"One of {numbers[run.header.world_size]} ranks on {numbers[len(hosts)]} hosts was stopped"
+    assert before.rpartition("![")[0].rstrip().rpartition("\n")[2].startswith(said)
 
 
 def test_the_readme_is_one_page():
