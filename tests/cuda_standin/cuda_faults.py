@@ -13,6 +13,7 @@ from cuda_standin import GROUPS
 # No variable helps against a rank, and whoever advises another driver has not seen it.
 NO_VARIABLE = ("NCCL_P2P_DISABLE", "P2P003.nothing")
 P2P, SHM, NVLS = "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1", "NCCL_NVLS_ENABLE=0"
+CUMEM_HOST = "NCCL_CUMEM_HOST_ENABLE=0"
 # Half of what a hang costs by default.
 QUICK = ("--set", "COL001.deadline_seconds=8", "--set", "P2P003.deadline_seconds=8")
 
@@ -98,6 +99,13 @@ FAULTS = {
         expect=("P2P003.fallback",),
         fix=SHM,
         environment=nccl(f"hang unless={SHM}"),
+    ),
+    "shared_memory_needs_peer_access": CudaFault(
+        about="SHM over cuMem host memory fails where GPUs have no peer access (NCCL 1838: 2 x RTX 4090, L4, T4, A10).",
+        expect=("P2P003.fallback",),
+        fix=CUMEM_HOST,
+        never=("NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE"),
+        environment=nccl(f"init-raise unless={CUMEM_HOST}|{SHM}|NCCL_CUMEM_ENABLE=0") | {"FAKECUDA_P2P": "off"},
     ),
     "slow_with_p2p": CudaFault(
         about="All-reduces are 400 times slower while NCCL copies directly between GPUs.",

@@ -212,6 +212,8 @@ def test_nvls_goes_first_on_a_board_with_switches():
         ("Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401", "NVLS"),
         ("Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes", "SHM"),
         ("cuMemImportFromShareableHandle failed", "CUMEM"),
+        ("Cuda failure 217 'peer access is not supported between these two devices'", "CUMEM_HOST"),
+        ("Error while attaching to shared memory segment /dev/shm/nccl-oDfT5Q (size 0), error: ...", "CUMEM_HOST"),
         ("Call to ibv_create_qp failed with error Cannot allocate memory", "IB"),
     ],
 )
@@ -219,6 +221,22 @@ def test_the_order_follows_what_the_error_says(text, name):
     run = failed_with(Run(4, hangs_unless(P2P), options=LONG), LAST_ERROR + text).search()
     assert [own for part, own in run.tried() if part == "all ranks"][1] == name
     assert only(run).env == P2P
+
+
+def test_shared_memory_that_needs_peer_access_keeps_shared_memory(golden):
+    # NCCL 1838: any of these avoids it, and the first costs nothing.
+    avoiding = [{"NCCL_CUMEM_HOST_ENABLE": "0"}, {"NCCL_SHM_DISABLE": "1"}, {"NCCL_CUMEM_ENABLE": "0"}]
+
+    def answer(_group, env):
+        return WORKS if any(own.items() <= env.items() for own in avoiding) else HANGS
+
+    forbidden, error = 1, "Cuda failure 217 'peer access is not supported between these two devices'"
+    run = nvml_says(failed_with(Run(2, answer, options=LONG), LAST_ERROR + error), forbidden, 0).search()
+    assert run.tried() == [("all ranks", ""), *[("all ranks", "CUMEM_HOST")] * 3]
+    assert only(run).env == avoiding[0]
+    golden(only(run))
+    hanging = nvml_says(Run(2, answer, options=LONG), forbidden, 0).search()
+    assert only(hanging).env == avoiding[0], "without a text, too"
 
 
 @pytest.mark.parametrize(("level", "name"), [("INFO", "P2P"), ("WARN", "NVLS")])

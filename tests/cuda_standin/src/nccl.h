@@ -10,7 +10,7 @@
 //   init-raise   it fails with ncclSystemError   init-slow    it takes `seconds`
 //   rank=1       only this rank (RANK, else the communicator's); corrupt: rank 1 without it
 //   call=20      from the 20th operation of a communicator on
-//   unless=NCCL_P2P_DISABLE=1                    not where the variable has this value
+//   unless=NCCL_P2P_DISABLE=1                    not where the variable has this value; several with "|"
 // NCCL_DEBUG, NCCL_DEBUG_FILE (%h, %p) as with NCCL: to standard output by default.
 #pragma once
 #include <cuda_runtime_api.h>

@@ -80,10 +80,14 @@ static const std::vector<Fault>& faults() {
   }();
   return *all;
 }
-static bool is_set(const std::string& condition) {
-  size_t at = condition.find('=');
-  const char* v = getenv(condition.substr(0, at).c_str());
-  return v && condition.substr(at + 1) == v;
+static bool is_set(const std::string& conditions) {
+  std::stringstream each(conditions);
+  for (std::string condition; std::getline(each, condition, '|');) {
+    size_t at = condition.find('=');
+    const char* v = getenv(condition.substr(0, at).c_str());
+    if (v && condition.substr(at + 1) == v) return true;
+  }
+  return false;
 }
 static int rank_of_job(int other) { return getenv("RANK") ? atoi(getenv("RANK")) : other; }
 const Fault* fault(const char* kind, int rank, int call) {

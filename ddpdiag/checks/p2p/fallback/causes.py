@@ -30,7 +30,6 @@ from ddpdiag.probes.gpu.paths import Level
 _CHECKS_THAT_SEE_IT = {
     "SHM": ("HST003",),
     "NVLS": ("GPU007", "GPU006"),
-    "CUMEM": ("HST003",),
     "IFNAME": ("RDZ003", "RDZ002"),
 }
 _USUAL = {
@@ -39,8 +38,10 @@ _USUAL = {
     "SHM": "/dev/shm is too small, or the ranks' containers do not share it. Use docker --shm-size=1g --ipc=host",
     "NVLS": "the fabric manager does not run, or its version is not the driver's. Run `systemctl status "
     "nvidia-fabricmanager`, and reset the GPUs after a restart of it",
-    "CUMEM": "a container without permission to set memory policies, or uneven NUMA nodes. Use docker --cap-add "
-    "SYS_NICE",
+    "CUMEM_HOST": "GPUs without peer access (NCCL issue 1838; a later version of NCCL or of the driver may mend it), a "
+    "container without permission to set memory policies (docker --cap-add SYS_NICE), or uneven NUMA nodes",
+    "CUMEM": "the driver cannot share device memory between these processes. Compare the control groups and containers "
+    "of the ranks (GPU001), and try another driver",
     "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the path",
     "PLUGIN": "the network plugin that NCCL loads does not work here. Check LD_LIBRARY_PATH",
     "IB": "InfiniBand or RoCE is present and carries no data. Check port state and GID (`ibv_devinfo -v`), the limit "

@@ -5,20 +5,21 @@ over gloo and not over the job's backend, or gives wrong values, or is slower th
 fault, and this check searches for workarounds. Every attempt is an all-reduce with checked values, in fresh processes:
 
 1. the environment as it is; 2. without your own NCCL variables and ~/.nccl.conf; 3. each variable below that the error
-names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0
-(first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0; between hosts: NCCL_MNNVL_ENABLE=0,
-NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1, NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL
-starts its network, too), and NCCL_SOCKET_IFNAME with each interface that all hosts have. Variables that another check
-suspects are tried first, and those that cannot matter here are left out. Each variable of the first set that works is
-left out once, and removed if it is not needed. The rest must work three times before it is recommended. A set gets less
-time where gloo was fast. No search is made for ranks that share a GPU: NCCL refuses them. Variables that are set while
-the backend works are listed in the report and cost no run; P2P004 and P2P005 judge the path and the rate.
+names, alone; then, one on top of the other, inside a host: NCCL_P2P_DISABLE=1, NCCL_CUMEM_HOST_ENABLE=0,
+NCCL_SHM_DISABLE=1, NCCL_NVLS_ENABLE=0 (first where GPUs have joined an NVSwitch fabric), NCCL_CUMEM_ENABLE=0 (which
+turns NVLS off as well); between hosts: NCCL_MNNVL_ENABLE=0, NCCL_NET_GDR_LEVEL=LOC, NCCL_PXN_DISABLE=1,
+NCCL_NET_PLUGIN=none, NCCL_IB_DISABLE=1 (on one host as well, where NCCL starts its network, too), and
+NCCL_SOCKET_IFNAME with each interface that all hosts have. Variables that another check suspects are tried first, and
+those that cannot matter here are left out. Each variable of the first set that works is left out once, and removed if
+it is not needed. The rest must work three times before it is recommended. A set gets less time where gloo was fast. No
+search is made for ranks that share a GPU: NCCL refuses them. Variables that are set while the backend works are listed
+in the report and cost no run; P2P004 and P2P005 judge the path and the rate.
 
 Findings:
 
-Causes: ACS or IOMMU between GPUs (P2P), a small /dev/shm (SHM), a fabric manager that does not run (NVLS), a container
-without SYS_NICE (CUMEM), a network that is present but does not carry RDMA (IB). A workaround costs bandwidth: fix the
-cause.
+Causes: ACS or IOMMU between GPUs (P2P), GPUs without peer access or a container without SYS_NICE (CUMEM_HOST), a small
+/dev/shm (SHM), a fabric manager that does not run (NVLS), a network that is present but does not carry RDMA (IB). A
+workaround costs bandwidth: fix the cause.
 
 Fix: `ddpdiag check --write-workaround nccl.env` writes the exports; source that file in the job until the cause is
 fixed.
@@ -28,7 +29,7 @@ shown; NCCL_DEBUG=INFO shows the path that was used.
 
 Sources: NCCL user guide, environment variables (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NCCL user
 guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NCCL issues 257 and 631
-(P2P), 342 (/dev/shm), 1672 (NVLS).
+(P2P), 1838 (shared memory by cuMem), 342 (/dev/shm), 1672 (NVLS).
 """
 
 import time

@@ -33,8 +33,11 @@ _CONF_FILE = "NCCL_CONF_FILE"
 P2P = Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)")
 SHM = Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)")
 NVLS = Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)")
-CUMEM = Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}, "memory shared by cuMem")
-INSIDE = (P2P, SHM, NVLS, CUMEM)
+# Without it NCCL's shared memory is a file in /dev/shm again, as fast as before (transport/shm.cc, since 2.24).
+CUMEM_HOST = Member("CUMEM_HOST", {"NCCL_CUMEM_HOST_ENABLE": "0"}, "shared memory by cuMem")
+# Without it there is no CUMEM_HOST and no NVLS either.
+CUMEM = Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0"}, "device memory by cuMem")
+INSIDE = (P2P, CUMEM_HOST, SHM, NVLS, CUMEM)
 # NCCL looks for it where it runs on several hosts only (init.cc, mnnvl.cc).
 MNNVL = Member("MNNVL", {"NCCL_MNNVL_ENABLE": "0"}, "NVLinks between hosts (MNNVL)")
 GDR = Member("GDR", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect RDMA")
@@ -47,7 +50,9 @@ _NVLS_OF_TWO = (2, 29)
 
 # What NCCL writes of each: names of its source files (src/transport, src/misc, src/mnnvl.cc) and its messages.
 _TEXTS = {
-    "P2P": ("p2p.cc", "P2P is disabled", "peer access", "peer mapping", "cudaIpc"),
+    "P2P": ("p2p.cc", "P2P is disabled", "failed to peer", "peer mapping", "cudaIpc", "CUDA IPC"),
+    # Of GPUs without peer access (RTX 4090, L4, T4, A10), NCCL issue 1838; a segment of size 0, issue 2190.
+    "CUMEM_HOST": ("Cuda failure 217", "attaching to shared memory segment"),
     "SHM": ("/dev/shm", "shmutils", "transport/shm.cc", "posix_fallocate"),
     "NVLS": ("nvls", "NVLS", "multicast", "Multicast"),
     "CUMEM": ("cuMem",),
