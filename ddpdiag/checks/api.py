@@ -239,7 +239,8 @@ def once(seen: Seen[D]) -> Sequence[Trial]:
 
 # gloo connects every rank with every other: 128 ranks on 2 cores took 17 s (measured, torch 2.13), 0.13 s each.
 PER_RANK_SECONDS = 0.15
-# NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646).
+# NCCL's first communicator took 55 s on a healthy machine, 52 of them to load kernels (NCCL issue 1646). Without
+# persistence mode the driver takes 25 to 35 s to start eight GPUs (Azure/AgentBaker pull request 2829).
 FIRST_USE_SECONDS = 60.0
 
 
@@ -274,9 +275,13 @@ def new_trial(
         fresh=check.fresh if fresh is None else fresh,
         may_fail=may_fail,
         late_after=late_after,
-        # gloo starts nothing: it connects within a trial's own deadline.
-        first_use_seconds=FIRST_USE_SECONDS if check.kind is Kind.TORCH and backend != "gloo" else 0.0,
+        first_use_seconds=FIRST_USE_SECONDS if _starts_gpus(check, backend) else 0.0,
     )
+
+
+def _starts_gpus(check: "Check[D]", backend: object) -> bool:
+    """Whether a trial may be the first user of the GPUs: through torch, but for gloo, or through NVML."""
+    return backend != "gloo" if check.kind is Kind.TORCH else check.stage in (Stage.GPU, Stage.P2P)
 
 
 @dataclass(frozen=True)

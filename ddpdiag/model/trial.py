@@ -64,11 +64,11 @@ NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 # Where a rank stands as long as there is no worker with torch.
 IMPORT_STEP = "import torch"
-# A rank's first use of its device, and of the backend that connects it: slow on some healthy machines.
-CONTEXT_STEP, COMMUNICATOR_STEP = "context", "communicator"
+# A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
+NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
 BARRIER_STEP = "wait at the gate"
 # A rank waits at the barrier while its peers are still in their first use.
-_FIRST_USE_STEPS = (CONTEXT_STEP, COMMUNICATOR_STEP, BARRIER_STEP)
+_FIRST_USE_STEPS = (NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP, BARRIER_STEP)
 
 
 def is_first_use(step: str) -> bool:
@@ -177,10 +177,10 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
-    another rank: it is not at fault. `timings` holds seconds by kind: `total` in the worker, of which `context` (the
-    device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the barrier); of
-    `group`, what creating a `communicator` took (any backend but gloo); and from the order on `import`, until torch was
-    there, and `arrive`, until it reached the barrier.
+    another rank: it is not at fault. `timings` holds seconds by kind: `total` in the worker, of which `NVML` (until
+    the driver had started the GPUs), `context` (the device), `group` (opening it, and its first connection) and `gate`
+    (waiting for the group at the barrier); of `group`, what creating a `communicator` took (any backend but gloo); and
+    from the order on `import`, until torch was there, and `arrive`, until it reached the barrier.
     `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a

@@ -12,6 +12,8 @@ deep = pytest.mark.deep
 pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is no C compiler for the stand-in")
 # GPU001 asks once on each rank, GPU003 once on each host.
 STARTS_BEFORE_THE_END = 2
+# Without persistence mode, 4 s for each GPU: what Azure saw at worst.
+SLOW = ("--nproc-per-node", "2", "--json", "{json}", "--stage", "launch,gpu", "--ignore", "GPU002,GPU012")
 ONE = ("--nproc-per-node", "1", "--json", "{json}")
 STAGE = (*ONE, "--stage", "gpu")
 HEALTH = (*ONE, "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009")
@@ -121,6 +123,25 @@ def test_the_whole_stage_on_healthy_gpus_has_nothing_to_say_of_them(checked):
     assert {f["code"] for f in job.report["findings"]} <= {"GPU002.cpu-build"}, job.told()
     last = [line["code"] for line in job.report["checks"] if line["statuses"].get("done")][-2:]
     assert last == ["GPU010", "GPU011"]
+
+
+# Without persistence mode ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"), [(0.2, 1), pytest.param(4, 10, marks=deep)], ids=["1.6 s in all", "32 s in all"]
+)
+def test_gpus_are_started_once_for_the_whole_run_and_slow_ones_are_a_warning(checked, tmp_path, seconds, limit):
+    (driver := tmp_path / "driver").mkdir()
+    slow = {"FAKE_NVML_DRIVER": str(driver), "FAKE_NVML_GPU_SECONDS": str(seconds)}
+    job = checked("healthy", "--set", f"RUN003.slow_start_seconds={limit}", arguments=SLOW, **slow)
+    assert job.process.returncode == 0, job.told()
+    assert {path.name: path.read_text() for path in driver.glob("gpu-*")} == {f"gpu-{n}": "." for n in range(8)}
+    (finding,) = [f for f in job.report["findings"] if f["code"].startswith("RUN")]
+    assert (finding["code"], finding["severity"]) == ("RUN003.slow-start", "warning")
+    assert 8 * seconds <= finding["evidence"]["seconds"] < 8 * seconds + 10
+    assert "nvidia-smi -pm 1" in finding["remedy"]
+    job.check_left_nothing()
 
 
 # The kernel's log -----------------------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """The first use of a device and of a communicator: how long it may take, and what is said where it is slow."""
 
+import socket
 from types import SimpleNamespace
 
 import pytest
 from msgspec import Raw, structs
 from seen import seen_of
 
-from ddpdiag.checks.api import FIRST_USE_SECONDS, Nothing, Seen, new_trial
+from ddpdiag.checks.api import FIRST_USE_SECONDS, Check, Nothing, Seen, new_trial
 from ddpdiag.checks.collective import all_reduce
+from ddpdiag.checks.gpu import memory_errors, present
+from ddpdiag.checks.host import limits
+from ddpdiag.checks.p2p import paths as p2p_paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.run import trials
 from ddpdiag.checks.training import ddp_step
@@ -15,8 +19,9 @@ from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
 from ddpdiag.runtime.coordinator.dispatch import with_number
 from ddpdiag.runtime.launchers.launch import Launch
-from ddpdiag.runtime.supervisor.ipc import StepPage
+from ddpdiag.runtime.supervisor.ipc import StepPage, Task
 from ddpdiag.runtime.supervisor.trial_runner import RunningTrial
+from ddpdiag.runtime.supervisor.worker import WorkerContext
 
 TRIAL = Trial(code="COL001", groups=((0, 1),), kind=Kind.TORCH, deadline_seconds=15, first_use_seconds=60)
 
@@ -29,6 +34,15 @@ def test_what_starts_a_device_has_time_for_it_and_gloo_needs_none() -> None:
     assert planned("nccl").first_use_seconds == FIRST_USE_SECONDS
     assert planned("gloo").first_use_seconds == 0
     assert planned("nccl").deadline_seconds == planned("gloo").deadline_seconds
+
+
+@pytest.mark.parametrize("check", [present.CHECK, memory_errors.CHECK, p2p_paths.CHECK], ids=lambda check: check.code)
+def test_who_may_be_the_first_user_of_the_gpus_has_time_for_it(check: Check) -> None:
+    assert new_trial(seen_of(check, {}, size=2, gpus=2)).first_use_seconds == FIRST_USE_SECONDS
+
+
+def test_nothing_else_without_torch_has_more_time() -> None:
+    assert new_trial(seen_of(limits.CHECK, {}, size=2, gpus=2)).first_use_seconds == 0
 
 
 @pytest.mark.parametrize(("left", "first_use"), [(300, 60), (90, 30), (20, 5), (10, 0)])
@@ -44,7 +58,9 @@ def running(trial: Trial) -> RunningTrial:
     return RunningTrial(trial, 0, worker, now=100.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("step", ["context", "context of GPU 3", "communicator", "wait at the gate"])
+@pytest.mark.parametrize(
+    "step", ["NVML", "NVML: GPU 3", "context", "context of GPU 3", "communicator", "wait at the gate"]
+)
 def test_the_deadline_moves_on_during_a_first_use(step: str) -> None:
     own = running(TRIAL)
     own.worker.page.write(1, step)
@@ -83,6 +99,25 @@ def test_slow_contexts_are_those_of_their_ranks_and_the_slowest_is_told() -> Non
     assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, (0, 1))
     assert found.evidence == {"step": "context", "seconds": 21.4, "trial": 0}
     assert "21.4 s" in found.title
+
+
+def test_gpus_that_start_slowly_are_a_warning_that_names_persistence_mode(golden) -> None:
+    (found,) = judged(outcome(0, NVML=32.06), outcome(1, NVML=31.9))
+    assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, ())
+    assert found.nodes == ("n0",)
+    assert found.evidence == {"step": "NVML", "seconds": 32.1, "trial": 0}
+    golden(found)
+
+
+def test_a_worker_notes_how_long_nvml_took_and_has_that_time_back() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        task = Task(Place(rank=0, world_size=1, node="n0", launcher="none"), TRIAL, Options(), "", {}, 100.0)
+        context = WorkerContext(task, one, StepPage.create())
+        for step in ("kernel log", "NVML", "NVML: GPU 0", "driver version"):
+            context.step(step)
+        assert 0 < context.timings["NVML"] < 60
+        assert context.end == pytest.approx(100.0 + context.timings["NVML"])
 
 
 def test_for_a_slow_communicator_no_rank_is_blamed(golden) -> None:

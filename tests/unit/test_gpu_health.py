@@ -32,7 +32,7 @@ print(found.decode())
 ENUMERATE = """
 from ddpdiag.codec import encode
 from ddpdiag.probes.gpu.nvml import enumerate_gpus
-print(encode(enumerate_gpus()).decode())
+print(encode(enumerate_gpus(lambda _: None)).decode())
 """
 
 

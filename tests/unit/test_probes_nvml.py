@@ -61,7 +61,7 @@ def fake(**changes):
 
 def enumerated(monkeypatch, **changes):
     monkeypatch.setitem(sys.modules, "pynvml", fake(**changes))
-    return enumerate_gpus()
+    return enumerate_gpus(lambda _: None)
 
 
 def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
@@ -113,7 +113,7 @@ def test_an_old_library_gives_memory_in_its_first_form(monkeypatch):
 
 def test_a_missing_pynvml_is_an_answer(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert enumerate_gpus().trouble is Trouble.NO_LIBRARY
+    assert enumerate_gpus(lambda _: None).trouble is Trouble.NO_LIBRARY
 
 
 def test_bus_ids_are_spelled_as_sysfs_does():

@@ -74,9 +74,8 @@ def measure(ctx: Context) -> Data:
     # What a container or a cgroup was given of the host's GPUs is a promise, too.
     given = len(listed) if listed and withheld_gpus(proc) else None
     functions = nvidia_functions(sys_root(os.environ))
-    ctx.step("NVML")
     return Data(
-        nvml=enumerate_gpus(),
+        nvml=enumerate_gpus(ctx.step),
         functions=functions,
         proc_gpus=None if listed is None else len(listed),
         visible=visible_gpus(os.environ, proc),
@@ -261,6 +260,5 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
-    # Without persistence mode the driver starts every GPU for the first NVML client, about a second each.
-    deadline=20.0,
+    deadline=10.0,
 )

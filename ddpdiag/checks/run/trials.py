@@ -48,7 +48,18 @@ from ddpdiag.checks.posted import DTYPES
 from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, NVML_STEP
+
+_COLD_TORCH = (
+    "If it is on already, install torch on a local disk, and use a torch with kernels for this GPU (`python -c 'import "
+    "torch; print(torch.cuda.get_arch_list())'`)."
+)
+# What is slow the first time, and what to do about it beside persistence mode.
+_STARTS = (
+    (NVML_STEP, "starting the GPUs", "If it is on already, `dmesg | grep -i nvrm` shows what the driver waits for."),
+    (CONTEXT_STEP, "creating a CUDA context", _COLD_TORCH),
+    (COMMUNICATOR_STEP, "creating a communicator", _COLD_TORCH),
+)
 
 FINDINGS = {
     "unheard": Explained.error("a rank's supervisor sent no result."),
@@ -64,12 +75,13 @@ FINDINGS = {
         "budget, or its process was stopped or in uninterruptible sleep for 10 s without a step. A rank that was still "
         "making progress then is reported as unfinished (RUN004), not as hung. So is a check of `ddpdiag host` that "
         "had less than its own time left of the budget, unless it is stuck in the kernel: some drivers start slowly. A "
-        "rank that creates its CUDA context or its communicator has up to 60 s more for that."
+        "rank that is the first user of the GPUs, or creates its CUDA context or its communicator, has up to 60 s more "
+        "for that."
     ),
     "slow-start": Explained.warning(
-        "creating a CUDA context or a communicator took more than `slow_start_seconds` (10). Each start of a training "
-        "job takes as long. The usual causes are a driver without persistence mode, libraries on a slow file system "
-        "and kernels that are compiled at load time."
+        "starting the GPUs, creating a CUDA context or a communicator took more than `slow_start_seconds` (10). Each "
+        "start of a training job takes as long. The usual causes are a driver without persistence mode, libraries on a "
+        "slow file system and kernels that are compiled at load time."
     ),
     "mismatch": Explained.error("ranks posted different collectives under the same number (see below)."),
 }
@@ -269,26 +281,26 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The slowest context, with the ranks that created it slowly, and the slowest communicator, which all ranks
-    create together."""
+    """The slowest start of the GPUs, with the hosts that are slow; the slowest context, with the ranks; and the slowest
+    communicator, which all ranks create together."""
     limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
-    for step, what in ((CONTEXT_STEP, "a CUDA context"), (COMMUNICATOR_STEP, "a communicator")):
+    for step, what, more in _STARTS:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
             slowest = max(slow, key=lambda own: own.timings[step])
             seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
+            slow_nodes = seen.world.nodes_of(sorted({o.rank for o in slow}))
             yield seen.finding(
                 "slow-start",
-                f"creating {what} takes {seconds:.1f} s",
-                f"Rank {slowest.rank} on {node} took {seconds:.1f} s to create {what} in {slowest.code}; at most "
-                f"{limit:g} s is expected. Each start of a training job takes as long.",
+                f"{what} takes {seconds:.1f} s",
+                f"In {slowest.code}, {what} took {seconds:.1f} s on rank {slowest.rank} ({node}); at most {limit:g} s "
+                "is expected. Each start of a training job takes as long.",
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
+                nodes=slow_nodes if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-                fix="As root turn on persistence mode (`nvidia-smi -pm 1`). If it is on already, install torch on a "
-                "local disk, and use a torch with kernels for this GPU (`python -c 'import torch; "
-                "print(torch.cuda.get_arch_list())'`).",
+                fix=f"As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced). {more}",
             )
 
 

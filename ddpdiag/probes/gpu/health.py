@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ddpdiag.model.measurements import GpuLoad
+from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
 from ddpdiag.probes.gpu.nvml import Broken, Device, NvmlError, memory, opened_nvml, supported
 
@@ -187,6 +188,7 @@ class Look(Struct, frozen=True, kw_only=True):
 def look(sys_root: Path, step: Callable[[str], None]) -> Look:
     """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
     try:
+        step(NVML_STEP)
         with opened_nvml() as pynvml:
             driver = supported(pynvml.nvmlSystemGetDriverVersion)
             count = pynvml.nvmlDeviceGetCount()
@@ -198,7 +200,7 @@ def look(sys_root: Path, step: Callable[[str], None]) -> Look:
 def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str], None]) -> Health:
     import pynvml
 
-    step(f"GPU {index}")
+    step(f"{NVML_STEP}: GPU {index}")
     try:
         device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:

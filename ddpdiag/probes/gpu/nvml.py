@@ -1,5 +1,11 @@
 """GPUs as NVML shows them. NVML may hang in a driver, so only a worker calls this; pynvml is imported inside.
 
+Without persistence mode the driver starts a GPU for its first user on the host, which takes 1 to 4 s, and stops it
+after the last one (docs.nvidia.com/deploy/driver-persistence). So a process that has opened NVML keeps it open until it
+ends: the plain workers of a run, which read the GPUs first, keep all GPUs started for every later user. NVML starts a
+GPU when a process gets its handle (nvmlInit_v2). The steps of these calls begin with NVML_STEP, so that a rank has the
+time of a first use for them.
+
 NVML knows nothing of CUDA_VISIBLE_DEVICES and counts in PCI order, so a GPU is known by its UUID, never by its index.
 
 Every question to a GPU (`Device`) has a return code of its own: an old driver lacks a function, a model lacks a sensor,
@@ -17,6 +23,8 @@ from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
+
+from ddpdiag.model.trial import NVML_STEP
 
 T = TypeVar("T")
 
@@ -60,29 +68,26 @@ class NvmlError(Exception):
 
 @contextmanager
 def opened_nvml() -> Iterator[ModuleType]:
-    """pynvml with NVML initialised; NvmlError where it is not, or for what NVML refuses meanwhile."""
+    """pynvml with NVML initialised, until this process ends; NvmlError where it is not, or for what NVML refuses."""
     try:
         import pynvml
     except ImportError as error:
         raise NvmlError(str(error)) from error
     try:
         pynvml.nvmlInit()
-        try:
-            yield pynvml
-        finally:
-            pynvml.nvmlShutdown()
+        yield pynvml
     except pynvml.NVMLError as error:
         raise NvmlError(str(error)) from error
 
 
-def enumerate_gpus() -> Enumeration:
-    """Every GPU that NVML shows; trouble is an answer, not an exception."""
+def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
+    """Every GPU that NVML shows; trouble is an answer, not an exception. `step` receives which GPU is opened."""
     try:
+        step(NVML_STEP)
         with opened_nvml() as pynvml:
-            return Enumeration(
-                gpus=tuple(_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())),
-                driver=supported(pynvml.nvmlSystemGetDriverVersion),
-            )
+            gpus = tuple(_gpu(index, step) for index in range(pynvml.nvmlDeviceGetCount()))
+            step("driver version")
+            return Enumeration(gpus=gpus, driver=supported(pynvml.nvmlSystemGetDriverVersion))
     except NvmlError as error:
         return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
 
@@ -103,9 +108,10 @@ def _trouble(error: BaseException | None) -> Trouble:
             return Trouble.OTHER
 
 
-def _gpu(index: int) -> Gpu:
+def _gpu(index: int, step: Callable[[str], None]) -> Gpu:
     import pynvml
 
+    step(f"{NVML_STEP}: GPU {index}")
     try:
         device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:

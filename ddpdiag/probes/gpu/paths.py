@@ -11,6 +11,7 @@ from enum import IntEnum
 from msgspec import Struct, field
 
 from ddpdiag.model.bench import Peer
+from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
 
@@ -99,9 +100,10 @@ def gpu_paths(step: Callable[[str], None]) -> Paths:
     gpus: list[PathGpu] = []
     devices: list[tuple[PathGpu, Device]] = []
     try:
+        step(NVML_STEP)
         with opened_nvml() as pynvml:
             for index in range(pynvml.nvmlDeviceGetCount()):
-                step(f"GPU {index}")
+                step(f"{NVML_STEP}: GPU {index}")
                 try:
                     device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
                 except pynvml.NVMLError as error:

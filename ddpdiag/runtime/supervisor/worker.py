@@ -17,7 +17,7 @@ import msgspec
 from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.model.trial import BARRIER_STEP, Opening, is_first_use
+from ddpdiag.model.trial import BARRIER_STEP, NVML_STEP, Opening, is_first_use
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
@@ -63,6 +63,8 @@ class WorkerContext:
             more = min(now - self._since, self._first_use_left)
             self._first_use_left -= more
             self.end += more
+        if self._at.startswith(NVML_STEP):
+            self.timed(NVML_STEP, now - self._since)
         self._at, self._since = label, now
         self._steps += 1
         self._page.write(self._steps, label)
