@@ -7,6 +7,7 @@ A step is announced before each link, and what is known so far handed over after
 costs nothing else.
 """
 
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import combinations, permutations
@@ -18,6 +19,8 @@ from msgspec import structs
 from ddpdiag.model import Depth
 from ddpdiag.model.measurements import NO_PEERS_LEFT, BothDirections, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
+from ddpdiag.probes.gpu.iommu import on_local_cores, slot_of
+from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.workloads.devices import describe
 
 # Long enough for the rate of 16 lanes of PCIe 5 (1.2 ms) and of NVLink (0.15 ms); nvbandwidth takes 512 MiB.
@@ -69,6 +72,7 @@ class CudaDevices:
         shown = torch.cuda.device_count()
         self.count = shown if most is None else min(shown, most)
         self._pieces: tuple[torch.Tensor, ...] = ()
+        self._of_node: dict[int | None, Buffer] = {}
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._started: list[int] = []
 
@@ -91,6 +95,15 @@ class CudaDevices:
         if gpu is None:
             return Buffer(None, torch.empty(count, dtype=torch.int32, pin_memory=True))
         return Buffer(gpu, torch.empty(count, dtype=torch.int32, device=torch.device("cuda", gpu)))
+
+    def host_buffer(self, gpu: int, count: int) -> Buffer:
+        """Pinned, and of the NUMA node of that GPU. Kept: torch hands out again what was freed, of whatever node."""
+        pci, root = self.about(gpu).pci, sys_root(os.environ)
+        node = slot_of(pci, root).numa_node if pci else None
+        if node not in self._of_node or len(self._of_node[node].words) < count:
+            with on_local_cores(pci, root):
+                self._of_node[node] = self.buffer(None, count)
+        return self._of_node[node].first(count)
 
     def copy(self, source: Buffer, target: Buffer) -> None:
         """On the current stream of the source, or of the target where the source is the host."""
@@ -259,7 +272,8 @@ class _Bench(NamedTuple):
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
-        host, device = (self.devices.buffer(place, HOST_BYTES // _WORD_BYTES) for place in (None, gpu))
+        words = HOST_BYTES // _WORD_BYTES
+        host, device = self.devices.host_buffer(gpu, words), self.devices.buffer(gpu, words)
         self.ctx.step(f"copy host -> GPU {gpu}")
         there = self._link_rate(host, device, self.devices.copy)
         self.ctx.step(f"copy GPU {gpu} -> host")

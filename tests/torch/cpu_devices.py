@@ -58,6 +58,9 @@ class CpuDevices:
     def buffer(self, gpu, count):
         return Buffer(gpu, torch.empty(count, dtype=torch.int32))
 
+    def host_buffer(self, gpu, count):
+        return self.buffer(HOST, count)
+
     def copy(self, source, target):
         way = (source.gpu, target.gpu)
         self._move(source, target, self.wrong.get(way, 0))

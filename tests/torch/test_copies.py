@@ -1,6 +1,7 @@
 """Copies, run by the same loops as on GPUs: what they measure, and what P2P002 makes of their faults."""
 
 import math
+import os
 import time
 
 import pytest
@@ -16,7 +17,39 @@ from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Depth, Options, Outcome, ProcessState, Severity, Status
-from ddpdiag.workloads.copies import PROBE_BYTES, CudaDevices, Job, _words, copies, jobs
+from ddpdiag.model.measurements import GpuCopies
+from ddpdiag.workloads.copies import PROBE_BYTES, Buffer, CudaDevices, Job, _words, copies, jobs
+
+
+class Slots(CudaDevices):
+    """GPUs in slots of a made-up /sys, whose host memory is not pinned; where this thread was when it was allocated."""
+
+    def __init__(self):
+        super().__init__()
+        self.allocated = []
+
+    def about(self, gpu):
+        return GpuCopies(index=gpu, pci=f"0000:0{gpu}:00.0")
+
+    def buffer(self, gpu, count):
+        self.allocated.append(os.sched_getaffinity(0))
+        return Buffer(gpu, torch.empty(count, dtype=torch.int32))
+
+
+def test_the_hosts_memory_is_allocated_on_the_node_of_each_gpu(monkeypatch, tmp_path):
+    mine = os.sched_getaffinity(0)
+    cores = sorted(mine)
+    for gpu, (node, near) in enumerate([(0, cores[0]), (0, cores[0]), (1, cores[-1]), (-1, cores[0])]):
+        device = tmp_path / f"bus/pci/devices/0000:0{gpu}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+        (device / "local_cpulist").write_text(f"{near}\n")
+    monkeypatch.setenv("DDPDIAG_SYSFS", str(tmp_path))
+    devices = Slots()
+    buffers = [devices.host_buffer(gpu, 16) for gpu in range(4)]
+    assert devices.allocated == [{cores[0]}, {cores[-1]}, mine]
+    assert buffers[0].words.data_ptr() == buffers[1].words.data_ptr()
+    assert os.sched_getaffinity(0) == mine
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 8), (2, 2), (16, 8)])

@@ -1,5 +1,6 @@
 """What lies around GPUs: ACS in config spaces built by hand, IOMMU groups, kernel parameters, a virtual machine."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -7,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.probes.gpu.iommu import Bridge, Surroundings, acs_control, parameters, processor_maker, surroundings
+from ddpdiag.probes.gpu.iommu import (
+    Bridge,
+    Surroundings,
+    acs_control,
+    on_local_cores,
+    parameters,
+    processor_maker,
+    surroundings,
+)
 
 ACS, AER = 0x000D, 0x0001
 RR_CR_UF = 0x001D  # as the kernel sets it, with source validation
@@ -165,6 +174,51 @@ def test_a_virtual_machine_shows_itself(tmp_path):
     (sys / "hypervisor").mkdir()
     (sys / "hypervisor/type").write_text("xen\n")
     assert surroundings([], proc, sys, dev).virtual is True
+
+
+@pytest.mark.parametrize(
+    ("product", "vendor", "virtual"),
+    [
+        ("KVM Virtual Machine", "QEMU", True),
+        ("Google Compute Engine", "Google", True),
+        ("p6e-gb200.36xlarge", "Amazon EC2", True),
+        ("c7g.metal", "Amazon EC2", False),
+        ("x2gd.metal-48xl", "Amazon EC2", False),
+        ("GB200 NVL", "NVIDIA", False),
+    ],
+)
+def test_where_the_processor_has_no_flag_the_firmware_tells_a_virtual_machine(tmp_path, product, vendor, virtual):
+    proc, sys, dev = board(tmp_path)
+    (proc / "cpuinfo").write_text("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\n")
+    names = sys / "class/dmi/id"
+    names.mkdir(parents=True)
+    (names / "product_name").write_text(f"{product}\n")
+    (names / "sys_vendor").write_text(f"{vendor}\n")
+    assert surroundings([], proc, sys, dev).virtual is virtual
+
+
+def cores_near(folder: Path, *, node: str, cores: str) -> set[int]:
+    """The cores of this thread while it allocates for a GPU of that NUMA node."""
+    _, sys, _ = board(folder)
+    device = sys / "bus/pci/devices" / GPU_A
+    (device / "numa_node").write_text(f"{node}\n")
+    (device / "local_cpulist").write_text(f"{cores}\n")
+    before = os.sched_getaffinity(0)
+    with on_local_cores(GPU_A, sys):
+        inside = os.sched_getaffinity(0)
+    assert os.sched_getaffinity(0) == before
+    return inside
+
+
+def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path):
+    mine = os.sched_getaffinity(0)
+    last = max(mine)
+    assert cores_near(tmp_path / "bound", node="1", cores=f"{last},100000-100003") == {last}
+    assert cores_near(tmp_path / "unknown", node="-1", cores=f"{last}") == mine
+    assert cores_near(tmp_path / "others", node="1", cores="100000-100003") == mine
+    assert cores_near(tmp_path / "none", node="1", cores="") == mine
+    with on_local_cores(None, tmp_path):
+        assert os.sched_getaffinity(0) == mine
 
 
 def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):

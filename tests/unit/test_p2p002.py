@@ -330,6 +330,30 @@ def test_half_of_what_the_slot_gives_is_silent_and_less_is_not(golden, generatio
     golden(found[0])
 
 
+def in_a_guest(count, *, virtual=True, **changes):
+    """A host whose copies to and from its memory reach 12 GB/s over what it shows as PCIe 5 x16."""
+    slow = {"to_bytes_per_s": 12 * GB, "from_bytes_per_s": 12 * GB}
+    copies = host_of(count, gpus={index: slow | changes.get(f"gpu{index}", {}) for index in range(count)})
+    shape = {"size": count, "ranks_per_node": count, "gpus": count}
+    slot = {"generation_max": 5, "width": 16}
+    look = Look(gpus=tuple(healthy(index, **pcie(**slot)) for index in range(count)))
+    shown = paths_of(count=count, surroundings=around(count, virtual=virtual))
+    met = together(world(count, {0: copies}), seen_of(memory_errors.CHECK, {0: look}, **shape))
+    return list(CHECK.judge(together(met, seen_of(p2p001.CHECK, {0: shown}, **shape))))
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_in_a_virtual_machine_the_slot_that_it_shows_promises_nothing(count):
+    assert in_a_guest(count) == []
+    assert {finding.code for finding in in_a_guest(count, virtual=False)} == {"P2P002.host-slow"}
+
+
+def test_in_a_virtual_machine_one_odd_gpu_of_eight_is_named():
+    (finding,) = in_a_guest(8, gpu5={"from_bytes_per_s": 5 * GB})
+    assert (finding.code, finding.gpus) == ("P2P002.host-slow", (uuid_of(5),))
+    assert finding.evidence["expected_bytes_per_s"] == 12 * GB
+
+
 def test_an_idle_card_that_let_its_generation_fall_is_held_to_what_is_possible():
     slot = {"generation": 1, "generation_max": 5, "width": 16}
     assert with_slots(slot, slot) == []

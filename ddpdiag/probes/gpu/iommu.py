@@ -5,10 +5,11 @@ the switch, and an IOMMU then translates it. NVML knows nothing of either: its P
 Without root the kernel shows the first 64 bytes of a config space only, so ACS is often not known.
 """
 
+import os
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -26,6 +27,15 @@ _ACS_ID, _ACS_CONTROL = 0x000D, 0x06
 # Request Redirect, Completion Redirect, Egress Control: what the kernel itself takes for a redirection (p2pdma.c,
 # pci_bridge_has_acs_redir). Upstream Forwarding alone only passes on what a bridge below has redirected.
 _REDIRECTS = 0x0004 | 0x0008 | 0x0020
+# How the firmware of a virtual machine begins its names (systemd, src/basic/virt.c, detect_vm_dmi_vendor), and the end
+# of those of Amazon's machines without a hypervisor (there: detect_vm_dmi).
+_DMI_NAMES = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "product_version")
+_GUESTS = (
+    "KVM", "OpenStack", "KubeVirt", "Amazon EC2", "QEMU", "VMware", "VMW", "innotek GmbH", "VirtualBox",
+    "Oracle Corporation", "Xen", "Bochs", "Parallels", "BHYVE", "Hyper-V", "Apple Virtualization",
+    "Google Compute Engine",
+)  # fmt: skip
+_METAL = re.compile(r"\.metal(-|$)")
 
 
 class Bridge(Struct, frozen=True, array_like=True):
@@ -58,7 +68,8 @@ class Slot(Struct, frozen=True, kw_only=True):
 class Surroundings(Struct, frozen=True, kw_only=True):
     """A host around its GPUs.
 
-    `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag for it.
+    `parameters` are those of the kernel that concern P2P. `virtual` is None where neither the processor nor the
+    firmware says whether this is a virtual machine.
     `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
     `peermem`: the module for GPUDirect RDMA is loaded; `imex` and `uvm`: the driver's device files are there.
     """
@@ -110,13 +121,13 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
         with suppress(OSError), (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
             config = file.read(_EXTENDED_BYTES)
         bridges.append(Bridge(address, acs_control(config)))
-    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs.
+    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs. Elsewhere the firmware's names tell.
     flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
         iommus=names_in(sys_root / "class" / "iommu") or (),
         iommu_groups=len(names_in(sys_root / "kernel" / "iommu_groups") or ()),
-        virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
+        virtual=is_xen or (_is_guest(sys_root) if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),
         peermem=(sys_root / "module" / "nvidia_peermem").exists(),
@@ -124,6 +135,41 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
         uvm=(dev_root / "nvidia-uvm").exists(),
         processor=_maker(cpu),
     )
+
+
+def _is_guest(sys_root: Path) -> bool | None:
+    """Whether the firmware is that of a virtual machine; None where it has no names."""
+    folder = sys_root / "class" / "dmi" / "id"
+    names = [name for name in (read_text(folder / own) for own in _DMI_NAMES) if name]
+    if not names:
+        return None
+    return any(name.startswith(_GUESTS) for name in names) and not _METAL.search(names[0])
+
+
+@contextmanager
+def on_local_cores(pci: str | None, sys_root: Path) -> Iterator[None]:
+    """Run this thread on the cores next to a PCI device, so that memory that it allocates is of the device's NUMA node.
+
+    As nvbandwidth does before it allocates (memcpy.cpp, HostBuffer: setOptimalCpuAffinity). Where the firmware does not
+    name the node, or this process may not use its cores, nothing changes.
+    """
+    before = os.sched_getaffinity(0)
+    if pci is not None and slot_of(pci, sys_root).numa_node is not None:
+        cores = _numbers(read_text(sys_root / "bus" / "pci" / "devices" / pci / "local_cpulist") or "")
+        with suppress(OSError, OverflowError):
+            os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _numbers(text: str) -> set[int]:
+    """Such as "0-3,8": the kernel's form of a list (bitmap_parselist); nothing of another form."""
+    parts = [part.split("-") for part in text.split(",")]
+    if not all(end.isdigit() for part in parts for end in part):
+        return set()
+    return {number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)}
 
 
 def processor_maker(proc_root: Path) -> str | None:

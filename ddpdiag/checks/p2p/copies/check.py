@@ -4,7 +4,8 @@ One rank of each host copies between the GPUs that ranks take there, one ordered
 through pinned memory of the host, and before that between each GPU and the host. Every 32-bit word of a copy depends on
 its position and its path, and is compared on arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS
 breaks. Rates are those of the fastest of some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where
-that takes too long), timed by CUDA events. `--depth deep` adds both directions at once, and all GPUs at once.
+that takes too long), timed by CUDA events. The host's memory is of the
+GPU's NUMA node, where the firmware names it. `--depth deep` adds both directions at once, and all GPUs at once.
 
 torch cannot switch peer access off again in a process, so "without P2P" is the copy through pinned memory, as NCCL does
 it with NCCL_P2P_DISABLE=1. Where each rank sees only GPUs of its own (Slurm --gpus-per-task), there are no pairs to
@@ -75,8 +76,8 @@ FINDINGS = {
     ),
     "host-slow": Explained(
         "less than `host_slow_ratio` of GPUs of that model on the host, or than `expected_ratio` of what copies reach "
-        "over such a slot: half of the lanes, a lower generation, memory of another socket. A warning; an error below "
-        "`far_ratio` of these GPUs, where it was measured twice and nothing else uses the GPU."
+        "over such a slot (not in a virtual machine, whose bus is made up): half of the lanes, a lower generation. A "
+        "warning; an error below `far_ratio` of these GPUs, where it was measured twice and nothing else uses the GPU."
     ),
     "unmeasured": Explained.not_seen(
         "there was no time for all copies, or torch shows no GPU where some are expected, so that there is nothing to "

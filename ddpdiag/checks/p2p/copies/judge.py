@@ -279,6 +279,8 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
 def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """GPUs below others of their model on the host, or far below their slot; each GPU and direction once."""
     least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
+    # A virtual machine shows the generation of a made-up bus, not that of the host's slot.
+    guests = {own.host.ranks for own in host_paths(seen.of(paths.CHECK)) if own.around.virtual}
     for there, links in host_memory_links(all_copies):
         for own in links:
             usual = siblings_rate(own, links)
@@ -290,7 +292,7 @@ def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[
                 far = second is not None and max(own.bytes_per_s, second) < seen.number("far_ratio") * usual
                 far = far and not any(not_free(seen, own.copies.uuids((own.gpu,))))
                 yield _slow(seen, own, there, usual, "GPUs of its model there reach in the median", far=far)
-            elif own.bytes_per_s < least_of_slot * slot:
+            elif own.bytes_per_s < least_of_slot * slot and own.copies.host.ranks not in guests:
                 yield _slow(seen, own, there, slot, source)
 
 
