@@ -1,11 +1,14 @@
 """HST003: /dev/shm."""
 
-from seen import seen_of
+import pytest
+from seen import seen_of, together
 
+from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.host.shared_memory import CHECK, Data
 from ddpdiag.checks.hosts import GIB, MIB
 from ddpdiag.model import Severity
 from ddpdiag.probes.host.limits import SharedMemory
+from ddpdiag.stats import samples
 
 
 def found(*rows, **world):
@@ -30,6 +33,35 @@ def test_a_containers_default_is_a_warning_without_gpus(golden):
 def test_a_containers_default_is_an_error_with_two_gpus():
     (finding,) = found(room(64 * MIB), room(64 * MIB), gpus=2)
     assert finding.severity is Severity.ERROR
+
+
+def all_reduced(*ranks, backend="nccl", wrong=0):
+    """What COL001 measured on these ranks."""
+    row = all_reduce.Data(backend, 2, 4, samples([1e-4]), 4 << 20, samples([0.01]), wrong)
+    return seen_of(all_reduce.CHECK, dict.fromkeys(ranks, row), gpus=2)
+
+
+def judged_beside(col001, free):
+    """The finding on two ranks with so much room, in a run in which COL001 measured as well."""
+    (finding,) = CHECK.judge(
+        together(seen_of(CHECK, dict.fromkeys(range(2), room(free, size=64 * MIB)), gpus=2), col001)
+    )
+    return finding
+
+
+def test_a_containers_default_with_which_nccl_passed_is_a_warning(golden):
+    finding = judged_beside(all_reduced(0, 1), 64 * MIB)
+    assert finding.severity is Severity.WARNING
+    golden(finding)
+
+
+@pytest.mark.parametrize(
+    "col001",
+    [all_reduced(0), all_reduced(0, 1, backend="gloo"), all_reduced(0, 1, wrong=1)],
+    ids=["not on all ranks", "over gloo", "wrong values"],
+)
+def test_an_all_reduce_that_proves_nothing_leaves_the_error(col001):
+    assert judged_beside(col001, 64 * MIB).severity is Severity.ERROR
 
 
 def test_a_full_one_is_judged_by_what_is_free():

@@ -2,6 +2,7 @@
 
 NCCL connects GPUs of one host through files in /dev/shm where it has no direct path, and data loader workers hand over
 their batches there. When it is full, NCCL fails with "failed to extend /dev/shm/nccl-...", and SIGBUS ends a loader.
+NCCL 2.24 and newer may take pinned memory of CUDA in its place, so little room is enough where its all-reduce passed.
 
 Findings:
 
@@ -25,6 +26,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
+from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
@@ -33,7 +35,9 @@ from ddpdiag.text import count
 FINDINGS = {
     "missing": Explained("there is no /dev/shm."),
     "unusable": Explained("no memory can be allocated there: it is full, or not writable."),
-    "small": Explained("less room than NCCL or data loaders will need."),
+    "small": Explained(
+        "less room than NCCL or data loaders will need: an error with GPUs, unless NCCL's all-reduce passed (COL001)."
+    ),
 }
 
 # DeepSpeed warns below this.
@@ -51,6 +55,8 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    all_reduces = seen.of(by_code("COL001")).rows
+    passed = {row.place.rank for row in all_reduces if row.data.backend == "nccl" and not row.data.wrong}
     for host, rows in answers_by_host(seen):
         present = [row.shared_memory for row in rows.values() if row.shared_memory is not None]
         # Without a GPU only data loader workers need it, and they can hand over file descriptors instead.
@@ -82,15 +88,18 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         else:
             memory = min(present, key=lambda memory: memory.free_bytes)
             free = memory.free_bytes / MIB
-            fatal = host.gpus > 0 and free < least
-            if free < enough or fatal:
+            short = host.gpus > 0 and free < least
+            proved = passed >= {*host.ranks}
+            use = "NCCL and data loader workers use it"
+            if proved:
+                use = "NCCL's all-reduce passed (COL001), but more process groups and data loader workers use it, too"
+            if free < enough or short:
                 yield seen.finding(
                     "small",
                     f"/dev/shm on {host.name} is small",
                     f"/dev/shm on {host.name} has {free:.0f} of {memory.size_bytes / MIB:.0f} MiB free. At least "
-                    f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: NCCL and data loader "
-                    "workers use it.",
-                    severity=Severity.ERROR if fatal else Severity.WARNING,
+                    f"{expected:.0f} MiB is expected for {count(len(host.ranks), 'rank')}: {use}.",
+                    severity=Severity.ERROR if short and not proved else Severity.WARNING,
                     ranks=host.ranks,
                     evidence={"size_bytes": memory.size_bytes, "free_bytes": memory.free_bytes},
                     fix=_make_room(host, memory, expected),
