@@ -30,9 +30,11 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_cores
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.programs import CoreUse, CoreWatch
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun, count
 
@@ -52,6 +54,13 @@ FINDINGS = {
             "all ranks agree, but the network learned nothing: gradients are not averaged, or images and labels do not "
             "belong together (`--data-dir`)."
         ),
+    ),
+    "stolen-cores": Explained.warning(
+        "processes that are not the job's use `others_share` (20 %) of the cores on which the ranks of a host may run "
+        "(twice that where the ranks are more than these cores), and a rank waits for a core in `waited_share` (10 %) "
+        "of the time in which it could run. They are named as far as they can be seen. Or the hypervisor gives as much "
+        "to other virtual machines.",
+        slows=True,
     ),
     "data": Explained.error(
         "a file of images is missing or damaged on some hosts. Copy it again; compare with `gzip -t` and `sha256sum`."
@@ -93,11 +102,12 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's training. Either `data_error` says why this rank could not read the digits, or `training` is there;
-    both are absent on a rank that could, while others could not."""
+    """One rank's training. Either `data_error` says why this rank could not read the digits, or the rest is there;
+    all are absent on a rank that could, while others could not."""
 
     data_error: str | None = None
     training: Training | None = None
+    core_use: CoreUse | None = None
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -124,6 +134,7 @@ def measure(ctx: Context) -> Data:
         ctx.timed("group", time.perf_counter() - begin)  # in the first collective the ranks connect
         if not agreed or digits is None:
             return Data(data_error=data_error)
+        watch = CoreWatch(whole_host=not ctx.place.local_rank)
         trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
         result = Training(
             first_loss=trained.first_loss,
@@ -136,11 +147,11 @@ def measure(ctx: Context) -> Data:
             checksum=trained.checksum,
             **{f"{phase}_seconds": seconds for phase, seconds in structs.asdict(trained.seconds).items()},
         )
-        return Data(training=result)
+        return Data(training=result, core_use=watch.use())
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Could it read, is it finite, do the ranks agree, has it learnt? What explains the rest is said alone."""
+    """Images that cannot be read, stolen cores, then the first of: not finite, different parameters, nothing learnt."""
     errors = {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}
     # One finding for each sentence: ranks of several hosts that miss one shared file are one problem.
     for error in dict.fromkeys(errors.values()):
@@ -157,6 +168,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     trained = _trained(seen)
     if errors or not trained:
         return
+    yield from stolen_cores(
+        seen, {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
+    )
     numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
     if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.
@@ -292,7 +306,12 @@ CHECK = Check(
     kind=Kind.TORCH,
     blocked=fallback.blocks,
     ground=without_gpu,
-    settings={"loss_share": LOSS_SHARE, "accuracy": ACCURACY[Depth.QUICK]},
+    settings={
+        "loss_share": LOSS_SHARE,
+        "accuracy": ACCURACY[Depth.QUICK],
+        "others_share": OTHERS_SHARE,
+        "waited_share": WAITED_SHARE,
+    },
     fresh=True,
     deadline=60,
 )

@@ -15,9 +15,11 @@ from typing import NamedTuple, TypeVar
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.training.stolen_cores import processes_beside, processes_text
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.model import Finding
 from ddpdiag.model.measurements import Steps, Window
+from ddpdiag.probes.host.programs import CoreUse
 from ddpdiag.text import times_text
 
 D = TypeVar("D")
@@ -147,7 +149,7 @@ def usual_step(steps: Mapping[int, Steps]) -> Window:
 
 
 def step_findings(
-    seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str], ratio: float, share: float
+    seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str], uses: Mapping[int, CoreUse]
 ) -> Iterator[Finding]:
     """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
 
@@ -155,18 +157,21 @@ def step_findings(
     turn in the next run. Where more than two share each, the scheduler decides on the times of all, and none is named.
     """
     ranks_per_core = seen.world.ranks_per_core
-    found = stragglers(steps, ratio, share) if ranks_per_core <= USUAL_RANKS_PER_CORE else ()
+    limits = seen.number("ratio"), seen.number("windows")
+    found = stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ()
     for own in found:
         if ranks_per_core > 1 and own.why is Why.CORES:
             continue
         (rank,), gpus = own.ranks, devices.uuids_of(seen, own.ranks)
         why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
+        beside = processes_beside(seen, rank, uses) if why in (Why.COMPUTE, Why.CORES) else ()
+        why = Why.CORES if beside else why
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
             f"Rank {rank} on {seen.world.node_of(rank)} is {times_text(own.ratio)} slower than the others "
             f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms of work in a training step), and they wait for it "
-            "in the all-reduce.",
+            f"in the all-reduce.{f' On its cores {processes_text(beside)}.' if beside else ''}",
             ranks=(rank,),
             gpus=gpus,
             evidence={
