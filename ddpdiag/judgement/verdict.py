@@ -200,6 +200,8 @@ def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
     few = ""
     if all(finding.ranks for finding in slowing) and len(ranks) <= _FEW:
         who, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)
+    elif len(world.hosts) == len(hosts) == 1:
+        who, number = hosts[0], 1
     else:
         who, number = f"{len(hosts):,} of {count(len(world.hosts), 'host')}", len(hosts)
         few = f": {names_text(hosts)}" if number <= _FEW else ""

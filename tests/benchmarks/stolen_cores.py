@@ -2,10 +2,10 @@
 
     python tests/benchmarks/stolen_cores.py [--runs 5] [--idle 20] [--busy 1 2 4]
 
-Each run is a `ddpdiag check --select LCH003,TRN001,TRN003` of two ranks on two cores, beside 1, 2 or 4 busy processes, or
-none. Shown are the share of the cores that others had, and the largest share of its runnable time that a rank waited.
-The bar: all busy processes named in each run beside them, and no warning in any run beside none. Let the machine be idle
-otherwise.
+Each run is a `ddpdiag check --select LCH003,TRN001,TRN003` of two ranks on two cores, beside 1, 2 or 4 busy processes,
+or none. Shown are the least, median and largest share of the cores that others had, and share of its runnable time that
+a rank waited. The bar: all busy processes named in each run beside them, and no warning in any run beside none. Let the
+machine be idle otherwise.
 """
 
 import argparse
@@ -24,7 +24,10 @@ from ddpdiag.checks.training.mnist import CHECK
 # Without limits the finding is always there, with its numbers.
 COMMAND = ("check", "--select", "LCH003,TRN001,TRN003", "--nproc-per-node", "2", "--set", "TRN001.others_share=0")
 LIMITS = CHECK.settings
-HEAD = "| busy processes | runs | warned | all named | others' share | waited share | samples/s |\n|--:|--:|--:|--:|--:|--:|--:|"
+HEAD = (
+    "| busy processes | runs | warned | all named | others' share | waited share | samples/s |\n"
+    "|--:|--:|--:|--:|--:|--:|--:|"
+)
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         heat = (finding for finding in seen.findings_of("GPU005") if finding.code in _HELD_DOWN)
         throttled = frozenset(gpu for finding in heat for gpu in finding.gpus)
         uses = {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use is not None}
-        yield from step_findings(seen, steps, throttled, uses)
+        yield from step_findings(seen, steps, throttled, uses, (seen.number("ratio"), seen.number("windows")))
 
 
 def _steps(seen: Seen[Data]) -> dict[int, Steps]:

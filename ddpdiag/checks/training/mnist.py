@@ -14,7 +14,8 @@ Fix: exclude the hosts of the named ranks, and run `ddpdiag check --stage gpu,co
 `--set TRN001.accuracy=0.9`, `--set TRN001.loss_share=0.9` (the last loss at most this share of the first).
 
 Confirm by hand: Train any DDP example on the same hosts, and compare a hash of the parameters of all ranks:
-`sum(p.double().sum() for p in model.parameters())` printed with repr.
+`sum(p.double().sum() for p in model.parameters())` printed with repr. Beside it, `top` shows other processes, and
+`mpstat -P ALL 1` steal time.
 
 Sources: LeCun et al., Gradient-based learning applied to document recognition, 1998 (MNIST); Li et al., PyTorch
 Distributed: Experiences on accelerating data parallel training, VLDB 2020.
@@ -168,9 +169,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     trained = _trained(seen)
     if errors or not trained:
         return
-    yield from stolen_cores(
-        seen, {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
-    )
+    uses = {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
+    yield from stolen_cores(seen, uses, seen.number("others_share"), seen.number("waited_share"))
     numbers = [number for own in trained.values() for number in (own.first_loss, own.last_loss, own.test_loss)]
     if any(own.first_bad_step is not None for own in trained.values()) or not all(map(math.isfinite, numbers)):
         # NaN has many bit patterns, so different checksums would say nothing.

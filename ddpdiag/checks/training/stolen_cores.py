@@ -4,28 +4,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import hosts_of, ranks_text
-from ddpdiag.model import Finding
+from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
+from ddpdiag.model import Finding, Scalar
 from ddpdiag.probes.host.programs import BusyProcess, CoreUse
-from ddpdiag.text import share_text
+from ddpdiag.text import begun, count, share_text
 
 D = TypeVar("D")
 
-# Settings of TRN001, shares. TODO
+# One busy process beside two ranks on two cores has a fair share of a third of these. A rank that waits a tenth of its
+# time is 1.1 times slower, from where TRN003 calls one a straggler. tests/benchmarks/stolen_cores.py measures both.
 OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
-# Where the ranks themselves are more than the cores, others must take so many times as much.
+# Chosen here: where ranks are more than cores, they wait for each other, and others must take so many times as much.
 _CROWDED = 2.0
 # A process that used less of a core is not named, nor are more than the busiest few.
 _LEAST_CORES, _MOST_NAMED = 0.05, 5
 
 
 class Others(NamedTuple):
-    """What ran beside the ranks of a host, on the cores on which these may run: cores on average.
+    """What ran beside the `ranks` of a machine, on the `cores` on which these may run: cores on average.
 
     `used` was used by other processes, `steal` was given to other virtual machines. `waited` is the share of the time
     in which each rank could run and waited for a core; 0 where the kernel does not say.
     """
 
+    ranks: tuple[int, ...]
     cores: int
     used: float
     steal: float
@@ -38,27 +40,36 @@ class Others(NamedTuple):
         return (self.used + self.steal) / self.cores
 
 
-def others_on(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> Others | None:
-    """What ran beside all ranks of a host, by the one of them that read it; None if it is not known."""
-    arrivals = seen.world.arrivals
-    host = next((uses[rank] for rank in ranks if rank in uses and uses[rank].busy_seconds), None)
-    cores = cores_of(seen, ranks) & set(host.busy_seconds if host is not None else ())
-    if host is None or not cores or not all(rank in uses for rank in ranks):
+def machines(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Others]:
+    """What ran beside the ranks of each machine, where that is known; containers of one machine share its boot id."""
+    ranks: dict[object, list[int]] = {}
+    for rank, arrival in seen.world.arrivals.items():
+        ranks.setdefault(arrival.host_id or arrival.host, []).append(rank)
+    for own in ranks.values():
+        if all(rank in uses for rank in own) and (others := _others(seen, own, uses)) is not None:
+            yield others
+
+
+def _others(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> Others | None:
+    """What ran beside these ranks, by the first of them that read it; None if none did."""
+    whole = next((uses[rank] for rank in ranks if uses[rank].busy_seconds), None)
+    if whole is None or not (cores := cores_of(seen, ranks) & whole.busy_seconds.keys()):
         return None
     workers = {uses[rank].pids[0] for rank in ranks}
     # Supervisors, and the servers that workers are forked from.
-    beside = {*(arrivals[rank].pid for rank in ranks), *(pid for rank in ranks for pid in uses[rank].pids)} - workers
+    beside = {seen.world.arrivals[rank].pid for rank in ranks} | {pid for rank in ranks for pid in uses[rank].pids}
     own = sum(uses[rank].own_seconds / uses[rank].seconds for rank in ranks)
-    own += sum(process.cores for process in host.processes if process.pid in beside)
+    own += sum(process.cores for process in whole.processes if process.pid in beside - workers)
     return Others(
+        ranks=tuple(ranks),
         cores=len(cores),
-        used=max(0.0, sum(host.busy_seconds[core] for core in cores) / host.seconds - own),
-        steal=sum(host.steal_seconds.get(core, 0.0) for core in cores) / host.seconds,
+        used=max(0.0, sum(whole.busy_seconds[core] for core in cores) / whole.seconds - own),
+        steal=sum(whole.steal_seconds.get(core, 0.0) for core in cores) / whole.seconds,
         waited={rank: uses[rank].waited_share or 0.0 for rank in ranks},
         processes=tuple(
             process
-            for process in host.processes
-            if process.cores >= _LEAST_CORES and process.last_core in cores and process.pid not in workers | beside
+            for process in whole.processes
+            if process.cores >= _LEAST_CORES and process.last_core in cores and process.pid not in beside
         ),
     )
 
@@ -71,7 +82,7 @@ def cores_of(seen: Seen[D], ranks: Sequence[int]) -> set[int]:
 
 def processes_beside(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -> tuple[BusyProcess, ...]:
     """Busy processes on the cores of a rank that waited for a core; none where it did not."""
-    others = others_on(seen, next(ranks for ranks in seen.world.hosts.values() if rank in ranks), uses)
+    others = next((others for others in machines(seen, uses) if rank in others.ranks), None)
     if others is None or others.waited[rank] < WAITED_SHARE:
         return ()
     cores = cores_of(seen, [rank])
@@ -87,43 +98,44 @@ def processes_text(processes: Sequence[BusyProcess]) -> str:
     return "; ".join(shown) + (f"; and {hidden} more" if hidden else "")
 
 
-def stolen_cores(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Finding]:
-    """Hosts whose ranks waited for cores that others had."""
-    least = seen.number("others_share") * (_CROWDED if seen.world.ranks_per_core > 1 else 1)
-    for host in hosts_of(seen):
-        others = others_on(seen, host.ranks, uses)
-        if others is None or others.share < least:
-            continue
-        is_virtual = others.steal > others.used
+def stolen_cores(
+    seen: Seen[D], uses: Mapping[int, CoreUse], others_share: float, waited_share: float
+) -> Iterator[Finding]:
+    """Machines of whose cores others had this share, where a rank waited for this share of the time, or steal."""
+    for others in machines(seen, uses):
+        least = others_share * (_CROWDED if len(others.ranks) > others.cores else 1)
         waiting, waited = max(others.waited.items(), key=lambda item: item[1])
-        if waited < seen.number("waited_share") and not is_virtual:
+        is_virtual = others.steal > others.used
+        if others.share < least or (waited < waited_share and not is_virtual):
             continue
-        used = f"{others.steal if is_virtual else others.used:.1f} of the {others.cores} cores"
+        nodes = seen.world.nodes_of(others.ranks)
+        where, cores = names_text(nodes), count(others.cores, "core")
+        evidence: dict[str, Scalar | list[Scalar]] = {"others_share": others.share, "cores": others.cores}
+        evidence |= {"waited_share": waited, "pids": [process.pid for process in others.processes]}
         if is_virtual:
-            text = f"the hypervisor gave {used} of {host.name} to other virtual machines (steal time of /proc/stat)"
-        else:
-            text = (
-                f"other processes used {used} on which they may run, and rank {waiting} waited for a core in "
-                f"{share_text(waited)} of the time in which it could run"
+            yield seen.finding(
+                "stolen-cores",
+                f"the hypervisor gives others {share_text(others.share)} of the cores of {where}",
+                f"While {ranks_text(others.ranks)} on {where} trained, {others.steal:.1f} of their {cores} were given "
+                "to other virtual machines (steal time in /proc/stat).",
+                nodes=nodes,
+                evidence=evidence,
+                fix=f"Ask the provider for dedicated processors, or {leave_out(nodes)}.",
             )
-        if others.processes:
-            text += f". {processes_text(others.processes)}".replace(". pid", ". Pid")
-        elif not is_virtual:
-            text += ". No busy process can be seen from here: they are in other containers, or ended meanwhile"
+            continue
         yield seen.finding(
             "stolen-cores",
-            f"others use {share_text(others.share)} of the cores of {host.name}",
-            f"While {ranks_text(host.ranks)} on {host.name} trained, {text}.",
-            nodes=[host.name],
-            evidence={
-                "others_share": others.share,
-                "cores": others.cores,
-                "waited_share": waited,
-                "pids": [process.pid for process in others.processes],
-                **({} if is_virtual else {"slower_share": waited}),
-            },
-            fix="Ask the provider for dedicated processors, or take another host."
-            if is_virtual
-            else f"End these processes on {host.name} (`top` shows them), or ask their users to. Or ask for cores that "
-            "no other job has: `sbatch --exclusive`.",
+            f"other processes use {share_text(others.share)} of the cores of {where}",
+            f"While {ranks_text(others.ranks)} on {where} trained, other processes used {others.used:.1f} of their "
+            f"{cores}, and rank {waiting} waited for a core in {share_text(waited)} of the time in which it could run. "
+            + (
+                f"{begun(processes_text(others.processes))}."
+                if others.processes
+                else "No busy process can be seen from here: they are in other containers, of another user, or ended "
+                "meanwhile."
+            ),
+            nodes=nodes,
+            evidence=evidence | {"slower_share": waited},
+            fix=f"End these processes on {where} (`top` shows them) or ask their users to. Or ask for cores that no "
+            "other job has (`sbatch --exclusive`).",
         )

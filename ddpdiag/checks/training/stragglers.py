@@ -149,7 +149,11 @@ def usual_step(steps: Mapping[int, Steps]) -> Window:
 
 
 def step_findings(
-    seen: Seen[D], steps: Mapping[int, Steps], throttled: Set[str], uses: Mapping[int, CoreUse]
+    seen: Seen[D],
+    steps: Mapping[int, Steps],
+    throttled: Set[str],
+    uses: Mapping[int, CoreUse],
+    limits: tuple[float, float],
 ) -> Iterator[Finding]:
     """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
 
@@ -157,7 +161,6 @@ def step_findings(
     turn in the next run. Where more than two share each, the scheduler decides on the times of all, and none is named.
     """
     ranks_per_core = seen.world.ranks_per_core
-    limits = seen.number("ratio"), seen.number("windows")
     found = stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ()
     for own in found:
         if ranks_per_core > 1 and own.why is Why.CORES:
