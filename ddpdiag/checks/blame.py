@@ -50,7 +50,9 @@ ECHOES = (
 # The error of a GPU's program after its peer's memory was freed with the peer's process (legacy CUDA IPC).
 _OF_LOST_MEMORY = "illegal memory access"
 # The files of torch.distributed in which a rank is that waits in one of its calls.
-_INSIDE = ("(distributed_c10d.py", "(c10d_logger.py")
+_INSIDE = ("(distributed_c10d.py", "(c10d_logger.py", "(rendezvous.py")
+# The end of a step in which a rank waits for what it has posted.
+_WAITS = ": wait"
 # A rank whose last step was announced within this share of the deadline before its end was not stuck.
 _MOVING_SHARE = 0.05
 
@@ -236,27 +238,36 @@ def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:
     if cause:
         return Blame(status=Status.HUNG, ranks=(), why=cause)
     reached = front(hung)
-    if guilty := _ranks(o for o in hung if o.step < reached):
+    if guilty := _ranks(o for o in hung if o.step < reached and not _waits(o)):
         return Blame(status=Status.HUNG, ranks=guilty, why="it did not reach the step at which the others wait for it")
-    return _unequal(hung)
+    return _unequal(hung, reached)
 
 
-def _unequal(hung: Sequence[Outcome]) -> Blame:
-    """Of ranks at one step: those that posted fewer collectives, or that are elsewhere in the code."""
+def _waits(outcome: Outcome) -> bool:
+    """Whether a rank waits in a collective for messages of others, which is never its own fault."""
+    return outcome.at.endswith(_WAITS) or (_where(outcome).endswith(_INSIDE) and bool(outcome.collectives))
+
+
+def _unequal(hung: Sequence[Outcome], reached: int) -> Blame:
+    """Of ranks that reached one step: those that posted fewer collectives, or that are outside of torch.distributed.
+
+    A rank beyond that step waits for the others, and one inside of torch.distributed for a message.
+    """
     where = {o.rank: _where(o) for o in hung if o.process and o.process.stack}
     if absent := _absent_from_the_first_call(hung, where):
         return Blame(status=Status.HUNG, ranks=absent, why="it is not in a call of torch.distributed; the others are")
     odd = odd_ones_out(where)
+    waits = {o.rank for o in hung if o.step > reached or _waits(o) or where.get(o.rank, "").endswith(_INSIDE)}
     behind, lacking = lag({o.rank: o.collectives for o in hung if o.collectives is not None})
     # A rank at the line where those ahead wait is waiting as well: a message to it did not arrive, whatever the cause.
     ahead = {frame for rank, frame in where.items() if rank not in behind}
     told = _ranks(o for o in hung if o.told)  # earlier than it would have hung by itself
-    guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in told)
+    guilty = tuple(rank for rank in behind if where.get(rank) not in ahead and rank not in {*told, *waits})
     if guilty and lacking is not None:
         why = f"it did not post {in_words(lacking)}, in which the others wait for it"
         return Blame(status=Status.HUNG, ranks=guilty, why=why)
-    if odd is not None and odd.ranks:
-        return Blame(status=Status.HUNG, ranks=odd.ranks, why="it is at another place in the code than the others")
+    if odd is not None and (elsewhere := tuple(rank for rank in odd.ranks if rank not in waits)):
+        return Blame(status=Status.HUNG, ranks=elsewhere, why="it is at another place in the code than the others")
     if behind and lacking is not None:
         why = f"all ranks wait, but not all of them in {in_words(lacking)} yet: a message did not arrive"
         return Blame(status=Status.HUNG, ranks=(), why=why)
@@ -298,7 +309,7 @@ def front(outcomes: Sequence[Outcome]) -> int:
 
 def _where(outcome: Outcome) -> str:
     """Innermost frame without its line number: waiting ranks differ in lines of a retry loop."""
-    frame = outcome.process.stack[0] if outcome.process else ""
+    frame = outcome.process.stack[0] if outcome.process and outcome.process.stack else ""
     return os.path.basename(frame.rpartition(":")[0])
 
 

@@ -7,6 +7,7 @@ from seen import world_of
 
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.rendezvous.mesh.data import AT_END
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
 from ddpdiag.model.recording import Header
@@ -69,14 +70,23 @@ def meshed(
     nominal: float | None = None,
     ended: Mapping[int, Status] | None = None,
     arrivals: Mapping[int, Arrival] | None = None,
+    at_end: bool = False,
 ) -> Seen[mesh.Data]:
-    """Trials of RDZ004 over `size` hosts, each with its bad ways; ranks in `ended` gave no answer."""
+    """Trials of RDZ004 over `size` hosts, each with its bad ways; ranks in `ended` gave no answer.
+
+    `at_end`: the last one was at the end of the run.
+    """
     world = world_of(size, ranks_per_node=1, options=Options(settings=dict(settings or {})))
     world = structs.replace(world, arrivals=dict(arrivals)) if arrivals else world
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0")
     empty = Seen(world, mesh.CHECK, Recording(header=header, arrivals=world.arrivals))
     planned = [
-        structs.replace(new_trial(empty, groups=(tuple(range(size)),)), number=number, attempt=number)
+        structs.replace(
+            new_trial(empty, groups=(tuple(range(size)),)),
+            number=number,
+            attempt=number,
+            params={AT_END: True} if at_end and number + 1 == len(trials) else {},
+        )
         for number, _ in enumerate(trials)
     ]
     outcomes = [

@@ -182,6 +182,34 @@ def test_a_lone_hang_needs_no_comparison() -> None:
     assert blamed([outcome(0, Status.DONE), outcome(3, Status.HUNG)]).ranks == (3,)
 
 
+INIT, WAIT = "_new_process_group_helper (distributed_c10d.py:9)", "_step_by_step (collectives.py:7)"
+
+
+@pytest.mark.parametrize(
+    ("steps", "places", "stacks"),
+    [
+        pytest.param(
+            (6, 5, 5), ("barrier: wait", "init_process_group tcp://", "init_process_group tcp://"), (WAIT, INIT, INIT),
+            id="a link between two others was cut, so one rank waits for both",
+        ),
+        pytest.param(
+            (9, 8, 9), ("destroy_process_group", "all_reduce 4 B: wait", "destroy_process_group"), (WAIT, WAIT, WAIT),
+            id="a slow link: one rank is still in the collective that the others have ended",
+        ),
+        pytest.param(
+            (5, 5, 5), ("init_process_group tcp://",) * 3, ("_create_c10d_store (rendezvous.py:1)", INIT, INIT),
+            id="a name server of another host is slow, and rank 0 serves the store",
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_is_ahead_or_waits_in_a_collective_is_not_blamed(steps, places, stacks) -> None:
+    hung = [
+        structs.replace(outcome(rank, Status.HUNG, step=step, state="S", stack=(stack,)), at=at, collectives=trace(1))
+        for rank, (step, at, stack) in enumerate(zip(steps, places, stacks, strict=True))
+    ]
+    assert blamed(hung).ranks == ()
+
+
 def test_of_two_equally_common_steps_the_higher_is_the_front() -> None:
     assert front([outcome(0, Status.HUNG, step=1), outcome(1, Status.HUNG, step=2)]) == 2
 

@@ -1,5 +1,7 @@
 """RDZ004: the mesh between hosts, judged."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from ddpdiag.checks.host import network_ports
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
-from ddpdiag.model import Arrival, Event, EventKind, Finding, Severity, Status
+from ddpdiag.model import Arrival, Event, EventKind, Finding, Kind, Outcome, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.tcp_connect import Reach
 
@@ -73,6 +75,33 @@ def test_who_is_named_of_hosts_that_do_not_reach_each_other(golden, seen, word, 
     assert (finding.code, finding.severity) == (f"RDZ004.{word}", Severity.ERROR)
     assert (finding.nodes, finding.links) == (nodes, links)
     golden(finding)
+
+
+def test_a_link_that_was_cut_during_the_run_is_named_with_both_ends(golden):
+    finding = only(meshed(3, {}, {(1, 2): DROPPED, (2, 1): DROPPED}, at_end=True))
+    assert (finding.code, finding.severity) == ("RDZ004.dropped", Severity.ERROR)
+    assert (finding.nodes, finding.links) == ((), ("n1 -> n2", "n2 -> n1"))
+    golden(finding)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "tested"),
+    [
+        pytest.param((Status.HUNG, Status.HUNG, Status.HUNG), True, id="all wait"),
+        pytest.param((Status.DONE, Status.DONE, Status.DONE), False, id="all is well"),
+        pytest.param((Status.HUNG, Status.DIED, Status.HUNG), False, id="a process ended"),
+    ],
+)
+def test_links_are_tested_again_at_the_end_if_ranks_waited_for_each_other(statuses, tested):
+    first = meshed(3, {})
+    trial = structs.replace(first.trials[0], number=1, code="COL001", kind=Kind.TORCH, params={})
+    waited = tuple(
+        Outcome(trial=1, code="COL001", rank=rank, status=status, step=5) for rank, status in enumerate(statuses)
+    )
+    recording = structs.replace(first.recording, trials=(*first.trials, trial), outcomes=(*first.outcomes, *waited))
+    seen = Seen(first.world, mesh.CHECK, recording)
+    assert mesh.plan(seen) == ()
+    assert bool(mesh.plan(replace(seen, is_last=True))) == tested
 
 
 @pytest.mark.parametrize(("gpus", "severity"), [(0, Severity.WARNING), (1, Severity.ERROR)])

@@ -3,8 +3,10 @@
 gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
 port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
 and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. If a link
-fails or is slow, all are measured once more, and the better result counts. Beyond 64 hosts there are groups of at most
-64, and the measurement `mesh.pairs` shows how many pairs of hosts were tested.
+fails or is slow, all are measured once more, and the better result counts. If ranks of several hosts waited for each
+other in a later check, the links are tested again at the end of the run, and what fails then counts: a link may be cut
+during a run. Beyond 64 hosts there are groups of at most 64, and the measurement `mesh.pairs` shows how many pairs of
+hosts were tested.
 
 Failing links are explained by their pattern: if all links from and to one host fail, or all in one direction, the host
 is named; a single link is named itself; if links fail everywhere, no host is named, since the hosts share the cause.
@@ -30,12 +32,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.matrix import pair_matrix
-from ddpdiag.checks.rendezvous.mesh.data import Data, failure, mesh_of
+from ddpdiag.checks.rendezvous.mesh.data import AT_END, Data, failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
 from ddpdiag.checks.world import World
-from ddpdiag.model import Matrix, Scalar, Trial
+from ddpdiag.model import Kind, Matrix, Scalar, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.probes.net.interfaces import (
@@ -48,7 +51,7 @@ from ddpdiag.probes.net.interfaces import (
     wanted,
 )
 from ddpdiag.probes.net.mesh import Peer, survey
-from ddpdiag.probes.net.mesh_listener import Listener
+from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, STALL_SECONDS, Listener
 from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 
 FINDINGS = {
@@ -129,10 +132,14 @@ def ground(world: World) -> str | None:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """All links once, and once more if one of them looks bad."""
+    """All links once, and once more if one of them looks bad; at the end, if ranks waited for each other since then."""
+    groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
+    params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
+    if seen.is_last:
+        due = _waited(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
+        return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if due else ()
     if not seen.trials:
-        groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
-        return (new_trial(seen, groups=groups, params={"library": library_of(seen.world.backend)}),) if groups else ()
+        return (new_trial(seen, groups=groups, params=params),) if groups else ()
     if len(seen.trials) > 1 or not seen.went_well(seen.trials[0]):
         return ()
     mesh = mesh_of(seen)
@@ -140,6 +147,27 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
     again = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
     return (again,) if doubtful and not dropped_everywhere(mesh) else ()
+
+
+def last(seen: Seen[Data]) -> float:
+    """Some links take up to `CONNECT_SECONDS` and `STALL_SECONDS` to fail, the others as long as before."""
+    took = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
+    return took + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
+
+
+def _waited(seen: Seen[Data]) -> bool:
+    """Whether ranks of several hosts waited for each other in a trial after the links were tested, without a culprit
+    whose process shows why."""
+    tested = max((trial.number for trial in seen.trials), default=0)
+    for trial in seen.recording.trials:
+        if trial.number <= tested or trial.may_fail or trial.kind is not Kind.TORCH:
+            continue
+        outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number]
+        for group in trial.groups:
+            blame = blamed([o for o in outcomes if o.rank in group])
+            if blame and len(seen.world.nodes_of(group)) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
+                return True
+    return False
 
 
 def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -188,6 +216,7 @@ CHECK = Check(
     measure=measure,
     plan=plan,
     ground=ground,
+    last=last,
     optional=True,
     figures=figures,
     matrices=matrices,

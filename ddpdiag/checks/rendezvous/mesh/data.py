@@ -18,6 +18,8 @@ from ddpdiag.probes.net.mesh import Cell
 from ddpdiag.probes.net.tcp_connect import Reach
 
 TWO_HOSTS = "With two hosts it cannot be decided which side is at fault; add a third one to find out."
+# A parameter of the trial at the end of the run.
+AT_END = "at end"
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 _WHERE = {
@@ -66,13 +68,14 @@ class Mesh(Struct, frozen=True):
     """The cells between the hosts' leaders, by link (rank from, rank to), within groups that were measured together.
 
     `inside` are links that never leave a machine, between containers on it, where there are several machines: what they
-    reach, no network does.
+    reach, no network does. `cut` are links that worked at first, and failed at the end of the run.
     """
 
     groups: tuple[tuple[int, ...], ...]
     cells: dict[Link, Cell]
     names: dict[int, str]
     inside: frozenset[Link] = frozenset()
+    cut: frozenset[Link] = frozenset()
 
     def links(self, fits: Callable[[Cell], bool]) -> frozenset[Link]:
         return frozenset(link for link, cell in self.cells.items() if fits(cell))
@@ -100,17 +103,24 @@ def mesh_of(seen: Seen[Data]) -> Mesh:
     """All cells of a check's trials, but for those towards a host that gave no answer: its failure causes them."""
     answered = {row.place.rank for row in seen.rows}
     merged: dict[Link, Cell] = {}
+    cut = set[Link]()
     for row in seen.rows:
         for cell in row.data.cells:
-            if cell.peer in answered:
-                link = (row.place.rank, cell.peer)
+            link = (row.place.rank, cell.peer)
+            if cell.peer not in answered:
+                continue
+            if row.trial.params.get(AT_END) and failure(cell) is not None:
+                cut.update({link} if link in merged and failure(merged[link]) is None else ())
+                merged[link] = cell
+            else:
                 merged[link] = better(merged[link], cell) if link in merged else cell
     groups = tuple(dict.fromkeys(group for trial in seen.trials for group in trial.groups))
     machines = {rank: arrival.host_id for rank, arrival in seen.world.arrivals.items() if arrival.host_id}
     inside = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
     if len(set(machines.values())) < 2:
         inside.clear()
-    return Mesh(groups, merged, {rank: seen.world.node_of(rank) for rank in answered}, frozenset(inside))
+    names = {rank: seen.world.node_of(rank) for rank in answered}
+    return Mesh(groups, merged, names, frozenset(inside), frozenset(cut))
 
 
 def failure(cell: Cell) -> str | None:

@@ -97,6 +97,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         counts = Counter(failure(cell) or "" for cell in subject.cells.values())
         word = counts.most_common(1)[0][0]
         (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
+        since = " They worked at the start of the run." if mesh.cut.issuperset(subject.cells) else ""
         fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
         port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
         at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
@@ -109,7 +110,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             word,
             f"TCP connections {subject.where} {_VERBS[word]}",
             f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections {fail} {subject.where}. For example "
-            f"{at} {_ONE[word]}. {_WORKS if works else contrast} {subject.doubt}".strip(),
+            f"{at} {_ONE[word]}.{since} {_WORKS if works else contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if works else Severity.ERROR,
             nodes=subject.nodes,
             links=subject.links,
