@@ -102,7 +102,6 @@ _PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=
 def measure(ctx: Context) -> Data:
     """A sweep of one collective over one backend; in a pair, one size."""
     from ddpdiag.bench.workloads.measure import bench, one_size
-    from ddpdiag.workloads.collectives import connect
     from ddpdiag.workloads.devices import describe, gpu_users_before
     from ddpdiag.workloads.group import process_group, unknown_backend
 
@@ -113,15 +112,13 @@ def measure(ctx: Context) -> Data:
     if AGAIN in ctx.trial.params:
         # One size once more, with the users of the GPU before it, and NCCL's log after it.
         ctx.step(CONTEXT_STEP)
-        before, log = gpu_users_before(ctx.place.local_rank), transport.start_log(ctx)
+        before = gpu_users_before(ctx.place.local_rank)
         with process_group(ctx, empty.backend) as device:
-            connect(ctx, device)
             lines = one_size(ctx, second_bench(ctx.trial), collective, device, _SECOND_SECONDS).lines
-        return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, log, device))
+        return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, device))
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
-        connect(ctx, device)
         if "round" in ctx.trial.params:
             return structs.replace(known, **one_size(ctx, _PAIR_BENCH, collective, device, _PAIR_SECONDS)._asdict())
         return bench(ctx, known, device, share_seconds(ctx.options, ctx.place.world_size))
@@ -187,7 +184,7 @@ def suspects(seen: Seen[Data]) -> Iterator[Series]:
 
 
 def second_trial(seen: Seen[Data], one: Series) -> Trial:
-    """The same collective at its best size once more, in a worker that writes NCCL's log."""
+    """The same collective at its best size once more, in a worker that has no context on its GPU yet."""
     params: dict[str, str | int | float | bool] = {
         "backend": one.backend,
         "collective": one.collective,
@@ -196,7 +193,7 @@ def second_trial(seen: Seen[Data], one: Series) -> Trial:
         "op": one.op,
         "root": one.root,
     }
-    return new_trial(seen, params=params, env=transport.LOG_ENV, fresh=True)
+    return new_trial(seen, params=params, fresh=True)
 
 
 def second_bench(trial: Trial) -> Bench:

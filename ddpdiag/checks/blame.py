@@ -19,7 +19,7 @@ from ddpdiag.checks import known_errors
 from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
-from ddpdiag.model.trial import COMMUNICATOR_STEP
+from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
 from ddpdiag.stats import odd_ones_out
 
 # Texts of gloo, NCCL and c10d's store by which a rank reports the end of another one (torch 2.6-2.15), beside those of
@@ -55,6 +55,8 @@ _INSIDE = ("(distributed_c10d.py", "(c10d_logger.py", "(rendezvous.py")
 _WAITS = ": wait"
 # A rank whose last step was announced within this share of the deadline before its end was not stuck.
 _MOVING_SHARE = 0.05
+# A communicator of 25 s is slow and works (libraries on a file server, many adapters); see also FIRST_USE_SECONDS.
+_SLOW_FIRST_USE_SECONDS = 30.0
 
 
 class Blame(Struct, frozen=True, kw_only=True):
@@ -204,7 +206,8 @@ def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patie
     """Was a blamed rank (any rank, if none is blamed) still making progress at its deadline? Then it did not hang.
 
     It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
-    that the budget gave less time than usual. `patient`: a rank that was given less time than usual counts as making
+    that the budget gave less time than usual; or the budget left less for its first use of GPU and NCCL than that takes
+    on slow hosts. `patient`: a rank that was given less time than usual counts as making
     progress in any case, unless it is stopped, or stuck in the kernel.
     """
     if blame.status is not Status.HUNG or blame.sides:
@@ -221,7 +224,15 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
     since = process.step_seconds
     moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
     waiting = patient and trial.hurried
-    return moving or waiting or (process.busy and (trial.hurried or outcome.at == IMPORT_STEP))
+    busy = process.busy and (trial.hurried or outcome.at == IMPORT_STEP)
+    return moving or waiting or busy or is_starting(outcome, trial)
+
+
+def is_starting(outcome: Outcome, trial: Trial) -> bool:
+    """Whether the rank was in its first use of GPU or NCCL, for which the budget left less than slow hosts need."""
+    has_first_use = trial.params.get("backend") != "gloo" and (trial.first_use_seconds > 0 or trial.hurried)
+    in_first_use = has_first_use and is_first_use(outcome.at) and outcome.at != BARRIER_STEP
+    return in_first_use and trial.limit_seconds < _SLOW_FIRST_USE_SECONDS
 
 
 def _among_hung(hung: Sequence[Outcome], members: int, cause: str) -> Blame:

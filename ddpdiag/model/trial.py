@@ -66,9 +66,12 @@ NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 IMPORT_STEP = "import torch"
 # A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
 NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
+# Since 2.22 NCCL connects rings, trees, NVLS and queue pairs in the call that posts the first collective (its group.cc,
+# ncclCollPreconnectFunc). A path on which nothing arrives hangs in the wait after it, which is no first use.
+CONNECT_STEP = "connect all ranks"
 BARRIER_STEP = "wait at the gate"
 # A rank waits at the barrier while its peers are still in their first use.
-_FIRST_USE_STEPS = (NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP, BARRIER_STEP)
+_FIRST_USE_STEPS = (NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP, f"{CONNECT_STEP}: post", BARRIER_STEP)
 
 
 def is_first_use(step: str) -> bool:
@@ -179,8 +182,9 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
     another rank: it is not at fault. `timings` holds seconds by kind: `total` in the worker, of which `NVML` (until
     the driver had started the GPUs), `context` (the device), `group` (opening it, and its first connection) and `gate`
-    (waiting for the group at the barrier); of `group`, what creating a `communicator` took (any backend but gloo); and
-    from the order on `import`, until torch was there, and `arrive`, until it reached the barrier.
+    (waiting for the group at the barrier); of `group`, what creating a `communicator` took and then to `connect all
+    ranks` (any backend but gloo; a trial that shares the group of an earlier one has neither); and from the order on
+    `import`, until torch was there, and `arrive`, until it reached the barrier.
     `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a
@@ -252,8 +256,7 @@ class Context(Protocol):
 # whoever leads a run must not be able to run code in its ranks.
 _OVERRIDES = re.compile(
     r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
-    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|NCCL_DEBUG=INFO|NCCL_DEBUG_SUBSYS=[A-Z0-9,]+"
-    r"|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
+    r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
     re.ASCII,
 )
 

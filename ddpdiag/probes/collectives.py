@@ -36,9 +36,6 @@ _HOOKED_READER, _HOOKED = "_dump_fr_trace_json", ("nccl2",)
 # The first that is set counts (FlightRecorder.hpp), and 0 turns the recorder off.
 BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
-# A group, by its recorder and torch's number for it, which no later group of the process gets again.
-Group = tuple[str, str]
-
 
 class _Entry(Struct, frozen=True):
     """What is used of an entry (version 2.10 of the trace; the fields are there since torch 2.5)."""
@@ -56,7 +53,6 @@ class _Entry(Struct, frozen=True):
 
 class _Trace(Struct, frozen=True):
     entries: tuple[_Entry, ...] = ()
-    pg_status: dict[str, object] = field(default_factory=dict)
     pg_config: dict[str, object] = field(default_factory=dict)
 
 
@@ -80,18 +76,14 @@ def read_dump(trace: object) -> TraceDump | None:
     return TraceDump(_last(entries), newest)
 
 
-def groups() -> frozenset[Group]:
-    """The groups in which this process has posted anything so far; takes some 100 us."""
-    return frozenset((name, group) for name, trace in _traces(includeCollectives=False) for group in trace.pg_status)
-
-
-def posted(before: frozenset[Group]) -> tuple[Collective, ...] | None:
-    """The last collectives of other groups than those `before`, the oldest first.
+def posted(since_unix_seconds: float = 0.0) -> tuple[Collective, ...] | None:
+    """The last collectives that were posted since then, the oldest first.
 
     None without torch.distributed (it is not imported for this), and where nothing is recorded: see `unreadable`.
     """
     traces = _traces()
-    collectives = _last([e for name, trace in traces for e in trace.entries if (name, str(e.pg_id)) not in before])
+    recent = [e for trace in traces for e in trace.entries if e.time_created_ns >= since_unix_seconds * 1e9]
+    collectives = _last(recent)
     return collectives if traces and (collectives or not unreadable()) else None
 
 
@@ -131,13 +123,13 @@ def _open_backends() -> list[str]:
     return list(names)
 
 
-def _traces(**options: object) -> list[tuple[str, _Trace]]:
+def _traces() -> list[_Trace]:
     # Classes that a hook may record: those that this torch has registered, or that are open.
     backend = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "Backend", None)
     names = dict.fromkeys((*_HOOKED, *getattr(backend, "backend_list", ()), *_open_backends()))
-    recorders = [(name, reader, options) for name, reader in _READERS.items()]
-    recorders += [(name, _HOOKED_READER, {**options, "backend": name}) for name in names if name not in _READERS]
-    return [(name, trace) for name, reader, how in recorders if (trace := _read(reader, how)) is not None]
+    recorders: list[tuple[str, dict[str, object]]] = [(reader, {}) for reader in _READERS.values()]
+    recorders += [(_HOOKED_READER, {"backend": name}) for name in names if name not in _READERS]
+    return [trace for reader, options in recorders if (trace := _read(reader, options)) is not None]
 
 
 def _reader(name: str) -> Callable[..., bytes] | None:

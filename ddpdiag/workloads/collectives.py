@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from ddpdiag.model.trial import Context
+from ddpdiag.model.trial import CONNECT_STEP, Context
 from ddpdiag.workloads.devices import synchronize, timed
 
 # Values repeat with this period along the tensor, and over the ranks with the next: sums stay exact in float32 up to
@@ -32,8 +32,11 @@ class Checked(NamedTuple):
 def connect(ctx: Context, device: torch.device) -> None:
     """One tiny all-reduce, counted as opening the group: in the first one NCCL connects its ranks, for seconds."""
     begin = time.perf_counter()
-    _step_by_step(ctx, torch.zeros(1, device=device), "connect all ranks")
-    ctx.timed("group", time.perf_counter() - begin)
+    _step_by_step(ctx, torch.zeros(1, device=device), CONNECT_STEP)
+    seconds = time.perf_counter() - begin
+    ctx.timed("group", seconds)
+    if dist.get_backend() != "gloo":
+        ctx.timed(CONNECT_STEP, seconds)
 
 
 def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:
@@ -79,7 +82,7 @@ def least(own: Sequence[int], device: torch.device) -> list[int]:
 def on_any_rank(ctx: Context, here: bool) -> bool:
     """Does something hold on any rank? Asked through the store: values that arrive wrong must not part the ranks."""
     ctx.step("compare notes")
-    store = dist.PrefixStore("ddpdiag-notes", _get_default_store())
+    store = dist.PrefixStore(f"ddpdiag-notes-{ctx.trial.number}", _get_default_store())
     store.add("holds", int(here))
     if store.add("told", 1) == dist.get_world_size():
         store.set("answer", str(store.add("holds", 0)))
@@ -92,7 +95,7 @@ def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tupl
     Rank 0 says how many there is time for. The sender looks at its own copy as well.
     """
     count, wrong = max(1, size // 4), []
-    store = dist.PrefixStore("ddpdiag-broadcasts", _get_default_store())
+    store = dist.PrefixStore(f"ddpdiag-broadcasts-{ctx.trial.number}", _get_default_store())
     if dist.get_rank() == 0:
         store.set("senders", str(min(most, dist.get_world_size())))
     senders = int(store.get("senders"))

@@ -1,4 +1,4 @@
-"""Opening and closing the process group of a trial.
+"""Opening, keeping and closing the process group of a trial.
 
 The group's first rank opens a store on a free port, the barrier hands its address to the others, and only then do they
 connect: without the barrier c10d's client retries with growing pauses, which costs half a second per group (measured,
@@ -20,6 +20,7 @@ from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model.measurements import Group
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context, Opening
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
+from ddpdiag.workloads.collectives import connect
 from ddpdiag.workloads.devices import choose_device, first_line
 
 # torch's own time-outs lie beyond the trial's deadline: if they fired first they would destroy the evidence.
@@ -28,8 +29,8 @@ _SUMMED = 1024
 
 
 def group_timeout(ctx: Context) -> timedelta:
-    """The time-out to give to torch for this trial."""
-    return timedelta(seconds=ctx.trial.limit_seconds + _BEYOND_DEADLINE_SECONDS)
+    """The time-out to give to torch: beyond this trial, and beyond later ones of the run, which may share the group."""
+    return timedelta(seconds=max(ctx.trial.limit_seconds, ctx.options.budget_seconds) + _BEYOND_DEADLINE_SECONDS)
 
 
 def unknown_backend(backend: str) -> AbsentBackend | None:
@@ -45,10 +46,21 @@ def unknown_backend(backend: str) -> AbsentBackend | None:
     return UnknownBackend(f"torch {torch.__version__} knows no backend {backend}, only {', '.join(known)}")
 
 
+# NCCL's own log: all of these are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
+_LOGGED = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS"
+# A line for each collective, on rank 0: a benchmark of many thousand calls goes without.
+_LOGGED_CALLS = ",TUNING"
+# Backends whose group over all ranks is open in this worker; one at most.
+_kept: set[str] = set()
+
+
 @contextmanager
 def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
-    """The default group over the trial's group of ranks, with a store of its own; yields this rank's device.
+    """The default group over the trial's group of ranks; yields this rank's device.
 
+    A group over all ranks stays open, and the next trial over all ranks shares it, with its communicator: making one
+    takes NCCL seconds. Rank 0 replaces the workers where not every rank has it, or where another group is needed
+    (`KeptGroup`). Groups of gloo are closed: they are open in milliseconds, and would be in the way of NCCL's.
     AbsentBackend where torch has no such backend.
     """
     if (unknown := unknown_backend(backend)) is not None:
@@ -59,7 +71,27 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     if device.type != "cpu":
         torch.zeros(1, device=device).cpu()  # the first kernel: CUDA creates its context, and loads, when it must
     ctx.timed("context", time.perf_counter() - begin)
+    if backend in _kept:
+        _kept.remove(backend)
+        ctx.barrier()
+    else:
+        _open_group(ctx, backend, device)
+        connect(ctx, device)
+    yield device
+    # After a failure it is neither kept nor closed: closing may wait for peers, and an error would become a hang. That
+    # worker is replaced anyway.
+    if backend != "gloo" and len(ctx.group) == ctx.place.world_size:
+        _kept.add(backend)
+    else:
+        ctx.step("destroy_process_group")
+        close_group()
+
+
+def _open_group(ctx: Context, backend: str, device: torch.device) -> None:
+    """Open the default group, with a store of its own."""
     store = open_store(ctx)
+    if backend != "gloo" and len(ctx.group) > 1:
+        _start_log(ctx)
     begin = time.perf_counter()
     ctx.step(f"init_process_group {backend}" if backend == "gloo" else COMMUNICATOR_STEP)
     dist.init_process_group(
@@ -75,10 +107,22 @@ def process_group(ctx: Context, backend: str) -> Iterator[torch.device]:
     ctx.timed("group", seconds)
     if backend != "gloo":
         ctx.timed("communicator", seconds)
-    yield device
-    # Not after a failure: closing may wait for peers, and an error would become a hang. That worker is replaced anyway.
-    ctx.step("destroy_process_group")
-    close_group()
+
+
+def nccl_log(ctx: Context) -> Path:
+    """The file of this worker in which NCCL writes its log."""
+    return Path(ctx.scratch) / f"nccl-{os.getpid()}.log"
+
+
+def _start_log(ctx: Context) -> None:
+    """Let NCCL write its log: it costs a healthy job nothing, and shows the paths between the ranks.
+
+    NCCL reads these variables once in a process, with its first message; a user's own values are for the job.
+    """
+    per_call = _LOGGED_CALLS if ctx.options.bench is None else ""
+    # NCCL expands %h and %p in the name.
+    file = str(nccl_log(ctx)).replace("%", "%%")
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=_LOGGED + per_call, NCCL_DEBUG_FILE=file)
 
 
 def close_group() -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_healthy(cuda, show, tmp_path, group, gpus):
     if gpus == 8:
         show.extend(["", *_timings(first.told), ""])
     assert not wrong, f"{wrong}\n{first.told}"
+
+
+# By public figures: a communicator of eight GPUs takes some 2.5 s, a context 1 s.
+PUBLISHED = {"FAKENCCL_COMMUNICATOR_SECONDS": "2.5", "FAKECUDA_CONTEXT_SECONDS": "1"}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("gpus", "contexts"), [(2, 4), (8, 16)])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_healthy_check_makes_few_communicators_and_contexts(cuda, show, tmp_path, group, gpus, contexts):
+    """One context for each rank, and in rank 0's process, which copies between all GPUs, one for each other GPU."""
+    counts = tmp_path / "counts"
+    environment = {**PUBLISHED, "FAKECUDA_COUNTS": str(counts)}
+    result = run(cuda, "healthy", replace(healthy(gpus), environment=environment), group, tmp_path / "run")
+    made = [line.split() for line in counts.read_text().splitlines()]
+    communicators = {words[2]: int(words[3]) for words in made if words[0] == "communicator"}
+    count = sum(words[0] == "context" for words in made)
+    show.append(f"{gpus} GPUs, {group}: {len(communicators)} communicators, {count} contexts, {result.seconds:.0f} s")
+    assert not result.flaws, f"{result.flaws}\n{result.told}"
+    assert 1 <= len(communicators) <= 2
+    assert set(communicators.values()) == {gpus}
+    assert count <= contexts
 
 
 def _timings(told: str) -> list[str]:

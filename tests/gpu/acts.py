@@ -116,7 +116,7 @@ def _tell_when_silent(last: list[float]) -> None:
     now = time.monotonic()
     report = ras_report(service, now + DEADLINES.greet_ras, DEADLINES.ras_report) if service is not None else None
     seconds = time.monotonic() - now
-    traces = posted(frozenset())
+    traces = posted()
     told = {"ras": report, "ras_seconds": seconds, "traces": None if traces is None else [repr(own) for own in traces]}
     print(json.dumps(told), flush=True)
     os._exit(0)

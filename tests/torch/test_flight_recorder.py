@@ -1,11 +1,13 @@
 """The flight recorder of the torch that is installed, read while it records."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import LAST, groups, posted
+from ddpdiag.probes.collectives import LAST, posted
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def group():
 
 
 def test_what_a_group_posts_is_read_back_with_its_sizes(group):
-    before = groups()
+    before = time.time()
     assert posted(before) == ()
     for size in range(1, LAST + 3):
         dist.all_reduce(torch.ones(size, 2))
@@ -27,4 +29,4 @@ def test_what_a_group_posts_is_read_back_with_its_sizes(group):
     assert reduced == Collective(seq=upto, name="gloo:all_reduce", elements=2 * upto, dtype="Float", group="0")
     assert (barrier.seq, barrier.name) == (LAST + 3, "gloo:barrier")
     assert len(posted(before)) == LAST
-    assert posted(groups()) == (), "the next trial does not see it"
+    assert posted(time.time()) == (), "the next trial does not see it"

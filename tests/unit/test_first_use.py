@@ -13,10 +13,11 @@ from ddpdiag.checks.gpu import memory_errors, present
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.p2p import paths as p2p_paths
 from ddpdiag.checks.p2p.fallback import check as fallback
+from ddpdiag.checks.run import budget as budget_check
 from ddpdiag.checks.run import trials
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.cli.check import _default_budget
-from ddpdiag.model import Finding, Kind, Options, Outcome, Place, Severity, Status, Trial
+from ddpdiag.model import Finding, Kind, Options, Outcome, Place, ProcessState, Severity, Status, Trial
 from ddpdiag.runtime.coordinator.dispatch import with_number
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.ipc import StepPage, Task
@@ -59,7 +60,16 @@ def running(trial: Trial) -> RunningTrial:
 
 
 @pytest.mark.parametrize(
-    "step", ["NVML", "NVML: GPU 3", "context", "context of GPU 3", "communicator", "wait at the gate"]
+    "step",
+    [
+        "NVML",
+        "NVML: GPU 3",
+        "context",
+        "context of GPU 3",
+        "communicator",
+        "connect all ranks: post",
+        "wait at the gate",
+    ],
 )
 def test_the_deadline_moves_on_during_a_first_use(step: str) -> None:
     own = running(TRIAL)
@@ -124,6 +134,38 @@ def test_for_a_slow_communicator_no_rank_is_blamed(golden) -> None:
     (found,) = judged(outcome(0, communicator=20.1), outcome(1, communicator=20.2))
     assert (found.ranks, found.evidence["seconds"]) == ((), 20.2)
     golden(found)
+
+
+def test_the_first_collective_in_which_nccl_connects_is_slow_as_well(golden) -> None:
+    (found,) = judged(outcome(0, **{"connect all ranks": 20.3}), outcome(1, **{"connect all ranks": 20.4}))
+    assert (found.code, found.ranks, found.evidence["step"]) == ("RUN003.slow-start", (), "connect all ranks")
+    golden(found)
+
+
+@pytest.mark.parametrize("step", ["context", "communicator", "connect all ranks: post"])
+@pytest.mark.parametrize(
+    ("first_use", "backend", "code"),
+    [
+        pytest.param(5.0, "nccl", "RUN004.unfinished", id="the budget ended it"),
+        pytest.param(60.0, "nccl", "RUN003.hung", id="it had its time"),
+        pytest.param(0.0, "gloo", "RUN003.hung", id="gloo starts nothing"),
+    ],
+)
+def test_a_first_use_that_the_budget_ends_is_no_hang(step: str, first_use: float, backend: str, code: str) -> None:
+    trial = structs.replace(TRIAL, first_use_seconds=first_use, params={"backend": backend})
+    process = ProcessState(pid=7, state="S", step_seconds=15 + first_use)
+    hung = [
+        Outcome(trial=0, code="COL001", rank=rank, status=Status.HUNG, step=5, at=step, process=process)
+        for rank in range(2)
+    ]
+    seen = seen_of(trials.CHECK, dict.fromkeys(range(2), Nothing()), gpus=2)
+    recording = structs.replace(seen.recording, trials=(trial,), outcomes=tuple(hung))
+    found = [
+        finding
+        for check in (trials.CHECK, budget_check.CHECK)
+        for finding in Seen(seen.world, check, recording).findings
+    ]
+    assert [finding.code for finding in found] == [code]
 
 
 def test_what_is_slow_can_be_set_and_an_experiment_is_not_judged() -> None:

@@ -302,12 +302,11 @@ def test_only_nccl_between_gpus_has_ground(golden) -> None:
     golden(*map(transport.ground, others))
 
 
-def test_the_trial_has_a_worker_of_its_own() -> None:
+def test_the_trial_shares_the_group_of_the_all_reduce() -> None:
     seen = seen_of(transport.CHECK, {}, size=2, gpus=2)
     fresh = type(seen)(seen.world, seen.check, structs.replace(seen.recording, trials=(), outcomes=()))
     (trial,) = transport.plan(fresh)
-    assert trial.fresh
-    assert trial.env["NCCL_DEBUG"] == "INFO"
+    assert (trial.fresh, trial.env, trial.params) == (False, {}, {"backend": "nccl"})
     assert transport.plan(seen) == ()
 
 

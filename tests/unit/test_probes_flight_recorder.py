@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddpdiag.model import Collective
-from ddpdiag.probes.collectives import LAST, groups, posted, unreadable
+from ddpdiag.probes.collectives import LAST, posted, unreadable
 
 C10D = "torch._C._distributed_c10d"
-NONE: frozenset[tuple[str, str]] = frozenset()
 
 
 def entry(seq: int, *, pg_id: int = 0, at: int | None = None, **more: object) -> dict[str, object]:
@@ -33,9 +32,7 @@ def entry(seq: int, *, pg_id: int = 0, at: int | None = None, **more: object) ->
 
 def recorder(*entries: dict[str, object]) -> Callable[..., bytes]:
     def dump(includeCollectives: bool = True, onlyActive: bool = False) -> bytes:
-        status = {str(e["pg_id"]): {"last_enqueued_collective": "1"} for e in entries}
-        shown = {"entries": entries} if includeCollectives else {}
-        return json.dumps({"version": "2.10", "pg_status": status, **shown}).encode()
+        return json.dumps({"version": "2.10", **({"entries": entries} if includeCollectives else {})}).encode()
 
     return dump
 
@@ -50,59 +47,56 @@ def c10d(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_without_torch_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, C10D, raising=False)
-    assert posted(NONE) is None
-    assert groups() == frozenset()
+    assert posted() is None
 
 
 def test_a_torch_without_recorder_says_nothing(c10d: SimpleNamespace) -> None:
-    assert posted(NONE) is None
+    assert posted() is None
 
 
 def test_an_empty_recorder_says_that_nothing_was_posted(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder()
-    assert posted(NONE) == ()
+    assert posted() == ()
 
 
 def test_the_last_entries_are_kept_with_their_elements(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder(*(entry(seq) for seq in range(1, 21)))
-    collectives = posted(NONE)
+    collectives = posted()
     assert collectives is not None
     assert [c.seq for c in collectives] == list(range(21 - LAST, 21))
     assert collectives[-1] == Collective(seq=20, name="gloo:all_reduce", elements=6, dtype="Float", group="0")
 
 
 def test_what_earlier_trials_posted_is_left_out(c10d: SimpleNamespace) -> None:
-    c10d._dump_fr_trace_json = recorder(entry(9))
-    before = groups()
-    c10d._dump_fr_trace_json = recorder(entry(9), entry(1, pg_id=1, at=10))
-    collectives = posted(before)
+    c10d._dump_fr_trace_json = recorder(entry(9, at=2_000_000_000), entry(10, at=4_000_000_000))  # of one group
+    collectives = posted(3.0)
     assert collectives is not None
-    assert [c.seq for c in collectives] == [1]
+    assert [c.seq for c in collectives] == [10], "its numbers go on"
 
 
 def test_a_group_that_was_opened_again_counts_anew(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = recorder(entry(1), entry(2), entry(1, pg_id=1, at=3))
-    collectives = posted(NONE)
+    collectives = posted()
     assert collectives is not None
     assert [c.seq for c in collectives] == [1]
 
 
 def test_two_recorders_with_the_same_entries_count_once(c10d: SimpleNamespace) -> None:
     c10d._dump_fr_trace_json = c10d._dump_nccl_trace_json = recorder(entry(1), entry(2))
-    collectives = posted(NONE)
+    collectives = posted()
     assert collectives is not None
     assert [c.seq for c in collectives] == [1, 2]
 
 
 def test_sends_have_a_count_of_their_own(c10d: SimpleNamespace) -> None:
     c10d._dump_nccl_trace_json = recorder(entry(0, is_p2p=True, p2p_seq_id=4, profiling_name="nccl:send 0->1"))
-    assert posted(NONE) == (Collective(seq=4, name="nccl:send 0->1", elements=6, dtype="Float", group="0", p2p=True),)
+    assert posted() == (Collective(seq=4, name="nccl:send 0->1", elements=6, dtype="Float", group="0", p2p=True),)
 
 
 @pytest.mark.parametrize("trace", [b"", b"nonsense", b'{"entries": 3}', b'{"entries": [{"profiling_name": 1}]}'])
 def test_a_trace_of_another_form_is_no_answer(c10d: SimpleNamespace, trace: bytes) -> None:
     c10d._dump_fr_trace_json = lambda **_options: trace
-    assert posted(NONE) is None
+    assert posted() is None
 
 
 # Classes of process groups: each has a recorder, by the name that it gives itself -------------------------------------
@@ -144,9 +138,8 @@ def test_nccl2_is_read_by_its_own_name(c10d: SimpleNamespace, monkeypatch: pytes
     open_groups(monkeypatch, nccl=Group("nccl2"))
     posted_last = entry(2, profiling_name="nccl2:all_reduce")
     c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=(posted_last,)), recorder()
-    assert posted(NONE) == (Collective(seq=2, name="nccl2:all_reduce", elements=6, dtype="Float", group="0"),)
-    assert groups() == {("nccl2", "0")}
-    assert posted(groups()) == ()
+    assert posted() == (Collective(seq=2, name="nccl2:all_reduce", elements=6, dtype="Float", group="0"),)
+    assert posted(1.0) == ()
     assert unreadable() == ""
 
 
@@ -155,7 +148,7 @@ def test_a_class_of_another_maker_is_read_where_torch_hooks_it(
 ) -> None:
     open_groups(monkeypatch, theirs=Group("gloo", "fast"))
     c10d._dump_fr_trace_json = hooked(gloo=(), fast=(entry(7, profiling_name="fast:all_reduce"),))
-    collectives = posted(NONE)
+    collectives = posted()
     assert collectives is not None
     assert [c.seq for c in collectives] == [7]
 
@@ -164,7 +157,7 @@ def test_a_group_that_is_open_and_idle_posted_nothing(c10d: SimpleNamespace, mon
     c10d._dump_fr_trace_json, c10d._dump_nccl_trace_json = hooked(nccl2=()), recorder()
     for group in (Group("nccl2"), Group("nccl"), Group("gloo")):
         open_groups(monkeypatch, any=group)
-        assert (posted(NONE), unreadable()) == ((), "")
+        assert (posted(), unreadable()) == ((), "")
 
 
 @pytest.mark.parametrize("backend", ["ucc", "mpi"])
@@ -175,7 +168,7 @@ def test_a_class_that_torch_does_not_record_is_said_to_be_unreadable(
     c10d._dump_nccl_trace_json = recorder()
     for reader in (hooked(), recorder(entry(1))):  # with names of classes, as in torch 2.15, and without
         c10d._dump_fr_trace_json = reader
-        assert posted(frozenset({("gloo", "0")})) is None
+        assert posted(1.0) is None
         assert unreadable() == f"torch 2.15.0 keeps no record of what {backend} does"
 
 
@@ -190,7 +183,7 @@ def test_a_group_written_in_python_has_the_name_it_was_opened_with(
 def test_gloo_before_torch_2_8_is_not_recorded(c10d: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     open_groups(monkeypatch, gloo=Group("gloo"))
     c10d._dump_nccl_trace_json = recorder()
-    assert posted(NONE) is None
+    assert posted() is None
     assert unreadable()
 
 
@@ -201,5 +194,5 @@ def test_a_recorder_that_is_switched_off_says_so(
     open_groups(monkeypatch, nccl=Group("nccl"))
     monkeypatch.setenv(name, "0")
     c10d._dump_nccl_trace_json = recorder()
-    assert posted(NONE) is None
+    assert posted() is None
     assert unreadable() == f"{name}=0 turns torch's flight recorder off"

@@ -57,7 +57,7 @@ def test_the_plan_is_one_training_over_the_backend_of_the_job():
     (trial,) = CHECK.plan(type(seen)(seen.world, CHECK, empty))
     assert trial.params == {"backend": "gloo"}
     assert trial.groups == ((0,),)
-    assert trial.fresh
+    assert not trial.fresh, "it shares the group of COL001"
 
 
 def test_the_minority_is_blamed_for_other_parameters(golden):

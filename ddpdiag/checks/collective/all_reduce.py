@@ -85,7 +85,7 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """Check both sizes; then time them, or find out whose values are wrong."""
-    from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
@@ -95,7 +95,6 @@ def measure(ctx: Context) -> Data:
 
     senders, wrong_from = 0, tuple[int, ...]()
     with process_group(ctx, backend) as device:
-        connect(ctx, device)
         small = check_all_reduce(ctx, SMALL_BYTES, device)
         large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
         small_seconds, large_seconds = [small.seconds], [large.seconds]

@@ -105,7 +105,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 def measure(ctx: Context) -> Data:
     """The users of this rank's GPU before it starts, and the seconds of a small and of a large all-reduce."""
-    from ddpdiag.workloads.collectives import connect, time_all_reduce
+    from ddpdiag.workloads.collectives import time_all_reduce
     from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
@@ -113,7 +113,6 @@ def measure(ctx: Context) -> Data:
     ctx.step(CONTEXT_STEP)
     before = gpu_users_before(ctx.place.local_rank)
     with process_group(ctx, backend) as device:
-        connect(ctx, device)
         small = time_all_reduce(ctx, SMALL_BYTES, device, (5, 20))
         seconds = time_all_reduce(ctx, size, device, (1, 1))
         calls = affordable(0, 5, max(seconds), ctx.end - time.monotonic())
@@ -135,7 +134,8 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
     params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
     if not seen.trials:
-        return (new_trial(seen, params=params),)
+        # Other users of a GPU are looked for by a process that has no context there yet.
+        return (new_trial(seen, params=params, fresh=True),)
     again = again_of(seen)
     is_slow = again is not None and again.is_far_below(path.busbw_bytes_per_s, ratio)
     if len(seen.trials) > 1 or not is_slow or "P2P" not in path.transports:

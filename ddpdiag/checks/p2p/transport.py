@@ -2,9 +2,10 @@
 
 NCCL selects a transport for each pair of ranks and falls back without a message: from NVLink or PCIe (P2P) to the
 host's memory (SHM), from InfiniBand with GPUDirect RDMA (GDRDMA) to copies through the host, and to plain sockets.
-Training then works, at a fraction of the speed. This check runs two all-reduces with NCCL_DEBUG=INFO in a worker of its
-own, and reads NCCL's log: version, network, the path to each peer, NVLS (NVLink SHARP), algorithms. The user's own
-debug settings are not changed elsewhere. The paths are in the report's matrix "p2p.transport" and in the ranks' column.
+Training then works, at a fraction of the speed. ddpdiag opens its groups with NCCL_DEBUG=INFO and a log file of the
+run, whatever NCCL_DEBUG says for the job. This check reads the log of COL001's group: version, network, the path to
+each peer, NVLS (NVLink SHARP), algorithms. The paths are in the report's matrix "p2p.transport" and in the ranks'
+column.
 
 Findings and their causes:
 
@@ -20,7 +21,6 @@ src/transport and src/graph/paths.cc; NCCL issue 1537 (GPUDirect RDMA).
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -69,43 +69,30 @@ FINDINGS = {
     ),
 }
 
-# All of them are names since NCCL 2.18, but for BOOTSTRAP (2.21), which older ones skip (debug.cc).
-SUBSYSTEMS = "INIT,BOOTSTRAP,ENV,GRAPH,NET,P2P,SHM,NVLS,TUNING"
-LOG_ENV: Mapping[str, str | None] = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
 # A matrix of more ranks is too large to read.
 MOST_RANKS = 16
 
 
 def measure(ctx: Context) -> Data:
-    """Two all-reduces, and what NCCL wrote about them."""
-    from ddpdiag.workloads.collectives import check_all_reduce, connect
+    """Two all-reduces, and what NCCL wrote about the group since it was opened."""
+    from ddpdiag.workloads.collectives import check_all_reduce
     from ddpdiag.workloads.group import process_group
 
-    path = start_log(ctx)
-    with process_group(ctx, "nccl") as device:
-        connect(ctx, device)
+    with process_group(ctx, str(ctx.trial.params["backend"])) as device:
         check_all_reduce(ctx, SMALL_BYTES, device)
         check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
-    return read(ctx, path, device)
+    return read(ctx, device)
 
 
-def start_log(ctx: Context) -> Path:
-    """Let NCCL write its log into a file of this trial, in a worker that has not used NCCL yet."""
-    path = Path(ctx.scratch) / f"nccl-{ctx.trial.number}-{ctx.place.rank}.log"
-    # The plan does not know this host's directory, so this one variable is set here. It is not too late: NCCL reads it
-    # with its first message, and in a fresh worker there was none. It expands %h and %p.
-    os.environ["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
-    return path
-
-
-def read(ctx: Context, path: Path, device: "torch.device") -> Data:
+def read(ctx: Context, device: "torch.device") -> Data:
     """NCCL's log, and the links of the GPU and of the host."""
     import torch
 
     from ddpdiag.workloads.devices import describe
+    from ddpdiag.workloads.group import nccl_log
 
     ctx.step("read NCCL's log")
-    log = read_log(path)
+    log = read_log(nccl_log(ctx))
     root, uuid = sys_root(os.environ), describe(device).uuid
     names = () if log is None else log.sockets
     known = [interface.bytes_per_s for interface in interfaces(root) or () if interface.name in names]
@@ -140,9 +127,9 @@ def _as_ranks(log: Log, group: Sequence[int]) -> Log:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """One trial, in a worker that no other trial shares: its environment is another one. With what the job needs."""
-    env = {**fallback.job_workarounds(seen), **LOG_ENV}
-    return () if seen.trials else (new_trial(seen, env=env, fresh=True),)
+    """One trial, with the variables that the job needs: it shares COL001's group where that went well as it is."""
+    env = fallback.job_workarounds(seen)
+    return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
 def ground(world: World) -> str | None:
@@ -224,7 +211,6 @@ CHECK = Check(
     matrices=matrices,
     blocked=fallback.blocks,
     kind=Kind.TORCH,
-    # A new context and a new communicator: 1 to 4 s on 8 GPUs.
+    # Where COL001 left no group, a new context and a new communicator: 1 to 4 s on 8 GPUs.
     deadline=20,
-    fresh=True,
 )

@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.blame import goes_on, unfinished
+from ddpdiag.checks.blame import goes_on, is_starting, unfinished
 from ddpdiag.checks.findings import Effect, Explained
 from ddpdiag.checks.hosts import who_text
 from ddpdiag.checks.run.trials import failures
@@ -32,8 +32,9 @@ FINDINGS = {
     ),
     "unfinished": Explained.error(
         "a rank was still making progress at the deadline of a check: it had taken a step in the last twentieth of "
-        "that time; or it used a core, in the import of torch or because the budget had left less time than usual. A "
-        "busy host causes this, and blame would be a guess.",
+        "that time; or it used a core, in the import of torch or because the budget had left less time than usual; or "
+        "the budget left less than 30 s for a CUDA context, a communicator or the first collective. Blame would be a "
+        "guess.",
         effect=Effect.UNKNOWN,
     ),
     "told": Explained(
@@ -110,17 +111,22 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
         told.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))
         at = f" at '{first.at}'" if first.at else ""
+        starting = is_starting(first, trial)
+        hurried = trial.hurried or starting
         still = "was still making progress" if goes_on(first, trial) else "was still busy"
-        left = ", all that was left of the time budget (--budget)" if trial.hurried else ""
+        if starting:
+            still = "was still in its first use of the GPU or of NCCL, which may take 60 s on slow hosts,"
+        seconds = trial.limit_seconds if starting else trial.deadline_seconds
+        left = ", all that was left of the time budget (--budget)" if hurried else ""
         yield seen.finding(
             "unfinished",
             f"{trial.code} did not finish in time",
-            f"Check {trial.code} timed out after {trial.deadline_seconds:.1f} s{left}. "
+            f"Check {trial.code} timed out after {seconds:.1f} s{left}. "
             f"{begun(who_text(seen, [first.rank]))} {still}{at}.",
             evidence={"trial": trial.number, "last_step": first.at},
             fix=(
                 f"Run again with `--budget {2 * seen.options.budget_seconds:g}`"
-                if trial.hurried
+                if hurried
                 else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
             )
             + f", or find what keeps {seen.world.node_of(first.rank)} busy (`top`).",

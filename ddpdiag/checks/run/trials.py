@@ -48,17 +48,31 @@ from ddpdiag.checks.posted import DTYPES
 from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Severity, Status, Trial
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, NVML_STEP
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, NVML_STEP
 
-_COLD_TORCH = (
-    "If it is on already, install torch on a local disk, and use a torch with kernels for this GPU (`python -c 'import "
-    "torch; print(torch.cuda.get_arch_list())'`)."
+_PERSISTENCE = "As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced)."
+# "Init timings" since NCCL 2.21 (init.cc): kernels, bootstrap, topology, graphs, connections.
+_OF_NCCL = (
+    "Run again: kernels that had to be loaded from a cold disk are quick the second time. If it stays slow, look at "
+    "the line 'Init timings' of NCCL_DEBUG=INFO. Where 'kernels' is the largest part, install torch on a local disk in "
+    "place of NFS. Where 'topo' or 'connections' is, name the network adapters to use in NCCL_IB_HCA: NCCL opens all "
+    f"of them. {_PERSISTENCE}"
 )
-# What is slow the first time, and what to do about it beside persistence mode.
+# What is slow the first time, and what to do about it.
 _STARTS = (
-    (NVML_STEP, "starting the GPUs", "If it is on already, `dmesg | grep -i nvrm` shows what the driver waits for."),
-    (CONTEXT_STEP, "creating a CUDA context", _COLD_TORCH),
-    (COMMUNICATOR_STEP, "creating a communicator", _COLD_TORCH),
+    (
+        NVML_STEP,
+        "starting the GPUs",
+        f"{_PERSISTENCE} If it is on already, `dmesg | grep -i nvrm` shows what the driver waits for.",
+    ),
+    (
+        CONTEXT_STEP,
+        "creating a CUDA context",
+        f"{_PERSISTENCE} If it is on already, install torch on a local disk, and use a torch with kernels for this GPU "
+        "(`python -c 'import torch; print(torch.cuda.get_arch_list())'`).",
+    ),
+    (COMMUNICATOR_STEP, "creating a communicator", _OF_NCCL),
+    (CONNECT_STEP, "the first collective (NCCL connects all ranks in it)", _OF_NCCL),
 )
 
 FINDINGS = {
@@ -75,13 +89,14 @@ FINDINGS = {
         "budget, or its process was stopped or in uninterruptible sleep for 10 s without a step. A rank that was still "
         "making progress then is reported as unfinished (RUN004), not as hung. So is a check of `ddpdiag host` that "
         "had less than its own time left of the budget, unless it is stuck in the kernel: some drivers start slowly. A "
-        "rank that is the first user of the GPUs, or creates its CUDA context or its communicator, has up to 60 s more "
-        "for that."
+        "rank that is the first user of the GPUs, creates its CUDA context or its communicator, or posts the first "
+        "collective, in which NCCL connects the ranks, has up to 60 s more for that."
     ),
     "slow-start": Explained.warning(
-        "starting the GPUs, creating a CUDA context or a communicator took more than `slow_start_seconds` (10). Each "
-        "start of a training job takes as long. The usual causes are a driver without persistence mode, libraries on a "
-        "slow file system and kernels that are compiled at load time."
+        "starting the GPUs, creating a CUDA context or a communicator, or the first collective, took more than "
+        "`slow_start_seconds` (10). Each start of a training job takes as long. The usual causes are a driver without "
+        "persistence mode, libraries on a slow file system, kernels that are loaded for the first time or compiled, "
+        "and a host with many network adapters."
     ),
     "mismatch": Explained.error("ranks posted different collectives under the same number (see below)."),
 }
@@ -281,12 +296,12 @@ def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """The slowest start of the GPUs, with the hosts that are slow; the slowest context, with the ranks; and the slowest
-    communicator, which all ranks create together."""
+    """The slowest start of the GPUs, with the hosts that are slow; the slowest context, with the ranks; the slowest
+    communicator and the slowest first collective, in which all ranks wait for each other."""
     limit = seen.number("slow_start_seconds")
     experiments = {trial.number for trial in seen.recording.trials if trial.may_fail}
     done = [o for o in seen.recording.outcomes if o.status is Status.DONE and o.trial not in experiments]
-    for step, what, more in _STARTS:
+    for step, what, fix in _STARTS:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
             slowest = max(slow, key=lambda own: own.timings[step])
@@ -300,7 +315,7 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
                 nodes=slow_nodes if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
-                fix=f"As root turn on persistence mode (`nvidia-smi -pm 1`, or start nvidia-persistenced). {more}",
+                fix=fix,
             )
 
 

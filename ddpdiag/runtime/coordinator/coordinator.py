@@ -17,6 +17,7 @@ from ddpdiag.runtime.control.messages import Ack, BarrierReached, Partial, Shutd
 from ddpdiag.runtime.coordinator.dispatch import (
     BudgetSpent,
     DispatchedTrial,
+    KeptGroup,
     ProgressReporter,
     kept_seconds,
     too_late,
@@ -60,6 +61,7 @@ class Coordinator:
         self._membership = Membership(server, header, told_to_leave, patience, self._note)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
+        self._kept_group = KeptGroup(header.world_size)
         self._to_come: list[AnyCheck] = []  # of those that run last
 
     # The run ---------------------------------------------------------------------------------------------------------
@@ -220,6 +222,7 @@ class Coordinator:
         number = len(self.recording().trials) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (DEADLINES.import_torch if importing else 0.0)
+        planned = self._kept_group.prepared(planned)
         trial = with_number(planned, number, wanted, left, self._membership.now())
         self._lines.append(trial)
         slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
@@ -257,6 +260,7 @@ class Coordinator:
 
     def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
         self._lines.append(outcome)
+        self._kept_group.ended(dispatched.trial, outcome)
         dispatched.pending.discard(outcome.rank)
         if outcome.status is Status.DONE:
             dispatched.done(outcome.rank)
@@ -309,7 +313,9 @@ class Coordinator:
         why = "it was lost" if rank in self._membership.lost else "its process reported nothing"
         dispatched.pending.discard(rank)
         dispatched.fail(rank)
-        self._lines.append(dispatched.missing_outcome(rank, Status.UNHEARD, error=why))
+        outcome = dispatched.missing_outcome(rank, Status.UNHEARD, error=why)
+        self._lines.append(outcome)
+        self._kept_group.ended(dispatched.trial, outcome)
 
     def _close(self, dispatched: DispatchedTrial) -> None:
         """The run ends during a trial: lost ranks are unheard, all others were told to stop."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from msgspec import Raw, structs
 
 from ddpdiag.checks.api import Stage
-from ddpdiag.model import Arrival, Event, EventKind, Outcome, Status, Trial, news
+from ddpdiag.model import Arrival, Event, EventKind, Kind, Outcome, Status, Trial, news
 from ddpdiag.model.recording import Line
-from ddpdiag.model.trial import NOTHING, Opening
+from ddpdiag.model.trial import COMMUNICATOR_STEP, NOTHING, Opening
 from ddpdiag.runtime.control.messages import BarrierOpen, RunTrial
 from ddpdiag.runtime.deadlines import BEAT_PER_RANK, DEADLINES
 from ddpdiag.runtime.supervisor.processes import signal_name
@@ -158,6 +158,44 @@ def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callab
         return stranger.coordinator if own.host == arrivals[0].host else own.address
 
     return reached_at
+
+
+class KeptGroup:
+    """The ranks whose worker keeps a process group over all ranks open, for the next trial of all ranks.
+
+    A worker with such a group cannot open another one: to close it, its peers would have to close theirs as well. So
+    the workers of a trial that needs another group are new ones, as are those of all its ranks where not every rank
+    has the group any more: a worker is replaced after any outcome but done, and for other variables.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._holders: set[int] = set()
+        self._backend: str | None = None
+        self._variables: dict[int, Mapping[str, str | None]] = {}  # of each rank's worker
+
+    def prepared(self, trial: Trial) -> Trial:
+        """The trial as it is handed out: marked `fresh` where it needs new workers because of the group."""
+        if trial.kind is not Kind.TORCH:
+            return trial
+        ranks = trial.ranks
+        replaced = {rank for rank in ranks if trial.fresh or self._variables.get(rank, trial.env) != trial.env}
+        self._holders -= replaced
+        backend = trial.params.get("backend", "gloo")
+        shares = len(self._holders) == self._world_size == len(trial.groups[0]) and backend == self._backend
+        if backend != "gloo" and not shares and not self._holders.isdisjoint(ranks):
+            trial = structs.replace(trial, fresh=True)
+            self._holders.difference_update(ranks)
+        self._variables |= dict.fromkeys(ranks, trial.env)
+        return trial
+
+    def ended(self, trial: Trial, outcome: Outcome) -> None:
+        """Note whether a rank's worker has opened the group, or is replaced after a failure."""
+        if trial.kind is Kind.TORCH and outcome.status is not Status.DONE:
+            self._holders.discard(outcome.rank)
+        elif COMMUNICATOR_STEP in outcome.timings and len(trial.groups[0]) == self._world_size:
+            self._holders.add(outcome.rank)
+            self._backend = str(trial.params.get("backend"))
 
 
 # Budget --------------------------------------------------------------------------------------------------------------

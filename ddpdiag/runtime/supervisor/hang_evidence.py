@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from ddpdiag.model import Collective, Place
-from ddpdiag.probes.collectives import Group, RasAddress, groups, posted, ras_report, ras_service, unreadable
+from ddpdiag.probes.collectives import RasAddress, posted, ras_report, ras_service, unreadable
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import PostedCollectives, RasReport, decode_recorder_answer
@@ -32,19 +32,19 @@ class RecorderReader:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._before: frozenset[Group] = frozenset()
+        self._trial_unix_seconds = 0.0
         self._started = False
 
     def start_trial(self) -> None:
-        """A trial begins, in which groups are opened anew: those of the trials before are no longer asked for."""
-        self._before = groups()
+        """A trial begins: what was posted before, in a group that it may share, is no longer asked for."""
+        self._trial_unix_seconds = time.time()
         if not self._started:
             self._started = True
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
     def collectives(self) -> PostedCollectives:
         """What was posted in this trial, or why that is not known."""
-        collectives = posted(self._before)
+        collectives = posted(self._trial_unix_seconds)
         return PostedCollectives(collectives, unreadable() if collectives is None else "")
 
     def _serve(self) -> None:

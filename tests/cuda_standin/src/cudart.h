@@ -8,6 +8,8 @@
 // FAKECUDA_P2P_FAULT           "corrupt:0>1,hang:2>3,die:1>0": what direct copies between these devices do ("*" for any)
 // FAKECUDA_GBPS                "p2p=380,0>1=40,to=52,to3=12": rates of copies, see copies.cpp
 // FAKECUDA_CONTEXT_SECONDS     what the first use of a device takes
+// FAKECUDA_COUNTS=FILE         a line is added to it for each context ("context PID DEVICE") and for each rank of each
+//                              communicator ("communicator PID NAME RANKS")
 // FAKECUDA_LOG=1               stubs and launches that are not supported, once each
 //
 // The clock. Work takes longer here than on a GPU, so a stream has a clock of its own: what it does ends when the GPU would

@@ -58,6 +58,8 @@ ncclResult_t create(ncclComm_t* made, int n, const std::string& name, int rank, 
   });
   INFO("%s comm %p rank %d nranks %d cudaDev %d nvmlDev %d busId %lx commId 0x%llx - Init START", call, c, rank, n, c->device,
        fakecuda_physical(c->device), bus << 12, id);
+  fakecuda_count("communicator", (name + " " + std::to_string(n)).c_str());
+  if (const char* seconds = getenv("FAKENCCL_COMMUNICATOR_SECONDS")) usleep(useconds_t(atof(seconds) * 1e6));
   if (const Fault* f = fault("init-slow", rank)) usleep(useconds_t(f->seconds * 1e6));
   if (fault("init-raise", rank)) {
     WARN("transport/p2p.cc", 275, "Cuda failure 217 'peer access is not supported between these two devices'");

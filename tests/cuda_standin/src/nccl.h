@@ -3,11 +3,13 @@
 //
 // FAKENCCL_GBPS="p2p=365,shm=22,net=2.4"   bus bandwidth of a ring over the transport that was chosen; 0: as fast as it goes
 // FAKENCCL_SLACK_SECONDS                   by how much ranks may be late without a delay for the others
+// FAKENCCL_COMMUNICATOR_SECONDS            what making a communicator takes
 // FAKENCCL_FAULT, several with ";": a word, then who, when and how:
 //   hang         operations never end            raise        they fail with ncclRemoteError, asynchronously
 //   kill         SIGKILL                         corrupt      an element of what arrives is wrong
 //   slow         take `factor` times as long     init-hang    making a communicator never ends
 //   init-raise   it fails with ncclSystemError   init-slow    it takes `seconds`
+//   connect-slow posting a communicator's first operation takes `seconds`: since 2.22 NCCL connects its ranks there
 //   rank=1       only this rank (RANK, else the communicator's); corrupt: rank 1 without it
 //   call=20      from the 20th operation of a communicator on
 //   unless=NCCL_P2P_DISABLE=1                    not where the variable has this value; several with "|"
@@ -41,6 +43,7 @@
 
 extern "C" int fakecuda_physical(int device);
 extern "C" double* fakecuda_clock();
+extern "C" void fakecuda_count(const char* what, const char* which);
 extern "C" double fakecuda_gbps(int from, int to);
 
 namespace standin {

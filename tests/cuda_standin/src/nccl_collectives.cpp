@@ -226,6 +226,7 @@ ncclResult_t enqueue(ncclComm* c, cudaStream_t s, std::vector<Op> ops) {
   int before = 0;
   cudaGetDevice(&before);
   if (before != c->device) cudaSetDevice(c->device);
+  if (const Fault* f = c->tickets ? nullptr : fault("connect-slow", c->rank)) usleep(useconds_t(f->seconds * 1e6));
   c->running++;
   auto* task = new Task{c, c->tickets++, std::move(ops)};
   cudaError_t e = cudaLaunchHostFunc(s, run, task);
@@ -248,7 +249,8 @@ ncclResult_t post(ncclComm* c, cudaStream_t s, Op op) {
     return ncclInvalidArgument;
   }
   if (c->error) return ncclResult_t(c->error.load());
-  if (level() >= 3)
+  const char* subsystems = getenv("NCCL_DEBUG_SUBSYS");
+  if (level() >= 3 && subsystems && (strstr(subsystems, "COLL") || strstr(subsystems, "ALL")))
     INFO("%s: opCount %lx sendbuff %p recvbuff %p count %zu datatype %d op %d root %d comm %p [nranks=%d] stream %p",
          kNames[op.kind], (unsigned long)c->done, op.in, op.out, op.count, op.type, op.op, op.root, c, c->n, s);
   if (!op.count) return ncclSuccess;

@@ -115,12 +115,11 @@ LATE_AFTER = 4.0
 
 def measure(ctx: Context) -> Data:
     """An all-reduce with known sums in this rank's group, as large as is affordable; the shortest call counts."""
-    from ddpdiag.workloads.collectives import check_all_reduce, connect, fewest, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, fewest, on_any_rank, time_all_reduce
     from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
-        connect(ctx, device)
         first = check_all_reduce(ctx, _SMALL_BYTES, device)
         most = _LARGE_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
         affords = int(first.bytes * _CALL_SECONDS / max(first.seconds, 1e-6))

@@ -52,7 +52,7 @@ from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Limits
-from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context
+from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, Context
 from ddpdiag.stats import Samples, samples
 
 FINDINGS = {
@@ -92,13 +92,12 @@ class Data(Struct, frozen=True):
 
 def measure(ctx: Context) -> Data:
     """A small and a large all-reduce with known sums; the large one is timed."""
-    from ddpdiag.workloads.collectives import check_all_reduce, connect, on_any_rank, time_all_reduce
+    from ddpdiag.workloads.collectives import check_all_reduce, on_any_rank, time_all_reduce
     from ddpdiag.workloads.devices import gpu_limits
     from ddpdiag.workloads.group import process_group
 
     backend = str(ctx.trial.params["backend"])
     with process_group(ctx, backend) as device:
-        connect(ctx, device)
         small = check_all_reduce(ctx, _SMALL_BYTES, device)
         size = _LARGE_ON_CPU_BYTES if device.type == "cpu" else _LARGE_ON_GPU_BYTES
         large = check_all_reduce(ctx, size, device)
@@ -156,7 +155,8 @@ def set_deadline(seen: Seen[Any], usual: float) -> float:
 def first_use_seconds(seen: Seen[Any]) -> float:
     """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
     done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
-    slowest = max((own.get(CONTEXT_STEP, 0.0) + own.get(COMMUNICATOR_STEP, 0.0) for own in done), default=0.0)
+    steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
+    slowest = max((sum(own.get(step, 0.0) for step in steps) for own in done), default=0.0)
     return max(_LEAST_DEADLINE, _PATIENCE * slowest)
 
 
