@@ -239,8 +239,21 @@ def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy(go
     assert (finding.code, finding.severity, finding.nodes) == ("GPU001.isolated", Severity.WARNING, ("n0",))
     assert finding.env == {}  # nothing was tried
     assert "--gpu-bind=none" in finding.fix
-    assert "NCCL_CUMEM_ENABLE=1" in finding.fix
+    assert "NCCL_CUMEM_ENABLE" not in finding.fix
+    assert "NCCL_P2P_DISABLE=1" in finding.guess
+    assert finding.guess in finding.fix
+    assert "NVLS" in finding.message
     golden(finding)
+
+
+def test_numbers_of_nvml_that_differ_do_not_concern_nvls():
+    rows = [
+        Data(nvml=Enumeration(gpus=tuple(gpu(index, uuid=f"GPU-{2 * rank + index}") for index in range(2))), visible=2)
+        for rank in range(2)
+    ]
+    (finding,) = found(*rows, ranks_per_node=2)
+    assert finding.code == "GPU001.isolated"
+    assert "NVLS" not in finding.message
 
 
 def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():

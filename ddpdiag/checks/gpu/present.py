@@ -19,7 +19,7 @@ numbers should agree.
 
 Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), return codes; CUDA C++ programming guide,
 CUDA_VISIBLE_DEVICES; srun(1), --gpus-per-task and --gpu-bind; nvidia-container-toolkit issue 48; NCCL's
-src/transport/p2p.cc.
+src/transport/p2p.cc and nvls.cc, and NCCL issues 1066, 1647 and 1948.
 """
 
 import os

@@ -5,7 +5,11 @@ NVML ignores CUDA_VISIBLE_DEVICES: a job to which the variable shows no GPU trai
 NCCL copies from GPU to GPU of one host by CUDA IPC. CUDA_VISIBLE_DEVICES alone does not hinder it (CUDA 10.1 and later
 reach devices that the variable hides; NCCL, src/transport/p2p.cc), but a cgroup or container that closes the other
 GPUs' device files does, as Slurm's --gpus-per-task and --gpu-bind do: NCCL then fails, hangs, or goes through the
-host's memory (NCCL issue 1066). NCCL's own cuMem allocations may still be shared.
+host's memory (NCCL issue 1066). Its cuMem allocations, the default, fail as well (NCCL issues 1647 and 1948).
+
+NVML then gives the GPU of each rank the same number. Since 2.30.6 NCCL takes ranks with equal numbers for ranks of one
+GPU and leaves NVLink SHARP out (`hasMultiRankNvml` in src/init.cc and src/transport/nvls.cc). CUDA_VISIBLE_DEVICES does
+not change NVML's numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +22,8 @@ from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
 from ddpdiag.probes.gpu.visibility import PciFunction, named_gpus
 from ddpdiag.text import count
+
+_WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies through the host's memory, which is slower."
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -207,18 +213,21 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
     apart = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced]
     closed = [host for host in apart if _is_closed(host)]
     if closed:
+        equal = any(len({gpu.index for row in host.answers.values() for gpu in row.nvml.gpus}) == 1 for host in closed)
+        without_nvls = " NVML gives the GPU of each rank the same number: NCCL 2.30.6 and newer then turns NVLS off."
         first = [(host, *next(iter(host.answers.items()))) for host in closed]
         lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
         yield seen.finding(
             "isolated",
             "the GPUs of other ranks are hidden by the container or cgroup",
             f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, "
-            "NCCL fails or copies through the host's memory.",
+            f"NCCL fails or copies through the host's memory.{without_nvls if equal else ''}",
             severity=Severity.WARNING,
             ranks=tuple(rank for host in closed for rank in host.answers),
             evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
             fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
-            f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. If you cannot, try NCCL_CUMEM_ENABLE=1.",
+            f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. {_WITHOUT_PEERS}",
+            guess=_WITHOUT_PEERS,
         )
     if masked := [host.name for host in apart if host not in closed and _is_masked(host)]:
         yield seen.finding(
