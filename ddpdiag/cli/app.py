@@ -200,7 +200,7 @@ def watch(
     """Start a training unchanged, and when it stalls, report which rank stops it.
 
     Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
-    error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install 'ddpdiag\\[watch]'`).
+    error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
     Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is blamed)
     or 3 (no rank is).

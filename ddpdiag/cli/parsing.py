@@ -25,12 +25,14 @@ FORMER_NAMES = {
     "board-port": "control-port",
     "bench": "allreduce-bench",
 }
-# Names that other launchers (torchrun, accelerate, deepspeed, mpirun, srun) have for the ranks of a host.
+# Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
 _RANKS_OF_A_HOST = "--nproc-per-node"
-_RANKS_ELSEWHERE = (
-    *("-n", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes", "--ntasks", "--ntasks-per-node"),
-    *("--gpus", "--ngpus", "--num-gpus", "--gpus-per-node"),
-)
+_ELSEWHERE = {
+    **dict.fromkeys(("-n", "--np", "--nproc", "--nprocs", "--num-procs", "--num-processes"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--ntasks", "--ntasks-per-node"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--gpus", "--ngpus", "--num-gpus", "--gpus-per-node"), _RANKS_OF_A_HOST),
+    **dict.fromkeys(("--timeout", "--time"), "--budget"),
+}
 
 
 def normalized(name: str) -> str:
@@ -187,11 +189,11 @@ def sentence_of(error: Exception, program: str) -> str:
 
 
 def _meant(error: Exception, unknown: str) -> str | None:
-    """The command's option for which other launchers have the unknown name, else the one that is spelled most alike."""
+    """The command's option for which other programs have the unknown name, else the one that is spelled most alike."""
     context = getattr(error, "ctx", None)
     known = {name for each in context.command.params for name in each.opts} if context is not None else ()
-    if unknown in _RANKS_ELSEWHERE and _RANKS_OF_A_HOST in known:
-        return _RANKS_OF_A_HOST
+    if _ELSEWHERE.get(unknown) in known:
+        return _ELSEWHERE[unknown]
     return next(iter(getattr(error, "possibilities", None) or ()), None)  # click sorts them, the nearest first
 
 

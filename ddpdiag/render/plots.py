@@ -52,24 +52,22 @@ _ID = re.compile(r'( id="|url\(#|href="#)')
 _NOT_OURS = re.compile(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<!--.*?-->", re.DOTALL)
 _SIZE = re.compile(r'(<svg[^>]*?) width="[\d.]+pt" height="[\d.]+pt"|(<svg[^>]*?) height="[\d.]+pt" width="[\d.]+pt"')
 
+_MISSING = "{} needs matplotlib: python -m pip install matplotlib"
 
-def check_available(option: str = "--plot", extra: str = "plot") -> None:
+
+def check_available() -> None:
     """UsageError if there is no matplotlib; it is not imported, which takes a second."""
     if find_spec("matplotlib") is None:
-        raise UsageError(_missing(option, extra))
-
-
-def _missing(option: str, extra: str) -> str:
-    return f"{option} needs matplotlib: pip install 'ddpdiag[{extra}]'"
+        raise UsageError(_MISSING.format("--plot"))
 
 
 @contextmanager
-def drawing(option: str, extra: str = "plot") -> Iterator[None]:
+def drawing(option: str) -> Iterator[None]:
     """What matplotlib throws is one sentence: UsageError."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(_missing(option, extra)) from error
+        raise UsageError(_MISSING.format(option)) from error
     except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:
         raise UsageError(f"{option}: matplotlib cannot draw here: {error}") from error
 

@@ -39,7 +39,7 @@ _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MOST_CHARACTERS = 160
 _LATE = "py-spy did not respond in time"
-_NO_PY_SPY = "py-spy is not installed (pip install 'ddpdiag[watch]')"
+_NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
 _SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
 

@@ -52,6 +52,7 @@ def test_an_empty_name_is_told_by_its_option(golden, words: str, name: str) -> N
         *((f"check {name} 2", "--nproc-per-node") for name in ("--nprocs", "--np", "-np", "--num_processes", "--gpus")),
         ("train --num-gpus=2", "--nproc-per-node"),
         ("host --gpus 2", "--expect-gpus"),
+        ("check --timeout 30", "--budget"),
     ],
 )
 def test_the_name_that_another_launcher_has_for_an_option_is_known(words: str, meant: str) -> None:

@@ -45,13 +45,13 @@ def check_available() -> None:
     """UsageError if Jinja2 or matplotlib is missing; neither is imported."""
     for module, name in (("jinja2", "Jinja2"), ("matplotlib", "matplotlib")):
         if find_spec(module) is None:
-            raise UsageError(f"--html needs {name}: pip install 'ddpdiag[html]'")
+            raise UsageError(f"--html needs {name}: python -m pip install jinja2 matplotlib")
 
 
 def render(report: Report, features: Sequence[Sections] = ()) -> str:
     """The page; UsageError if it cannot be made here."""
     check_available()
-    with drawing("--html", "html"), page_style():
+    with drawing("--html"), page_style():
         page = page_of(report, features)
     script = _source("script.js")
     # The only script that may run is this one, whatever else got into the page.
