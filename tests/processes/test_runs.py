@@ -21,6 +21,14 @@ def check_fit(job: Job, ranks: int, launcher: str) -> None:
     job.check_left_nothing()
 
 
+def test_a_temporary_folder_may_have_any_name(start, tmp_path):
+    folder = tmp_path / "what? #1;%20\n"
+    folder.mkdir()
+    job = start(*CHECK, "--nproc-per-node", "2", "--select", "RDZ001", "--json", "{json}", TMPDIR=str(folder))
+    check_fit(job, 2, "standalone")
+    assert list(folder.iterdir()) == []
+
+
 def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(start, tmp_path):
     shared, record = tmp_path / "shared", tmp_path / "run.jsonl"
     for folder in (shared, tmp_path / "check", tmp_path / "judge"):

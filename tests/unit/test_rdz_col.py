@@ -231,6 +231,16 @@ def test_a_file_needs_a_shared_directory_on_several_hosts() -> None:
     assert (finding.code, finding.severity) == ("RDZ001.file", Severity.NOTE)
 
 
+@pytest.mark.parametrize("name", ["/shared?", "/a#b", "/two\nlines"])
+def test_a_directory_that_torch_cannot_name_in_a_url_is_not_tried(golden, name) -> None:
+    """urllib cuts it, and torch then ends with "IndexError: list index out of range"."""
+    options = Options(shared_dir=name)
+    assert methods(unmet(options=options)) == ["tcp", "env"]
+    (finding,) = rdz001.judge(met("tcp", options=options))
+    assert (finding.code, finding.severity) == ("RDZ001.file", Severity.NOTE)
+    golden(finding)
+
+
 def test_a_directory_that_is_no_good_is_another_checks_finding_and_is_not_tried() -> None:
     full = Directory(directory="/shared", error="ENOSPC")
     directory = seen_of(

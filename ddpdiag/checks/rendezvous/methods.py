@@ -38,12 +38,15 @@ from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
 from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.shared_files import unfit_for_url
 from ddpdiag.text import begun
 
 FINDINGS = {
     "method": Explained("this method fails, and another one works."),
     "absent": Explained.note("this method was not tried, because torch or the launcher lacks what it needs."),
-    "file": Explained.note("file:// was not tried, because there is no directory that all hosts share."),
+    "file": Explained.note(
+        "file:// was not tried, because no directory is known that all hosts share, or its name is unfit for a URL."
+    ),
 }
 
 METHODS = ("tcp", "env", "file")
@@ -100,6 +103,8 @@ def _methods(seen: Seen[Data]) -> tuple[str, ...]:
     shared = seen.options.shared_dir
     if (len(seen.world.hosts) > 1 and not shared) or (shared and not shared_dir.usable(seen.of(shared_dir.CHECK))):
         out.update(_NEED_DIRECTORY)
+    if shared and unfit_for_url(shared):
+        out.add("file")
     if seen.options.depth is Depth.QUICK:
         return tuple(method for method in METHODS if method not in out)
     alone = (HASH_STORE,) if seen.world.size == 1 else ()
@@ -126,6 +131,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "and none was given.",
             fix="Nothing to do unless the job uses file://. Then name the directory: `ddpdiag check --shared-dir "
             "DIRECTORY`.",
+        )
+    if (unfit := unfit_for_url(seen.options.shared_dir or "")) is not None:
+        yield seen.finding(
+            "file",
+            "file:// was not tested",
+            f"The rendezvous over file:// was not tested: the name of the shared directory {seen.options.shared_dir!r} "
+            f"has {unfit!r}, with which torch cannot use it in a URL.",
+            fix="Nothing to do unless the job uses file://. Then use a directory without ?, # and line breaks.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
     for method, why in absent.items():

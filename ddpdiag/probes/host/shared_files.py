@@ -220,3 +220,12 @@ def _store(entry: os.DirEntry[str]) -> Store | None:
     if not stat.S_ISREG(about.st_mode) or head != _STORE:
         return None
     return Store(entry.path, user_name(about.st_uid), about.st_size, max(0.0, time.time() - about.st_mtime))
+
+
+def unfit_for_url(path: str) -> str | None:
+    """The first character with which torch cannot use a path in file://PATH; None if there is none.
+
+    It splits the URL with urllib, which drops tabs and line breaks, and unquotes nothing (torch/distributed/
+    rendezvous.py).
+    """
+    return next((character for character in path if character in "?#\t\r\n"), None)
