@@ -59,7 +59,8 @@ class Deadlines:
     busy: float = 0.1
     kill: float = 2.0
     # For a CUDA process the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs: about a
-    # second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Nothing else waits meanwhile.
+    # second each (docs.nvidia.com/deploy/driver-persistence); twice that for eight. Only the next worker of an
+    # exclusive GPU waits meanwhile.
     kill_gpu: float = 20.0
     reap: float = 1.0
 

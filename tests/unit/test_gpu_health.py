@@ -44,6 +44,16 @@ print(encode([gpu_users(uuid) for uuid in sys.argv[1:]]).decode())
 """
 
 
+WAIT = """
+import subprocess, sys
+from types import SimpleNamespace
+from ddpdiag.runtime.supervisor.worker import _wait_for_gpus
+steps, ending = [], subprocess.Popen(["sleep", "0.5"])
+_wait_for_gpus((ending.pid,), SimpleNamespace(step=steps.append))
+print(ending.poll() is not None, "; ".join(steps).replace(str(ending.pid), "PID"))
+"""
+
+
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("nvml")
@@ -64,6 +74,18 @@ def looked(libraries, tmp_path):
         return decode(run(fake_nvml.build(name, libraries), LOOK, times, tmp_path).encode(), Look)
 
     return look
+
+
+@pytest.mark.parametrize(
+    ("name", "waited"),
+    [
+        ("compute-exclusive", "True NVML; context: wait until the driver has taken its GPU back from pid PID"),
+        ("healthy", "False NVML"),
+        ("driver-gone", "False NVML"),
+    ],
+)
+def test_an_exclusive_gpu_is_waited_for_until_the_killed_process_has_ended(libraries, name, waited):
+    assert run(fake_nvml.build(name, libraries), WAIT).strip() == waited
 
 
 def findings(look: Look) -> list:

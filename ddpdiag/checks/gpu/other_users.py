@@ -26,6 +26,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers, Process
+from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 from ddpdiag.text import begun
 
 FINDINGS = {
@@ -49,7 +50,6 @@ FINDINGS = {
 D = TypeVar("D")
 # nvml.h, nvmlComputeMode_t.
 _PROHIBITED = 2
-_EXCLUSIVE = (1, 3)
 
 
 def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -129,12 +129,12 @@ def _mode(card: Card) -> Iterator[Fault]:
     mode, processes = card.health.compute_mode, card.health.processes or ()
     command = f"`nvidia-smi -i {card.smi_id} -c DEFAULT` as root on {card.host.name}."
     advice = f"Run {command}"
-    if mode in _EXCLUSIVE and not processes and len(card.takers) <= 1:
+    if mode in EXCLUSIVE and not processes and len(card.takers) <= 1:
         advice = f"Nothing to do. For several ranks on one GPU run {command}"
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "its compute mode is 'prohibited'; 'default' is expected"
         yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
-    elif mode in _EXCLUSIVE:
+    elif mode in EXCLUSIVE:
         then, severity = "That is fine with one rank per GPU", Severity.NOTE
         if processes:
             then, severity = f"{begun(_holders(card))} uses it, so a rank can use it only through MPS", Severity.WARNING

@@ -16,8 +16,9 @@ structure or a constant that it lacks counts as not answered.
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
+from functools import partial
 from types import ModuleType
 from typing import TypeVar
 
@@ -90,6 +91,20 @@ def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
             return Enumeration(gpus=gpus, driver=supported(pynvml.nvmlSystemGetDriverVersion))
     except NvmlError as error:
         return Enumeration(trouble=_trouble(error.__cause__), error=str(error))
+
+
+# nvml.h, nvmlComputeMode_t: a GPU allows one process, and CUDA refuses a second one.
+EXCLUSIVE = (1, 3)
+
+
+def is_exclusive() -> bool:
+    """Whether a GPU of this host is in an exclusive compute mode; False where NVML does not say."""
+    with suppress(NvmlError), opened_nvml() as pynvml:
+        indices = range(pynvml.nvmlDeviceGetCount())
+        handles = [supported(partial(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in indices]
+        modes = [supported(partial(pynvml.nvmlDeviceGetComputeMode, own)) for own in handles if own is not None]
+        return any(mode in EXCLUSIVE for mode in modes)
+    return False
 
 
 def _trouble(error: BaseException | None) -> Trouble:

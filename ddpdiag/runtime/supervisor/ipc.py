@@ -21,7 +21,8 @@ from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partia
 class Task(Struct, frozen=True, tag="task"):
     """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
 
-    `end` is when the supervisor will end it, on the monotonic clock of this host.
+    `end` is when the supervisor will end it, on the monotonic clock of this host. `ending` are killed workers, by pid,
+    that the driver has not taken their GPU back from yet.
     """
 
     place: Place
@@ -30,6 +31,7 @@ class Task(Struct, frozen=True, tag="task"):
     scratch: str
     env: dict[str, str | None]
     end: float
+    ending: tuple[int, ...] = ()
 
 
 class TrialEnded(Struct, frozen=True, tag="answer"):

@@ -18,7 +18,7 @@ from types import FrameType
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.visibility import holds_gpu
-from ddpdiag.probes.host.kernel import cpu_ticks, process_state
+from ddpdiag.probes.host.kernel import PROC, cpu_ticks, process_state, stat_of
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
@@ -32,6 +32,7 @@ IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _PR_SET_PDEATHSIG = 1
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _POLL_SECONDS = 0.005
+_THREADS = 17  # of the fields of stat_of: num_threads of proc(5), the zombie included
 
 
 # In the child --------------------------------------------------------------------------------------------------------
@@ -245,9 +246,11 @@ def signal_process(pid: int, signum: int) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Is there such a process that is not a zombie?"""
-    state, _ = process_state(pid)
-    return state is not None and state not in "ZX"
+    """Whether there is such a process that is no zombie, or one of its threads, which still has its files open."""
+    _, fields = stat_of(PROC / str(pid))
+    if not fields or fields[0] not in "ZX":
+        return bool(fields)
+    return len(fields) > _THREADS and int(fields[_THREADS]) > 1
 
 
 def is_busy(pid: int) -> bool:

@@ -157,7 +157,13 @@ class TrialRunner(ABC):
         self._last_trial = trial.number
         worker = self.worker_for(trial)
         self.running_trial = running_trial = RunningTrial(trial, self.place.rank, worker, time.monotonic())
-        worker.send(Task(self.place, trial, self.options, self._scratch, self.variables(trial), running_trial.deadline))
+        task = Task(self.place, trial, self.options, self._scratch, self.variables(trial), running_trial.deadline)
+        worker.send(structs.replace(task, ending=self._may_hold_gpu()) if trial.kind is Kind.TORCH else task)
+
+    def _may_hold_gpu(self) -> tuple[int, ...]:
+        """Killed processes that the driver may not have taken their GPU back from yet."""
+        now = time.monotonic()
+        return tuple(child.pid or 0 for child in self._ending if child.may_still_end(now) and not child.is_gone())
 
     def worker_for(self, trial: Trial) -> WorkerProcess:
         """The worker of the trials before, unless this one needs another."""

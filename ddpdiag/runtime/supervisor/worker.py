@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -17,8 +17,10 @@ import msgspec
 from ddpdiag import codec
 from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
-from ddpdiag.model.trial import BARRIER_STEP, NVML_STEP, Opening, is_first_use
+from ddpdiag.model.trial import BARRIER_STEP, CONTEXT_STEP, NVML_STEP, Context, Opening, is_first_use
+from ddpdiag.probes.gpu.nvml import is_exclusive
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES, BarrierOpen, BarrierReached, Partial
+from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.hang_evidence import RecorderReader
 from ddpdiag.runtime.supervisor.ipc import (
     PostedCollectives,
@@ -28,9 +30,10 @@ from ddpdiag.runtime.supervisor.ipc import (
     decode_worker_command,
     send_framed,
 )
-from ddpdiag.runtime.supervisor.processes import die_with_parent, dump_stacks_to, leave_terminal
+from ddpdiag.runtime.supervisor.processes import die_with_parent, dump_stacks_to, is_alive, leave_terminal
 
 _MAX_DETAIL = 8_000
+_POLL_SECONDS = 0.02
 
 
 class WorkerContext:
@@ -113,9 +116,22 @@ def apply(env: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
+def _wait_for_gpus(ending: Sequence[int], context: Context) -> None:
+    """Wait until killed workers are gone where a GPU takes one process only, and would refuse this one until then."""
+    if not ending:
+        return
+    context.step(NVML_STEP)
+    if is_exclusive():
+        context.step(f"{CONTEXT_STEP}: wait until the driver has taken its GPU back from pid {ending[0]}")
+        end = time.monotonic() + DEADLINES.kill_gpu
+        while any(map(is_alive, ending)) and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+
+
 def _measure(task: Task, context: WorkerContext) -> TrialEnded:
     from ddpdiag.checks.registry import by_code
 
+    _wait_for_gpus(task.ending, context)
     check = by_code(task.trial.code)
     if check.measure is None:
         raise LookupError(f"{task.trial.code} has nothing to measure")

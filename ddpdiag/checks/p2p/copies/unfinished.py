@@ -15,10 +15,9 @@ from ddpdiag.checks.p2p.copies.data import RankCopies
 from ddpdiag.checks.p2p.copies.judge import ACS, GUESS
 from ddpdiag.model import EventKind, Finding, Outcome, Scalar, Status
 from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies
+from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 from ddpdiag.text import count
 
-# nvml.h, nvmlComputeMode_t: a GPU allows one process, and CUDA refuses a second one.
-_EXCLUSIVE = (1, 3)
 _GPU = re.compile(r"GPU (\d+)")
 _VERBS = {
     Status.HUNG: "does not end",
@@ -49,7 +48,7 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
         elif (
             copies is not None
             and "busy or unavailable" in outcome.error
-            and any(card.health.compute_mode in _EXCLUSIVE for card in copies.cards.values())
+            and any(card.health.compute_mode in EXCLUSIVE for card in copies.cards.values())
         ):
             name = copies.host.name
             yield seen.finding(
