@@ -7,10 +7,13 @@ written as the string "nan", "inf" or "-inf" and read back as the float that it 
 import contextlib
 import errno
 import math
+import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,9 +106,23 @@ def _check_numbers(data: bytes | msgspec.Raw, value: object, least: float) -> No
                     raise msgspec.ValidationError(f"{number:.3g} is no measurement; expected {limits}")
 
 
+def open_file(path: str | Path) -> BufferedReader:
+    """Open a file for reading; OSError for a named pipe or a device, which may keep its reader waiting.
+
+    Descriptors of this process are read whatever they are: /dev/stdin, <(command).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    if not is_plain and not os.path.realpath(path).startswith(("/proc/", "/dev/null")):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if os.path.isdir(path) else "it is no plain file")
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
+
+
 def read_bytes(path: str | Path, most: int = MAX_FILE_BYTES) -> bytes:
     """The content of a file; OSError, with the limit as its reason, for one of more than `most` bytes."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most >> 10} KiB"
@@ -176,7 +193,7 @@ def _rows(path: Path) -> Iterator[bytes]:
     """The lines of a file, of which one that is too long is cut; UsageError where they cannot be read."""
     left = MAX_RECORDING_BYTES
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             while row := file.readline(MAX_LINE_BYTES + 1):
                 left -= len(row)
                 if left < 0:

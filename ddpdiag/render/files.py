@@ -37,10 +37,13 @@ def write(path: str, content: str | bytes) -> None:
         elif _is_special(target := _target(path)):
             # Opening a named pipe that nobody reads would wait for ever; this way it fails.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-            os.set_blocking(descriptor, True)
             with os.fdopen(descriptor, "wb") as file:
+                _refuse_strangers(target, os.fstat(descriptor))
+                os.set_blocking(descriptor, True)
                 file.write(data)
         else:
+            if target.exists():
+                _refuse_strangers(target, target.stat())
             _replace(target, data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
@@ -51,7 +54,9 @@ def check_writable(path: str) -> None:
     if path == STANDARD_OUTPUT:
         return
     try:
-        if _is_special(target := _target(path)):
+        if (target := _target(path)).exists():
+            _refuse_strangers(target, target.stat())
+        if _is_special(target):
             if os.path.isdir(target):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(target, os.W_OK):
@@ -119,6 +124,14 @@ def _followed(folder: Path, path: Path, left: int) -> Path:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         folder = _followed(folder, step.readlink(), left - 1)
     return folder
+
+
+def _refuse_strangers(target: Path, file: os.stat_result) -> None:
+    """PermissionError for a file or named pipe that another user made in a folder like /tmp, as for a link there."""
+    folder = target.parent.stat()
+    if folder.st_mode & stat.S_ISVTX and file.st_uid not in (os.geteuid(), folder.st_uid):
+        kind = "a file" if stat.S_ISREG(file.st_mode) else "no plain file, but one"
+        raise PermissionError(errno.EACCES, f"{target} is {kind} that user {file.st_uid} made")
 
 
 def _is_special(path: Path) -> bool:

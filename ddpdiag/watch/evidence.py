@@ -31,6 +31,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from msgspec import Struct
 
+from ddpdiag.codec import read_bytes
 from ddpdiag.probes.collectives import BUFFER_NAMES, TraceDump, read_dump
 from ddpdiag.probes.host.kernel import PROC, read_int, read_pairs
 from ddpdiag.probes.host.programs import run_bounded
@@ -292,8 +293,6 @@ def load_trace(data: bytes) -> TraceDump | None:
 
 def _load(file: Path) -> TraceDump | None:
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_LARGEST_BYTES + 1)
+        return load_trace(read_bytes(file, _LARGEST_BYTES))
     except OSError:
         return None
-    return load_trace(data) if len(data) <= _LARGEST_BYTES else None

@@ -23,6 +23,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from ddpdiag.codec import open_file
+
 # The kernel notes when a terminal was written to in steps of so many seconds, so that nobody's typing can be timed.
 TERMINAL_STEP_SECONDS = 8.0
 _CHUNK_BYTES = 1 << 16
@@ -79,7 +81,7 @@ class FileSink:
         for one in islice(self._all(), _MOST_FILES):
             # A descriptor for writing alone cannot be read, but its file can, where it is permitted.
             path = f"/proc/self/fd/{one}" if isinstance(one, int) else one
-            with contextlib.suppress(OSError), open(path, "rb") as file:
+            with contextlib.suppress(OSError), open_file(path) as file:
                 seen = os.fstat(file.fileno())
                 begin, _ = self._begin.get((seen.st_dev, seen.st_ino), (0, 0))
                 if stat.S_ISREG(seen.st_mode):

@@ -8,7 +8,6 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 import contextlib
 import os
 import re
-import stat
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from ddpdiag.codec import readable
+from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
@@ -316,8 +315,8 @@ def _named_by(command: Sequence[str]) -> tuple[str, str] | None:
 def _script(word: str) -> str | None:
     """The text of a file of the command's that is one."""
     try:
-        with open(word, "rb") as file:
-            data = file.read(_LARGEST_SCRIPT) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"\0"
+        with open_file(word) as file:
+            data = file.read(_LARGEST_SCRIPT)
     except (OSError, ValueError):
         return None
     return None if b"\0" in data else data.decode(errors="replace")

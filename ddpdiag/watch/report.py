@@ -4,6 +4,7 @@ import io
 import os
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -29,21 +30,32 @@ _SHOW_SECONDS = 2.0
 
 
 class Bundle:
-    """A file of its own in a directory that is there: every look is one line."""
+    """A new file in a directory that is there: every look is one line."""
 
     def __init__(self, folder: str) -> None:
         where = readable(folder)
         if not Path(folder).is_dir():
             raise UsageError(f"--bundle {where}: no such directory on {socket.gethostname()}")
         self.path = Path(folder) / f"watch-{readable(socket.gethostname())}-{os.getpid()}.jsonl"
+        self._descriptor: int | None = None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"--bundle {where}: the directory is not writable")
 
     def keep(self, stall: Stall) -> None:
         """Add a look."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        if self._descriptor is None:
+            self._descriptor = self._created()
+        with os.fdopen(os.dup(self._descriptor), "wb") as file:
             file.write(encode(stall) + b"\n")
+
+    def _created(self) -> int:
+        """A file of this name that is there may be a pipe, or another user's: the new one then has a random suffix."""
+        try:
+            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            descriptor, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-", self.path.parent)
+            self.path = Path(name)
+            return descriptor
 
 
 def read_bundle(path: str) -> list[Stall]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ddpdiag.codec import open_file
 from ddpdiag.errors import Explained
 
 SHIPPED = Path(__file__).parents[1] / "data" / "mnist"
@@ -95,7 +96,7 @@ def _content(path: Path) -> bytearray:
     """The file's bytes, unpacked; writable, because torch.frombuffer warns of memory that it must not write."""
     content = bytearray()
     try:
-        with path.open("rb") as raw:
+        with open_file(path) as raw:
             packed = raw.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
             file = gzip.GzipFile(fileobj=raw) if packed else raw
             while len(content) <= MOST_BYTES and (piece := file.read(_PIECE_BYTES)):

@@ -1,21 +1,41 @@
 """Files in folders like /tmp, where strangers make files, links and folders too."""
 
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from readers import HEALTHY, READERS, stall
 
-from ddpdiag.errors import UsageError
+from ddpdiag.errors import Explained, UsageError
 from ddpdiag.render import files
 from ddpdiag.runtime.record import run_folder
+from ddpdiag.watch.report import Bundle, read_bundle
 
 STRANGER = 65534
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """What waits for ever ends with a failure."""
+
+    def ring(*_signal: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
 def sticky(tmp_path: Path) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make files of another user")
     folder = tmp_path / "sticky"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -76,6 +96,39 @@ def test_links_without_end_are_refused(sticky: Path) -> None:
         files.write(str(sticky / "a"), "report")
 
 
+def a_file(path: Path) -> None:
+    path.write_text("theirs")
+
+
+@pytest.mark.parametrize("made", [a_file, os.mkfifo])
+def test_no_output_goes_to_a_file_or_pipe_of_a_stranger(made: Callable[[Path], None], sticky: Path) -> None:
+    path = sticky / "report.html"
+    made(path)
+    by_a_stranger(path)
+    before = path.stat()
+    # Who waits at the other end of a pipe may read nothing.
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    for write in (lambda: files.write(str(path), "report"), lambda: files.check_writable(str(path))):
+        with pytest.raises(UsageError, match=f"that user {STRANGER} made"):
+            write()
+    assert path.stat().st_ino == before.st_ino
+    assert os.read(reader, 100) in (b"", b"theirs")
+    os.close(reader)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("made", [a_file, os.mkfifo])
+def test_a_bundle_is_a_new_file(made: Callable[[Path], None], sticky: Path) -> None:
+    bundle = Bundle(str(sticky))
+    made(theirs := bundle.path)
+    by_a_stranger(theirs)
+    for number in (1, 2):
+        bundle.keep(stall(looks=number))
+    assert bundle.path != theirs
+    assert [look.looks for look in read_bundle(str(bundle.path))] == [1, 2]
+    assert theirs.stat().st_size == (len("theirs") if theirs.is_file() else 0)
+
+
 def a_link(folder: Path, own: Path) -> None:
     folder.symlink_to(own)
 
@@ -102,3 +155,23 @@ def test_the_folder_of_a_stranger_is_not_taken_for_our_own(
     folder = run_folder("run")
     assert folder.name.startswith("ddpdiag-run-")
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_waits_for_the_writer_of_a_pipe(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.py"
+    os.mkfifo(path)
+    said = ""
+    try:
+        READERS[name].read(path)
+    except Explained as error:
+        said = str(error)
+    assert f"{path}" in said + capsys.readouterr().err
+
+
+def test_what_a_shell_pipes_in_is_read() -> None:
+    words = f"{sys.executable} -m ddpdiag judge <(cat {HEALTHY})"
+    assert subprocess.run(["bash", "-c", words], capture_output=True, timeout=60, check=False).returncode == 0
