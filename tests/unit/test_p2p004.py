@@ -134,6 +134,27 @@ def test_ports_of_clouds_that_may_reach_nobody_are_no_warning() -> None:
     assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.NOTE)
 
 
+def test_sockets_although_efa_is_up_name_the_plugin(golden) -> None:
+    efa = tuple(
+        structs.replace(port, adapter=f"rdmap{n}s27", infiniband=False, link_layer="Unknown", bytes_per_s=12.5e9)
+        for n, port in enumerate(INFINIBAND)
+    )
+    note = "NET/Plugin: Could not find: libnccl-net.so"
+    rows = {
+        rank: structs.replace(with_log(data, sockets=("ens5",), notes=(note,)), ports=efa, socket_bytes_per_s=12.5e9)
+        for rank, data in healthy(8, network="Socket").items()
+    }
+    finding = only(rows)
+    assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.WARNING)
+    assert "aws-ofi-nccl" in finding.message
+    assert "NCCL_NET_PLUGIN" in finding.fix
+    golden(finding)
+    assert (
+        judged({rank: structs.replace(row, ports=efa) for rank, row in healthy(8, network="AWS Libfabric").items()})
+        == []
+    )
+
+
 def test_one_host_of_three_without_gpudirect_is_blamed(golden) -> None:
     rows = healthy(12)
     for rank in (4, 7):

@@ -47,7 +47,8 @@ FINDINGS = {
     "sockets": Explained(
         "hosts communicate over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, "
         "libibverbs or /dev/infiniband missing in the container; an NCCL_IB_HCA that matches no port is reported by "
-        "HST007. (RoCE ports: INFO only, since clouds show some that reach no other host.)"
+        "HST007. EFA ports need the plugin aws-ofi-nccl. (RoCE ports: INFO only, since clouds show some that reach no "
+        "other host.)"
     ),
     "no-gdr": Explained(
         "some hosts, or all, do not use GPUDirect RDMA: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter "

@@ -22,6 +22,12 @@ from ddpdiag.text import count, rate_text, times_text
 
 SOCKET = "Socket"
 _LOG_LINES = 4
+# The folders of AWS's EFA installer since 2025, which has the plugin; NeMo-RL issue 1973 and pull request 2585.
+_WITH_PLUGIN = (
+    "Install AWS's EFA installer, which contains aws-ofi-nccl, in the image, and in the job script `export "
+    "LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH NCCL_NET_PLUGIN=ofi`. A container "
+    "needs /dev/infiniband. NCCL_NET must not be set to Socket."
+)
 # Variables by which users choose a transport, and those that follow from it.
 _CHOOSING = (
     "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IBVERBS_LIB", "NCCL_NET_GDR_LEVEL",
@@ -45,9 +51,10 @@ class Data(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def usable_ports(self) -> tuple[Port, ...]:
-        """The RDMA ports that are up: InfiniBand where there is any, else RoCE."""
+        """The RDMA ports that are up: InfiniBand where there is any, else RoCE, else those that need a plugin."""
         up = tuple(port for port in self.ports if port.active)
-        return tuple(port for port in up if port.infiniband) or up
+        own = (port for port in up if not port.needs_plugin)
+        return tuple(port for port in up if port.infiniband) or tuple(own) or up
 
     @property
     def hops(self) -> tuple[Hop, ...]:
@@ -179,7 +186,9 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     if not ranks:
         return
     first, *_ = hosts = nccl.seen.world.nodes_of(ranks)
-    kind = "InfiniBand" if all(port.infiniband for host in hosts for port in nccl.ports(host)) else "RoCE"
+    ports = [port for host in hosts for port in nccl.ports(host)]
+    plugin = any(port.needs_plugin for port in ports)
+    kind = "EFA" if plugin else "InfiniBand" if all(port.infiniband for port in ports) else "RoCE"
     names = names_text([port.name for port in nccl.ports(first)], 4)
     wires = sorted({name for rank in ranks if rank in nccl.logs for name in nccl.logs[rank].sockets})
     cost, evidence = _cost(nccl, ranks)
@@ -188,11 +197,14 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
         "sockets",
         f"NCCL uses TCP sockets, not {kind}",
         f"NCCL sends over TCP sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
-        f"although {kind} ports are up on both ends ({names} on {first}).{cost} {_why(why)}",
-        severity=Severity.WARNING if kind == "InfiniBand" else Severity.NOTE,
+        f"although {kind} ports are up on both ends ({names} on {first}).{cost} "
+        f"{'NCCL takes these ports only by the plugin aws-ofi-nccl (libnccl-net.so). ' if plugin else ''}{_why(why)}",
+        severity=Severity.NOTE if kind == "RoCE" else Severity.WARNING,
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
-        fix="Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the "
+        fix=_WITH_PLUGIN
+        if plugin
+        else "Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the "
         "job runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit "
         "-l`), and NCCL_IB_HCA, if set, must name them.",
     )

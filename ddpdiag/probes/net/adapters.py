@@ -52,6 +52,11 @@ class Port(Struct, frozen=True, kw_only=True):
         """As NCCL writes it: "mlx5_0:1"."""
         return f"{self.adapter}:{self.number}"
 
+    @property
+    def needs_plugin(self) -> bool:
+        """Whether NCCL's own network skips it (net_ib/init.cc): AWS's EFA is neither InfiniBand nor Ethernet."""
+        return self.link_layer not in ("InfiniBand", "Ethernet", None)
+
 
 def rdma_ports(sys: Path) -> tuple[Port, ...]:
     """All ports that `sys` (/sys) shows; none without an RDMA driver."""
