@@ -9,6 +9,10 @@ the cards between hosts). Rates of NVLink and PCIe are NCCL's own per-unit figur
 
 gloo: there is no shared memory, each byte goes through TCP. So a rank's time is what it sends at the rate of the
 loopback plus what it touches in memory besides, both as this run measured them; between hosts, the network card.
+
+Hosts whose GPUs are in one domain of NVLinks (trays of a GB200 NVL72) count as one host, as they do for NCCL (MNNVL):
+8 GPUs of two trays reach 811 GB/s, 72 of a rack 835 to 847 (coreweave/nccl-tests, pull request 43); their cards
+carry 200.
 """
 
 import math
@@ -144,11 +148,15 @@ def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Boun
     total = sum(map(len, hosts.values()))
     if total < 2:
         return None
+    joined = ""
     match backend:
         case "nccl":
+            apart = len(hosts)
+            hosts, cards = _nvlink_domains(hosts, limits)
+            joined = "; NVLinks join the GPUs of several hosts (MNNVL)" if len(hosts) < apart else ""
             alone = collective if len(hosts) == 1 else None
             inside = [found for ranks in hosts.values() if (found := _links(ranks, limits, alone))]
-            between = _nccl_network(collective, total, hosts, limits)
+            between = _nccl_network(collective, total, hosts, cards)
         case "gloo":
             whose = {"this host's" if len(hosts) == 1 else f"{host}'s": ranks for host, ranks in hosts.items()}
             inside = [found for one, own in whose.items() if (found := _copies(collective, total, one, own, limits))]
@@ -158,12 +166,38 @@ def bound(collective: str, backend: str, hosts: _Hosts, limits: _Limits) -> Boun
     lowest = min([*inside, *between], default=None, key=lambda found: found.busbw_bytes_per_s)
     if lowest is None:
         return None
+    if lowest.part is Bottleneck.NVLINK:
+        lowest = lowest._replace(source=f"{lowest.source}{joined}")
     if backend == "nccl" and len(inside) < len(hosts) and any(_bridged(ranks, limits) for ranks in hosts.values()):
         lowest = lowest._replace(source=f"{lowest.source}; NVLinks without a switch are left out")
     if len(hosts) == len(between) or len(hosts) == 1:
         return lowest
     source = f"{lowest.source}; network cards of unknown speed are left out"
     return lowest._replace(source=source, network_unknown=True)
+
+
+def _nvlink_domains(hosts: _Hosts, limits: _Limits) -> tuple[_Hosts, dict[str, _Cards]]:
+    """The ranks and the cards of each host, or of each group of hosts in one domain of NVLinks.
+
+    NCCL uses NVLinks between hosts only where all ranks are in some domain (mnnvl.cc, ncclMnnvlCheck).
+    """
+    cards = _cards_by_host(hosts, limits)
+    domains = {host: {limits[rank].nvlink_domain if rank in limits else None for rank in hosts[host]} for host in hosts}
+    if any(None in own or len(own) > 1 for own in domains.values()):
+        return hosts, cards
+    groups: dict[str, list[str]] = {}
+    for host, (domain,) in domains.items():
+        groups.setdefault(str(domain), []).append(host)
+    ranks: dict[str, Sequence[int]] = {}
+    joined: dict[str, _Cards] = {}
+    for names in groups.values():
+        name = names[0] if len(names) == 1 else f"{len(names)} hosts ({names[0]}, ...)"
+        ranks[name] = sorted(rank for host in names for rank in hosts[host])
+        known = [cards[host] for host in names if host in cards]
+        if len(groups) > 1 and len(known) == len(names):
+            numbers, totals, slowest = zip(*known, strict=True)
+            joined[name] = _Cards(sum(numbers), sum(totals), min(slowest))
+    return ranks, joined
 
 
 def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
@@ -214,10 +248,10 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None and 0 < value < math.inf]
 
 
-def _nccl_network(collective: str, ranks: int, hosts: _Hosts, limits: _Limits) -> list[Bound]:
+def _nccl_network(collective: str, ranks: int, hosts: _Hosts, known: Mapping[str, _Cards]) -> list[Bound]:
     """One bound for each host whose cards are known: NCCL spreads its rings over all of them."""
     bounds = []
-    for host, cards in _cards_by_host(hosts, limits).items():
+    for host, cards in known.items():
         if collective != "send_recv":
             rate = cards.total * _leaving(collective, hosts[host], ranks)
             bounds.append(_network(NETWORK_SHARE, cards, rate, host))

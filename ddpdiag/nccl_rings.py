@@ -1,12 +1,19 @@
 """How NCCL connects the GPUs of one host by itself, and what a ring over these connections can carry."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from typing import NamedTuple
 
 from ddpdiag.model.bench import Limits, Peer
 
+# With one of these NCCL uses no NVLinks between hosts (init.cc: "Check for MNNVL support"; mnnvl.cc: cuMem).
+_WITHOUT_MNNVL = {
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_P2P_LEVEL": "LOC",
+    "NCCL_CUMEM_ENABLE": "0",
+}
 # Where PCIe paths meet (nvml.h, nvmlGpuTopologyLevel_t): behind several switches, on different sockets.
 _PXB, _SYS = 20, 50
 _AMD = "AuthenticAMD"
@@ -18,6 +25,11 @@ _MOST_GPUS = 10
 # for links of Hopper and of Blackwell: NCCL's own model (src/graph/tuning.cc: efficiency 0.85 and 0.74). Published for
 # 8 GPUs: H100 480, H200 473 to 482, B200 838 to 845 GB/s.
 _NVLS = {20.6e9: {5: 1.14, 6: 1.19, 7: 1.26, 8: 1.29}, 40.1e9: {6: 1.15, 7: 1.19, 8: 1.23}}
+
+
+def allows_mnnvl(variables: Mapping[str, str]) -> bool:
+    """Whether these variables let NCCL use NVLinks between hosts."""
+    return not any(variables.get(name) == value for name, value in _WITHOUT_MNNVL.items())
 
 
 def p2p_level(processor: str | None, gpus: int, nccl: str | None = None) -> int | None:

@@ -88,7 +88,7 @@ def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[in
 def lowest(limits: Iterable[Limits]) -> Limits:
     """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
     known = tuple(limits)
-    names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor")]
+    names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor", "nvlink_domain")]
     values = {name: [getattr(own, name) for own in known] for name in names}
     lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
     switched = values["nvlink_switched"]

@@ -119,7 +119,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     `nvlink_bytes_per_s` is what those that are up carry together. `pcie_bytes_per_s` is what card and slot can do
     together, `pcie_now_bytes_per_s` what they do now. `cores` are those that this process may use. `uuid` is that of
     the GPU, `peers` are its paths to others that the process sees, by their UUIDs, and `processor` is the maker of the
-    host's processors.
+    host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
     """
 
     copy_bytes_per_s: float | None = None
@@ -138,6 +138,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     peers: dict[str, Peer] = {}
     processor: str | None = None
+    nvlink_domain: str | None = None
 
 
 class Spread(Struct, frozen=True, kw_only=True, gc=False):

@@ -12,6 +12,7 @@ from msgspec import structs
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Product
 from ddpdiag.model.trial import Context
+from ddpdiag.nccl_rings import allows_mnnvl
 from ddpdiag.probes.gpu.health import GpuUsers, gpu_users
 from ddpdiag.probes.gpu.iommu import processor_maker
 from ddpdiag.probes.gpu.links import connections
@@ -97,7 +98,7 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
     shown = (describe(torch.device("cuda", index)).uuid for index in range(torch.cuda.device_count()))
     return structs.replace(
         limits,
-        **structs.asdict(links),
+        **structs.asdict(links) | {"nvlink_domain": links.nvlink_domain if allows_mnnvl(env) else None},
         uuid=uuid,
         # A switch joins all of them alike.
         peers={} if links.nvlink_switched else peers_of(uuid, [own for own in shown if own is not None]),

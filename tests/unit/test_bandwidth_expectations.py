@@ -17,6 +17,7 @@ relaxed = settings(deadline=None)
 CPU = Limits(copy_bytes_per_s=9.8e9, loopback_bytes_per_s=1.45e9)
 COPIES = 1 / (1 / 1.45e9 + 0.75 / 9.8e9)
 H100 = Limits(nvlinks=18, nvlinks_max=18, nvlink_switched=True, nvlink_bytes_per_s=370.8e9, pcie_bytes_per_s=48e9)
+GB200 = structs.replace(H100, nvlink_bytes_per_s=18 * 40.1e9)
 # Bridged with a neighbour, no switch.
 A40 = Limits(nvlinks=4, nvlinks_max=4, nvlink_switched=False, nvlink_bytes_per_s=48e9, pcie_bytes_per_s=24e9)
 
@@ -104,6 +105,48 @@ def test_the_slowest_part_bounds_an_all_reduce(golden, backend, hosts, limits, p
     assert (found.part.name, found.cards) == (part, cards)
     assert found.busbw_bytes_per_s == pytest.approx(busbw)
     golden(found.source)
+
+
+def trays(*domains: str | None) -> dict[int, Limits]:
+    """Trays with 4 GPUs and 4 cards of 400 Gbit/s, each in this domain of NVLinks."""
+    own = infiniband(GB200, 4, 50e9)
+    return {
+        4 * tray + gpu: structs.replace(own, nvlink_domain=domain)
+        for tray, domain in enumerate(domains)
+        for gpu in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("domains", "part", "busbw"),
+    [
+        (("a.1", "a.1"), Bottleneck.NVLINK, 0.95 * 721.8e9),
+        ((*["a.1"] * 18,), Bottleneck.NVLINK, 0.95 * 721.8e9),
+        # As NVL8 of three racks reach 393 GB/s as a ring (NCCL issue 1801).
+        (("a.1", "a.1", "b.1", "b.1"), Bottleneck.NIC, 0.92 * 400e9),
+        (("a.1", "a.2"), Bottleneck.NIC, 0.92 * 200e9),
+        ((None, None), Bottleneck.NIC, 0.92 * 200e9),
+        (("a.1", "a.1", None), Bottleneck.NIC, 0.92 * 200e9),
+    ],
+    ids=["two trays", "a rack", "two racks", "two cliques", "no domain", "a tray without"],
+)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
+def test_hosts_in_one_domain_of_nvlinks_are_not_bound_by_their_cards(golden, collective, domains, part, busbw) -> None:
+    found = bound(collective, "nccl", world(*[4] * len(domains)), trays(*domains))
+    assert found is not None
+    assert (found.part, found.network_unknown) == (part, False)
+    assert found.busbw_bytes_per_s == pytest.approx(busbw)
+    if collective == "all_reduce":
+        golden(found.source)
+
+
+def test_the_cards_of_gloo_do_not_depend_on_nvlinks() -> None:
+    hosts, alike = world(4, 4), (trays("a.1", "a.1"), trays(None, None))
+    rates = [
+        bound("all_reduce", "gloo", hosts, {r: structs.replace(o, loopback_bytes_per_s=1e9) for r, o in own.items()})
+        for own in alike
+    ]
+    assert rates[0] == rates[1]
 
 
 def test_ranks_that_alternate_between_hosts_share_the_card() -> None:

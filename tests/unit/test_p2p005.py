@@ -184,6 +184,35 @@ def test_through_the_hosts_memory_half_of_pcie_is_expected_and_no_nvlink():
     assert path_of("all_reduce", rows_of(2, links=PCIE), {"n0": (0, 1)}).busbw_bytes_per_s == 24 * GB
 
 
+TRAY = structs.replace(H100, nvlink_bytes_per_s=721.8 * GB, nvlink_domain="5f2c.7ffe")
+
+
+def path_of_trays(**path):
+    rows = {rank: transport_of(rank, 8, 4, **({"name": "MNNVL", "links": TRAY} | path)) for rank in range(8)}
+    return path_of("all_reduce", rows, {"n0": (0, 1, 2, 3), "n1": (4, 5, 6, 7)})
+
+
+def test_nvlinks_between_hosts_are_the_path_where_nccl_uses_them(golden):
+    path = path_of_trays()
+    assert path.busbw_bytes_per_s == pytest.approx(0.95 * 721.8 * GB)
+    assert (path.part.name, path.transports, path.by_log) == ("NVLINK", "P2P/MNNVL", True)
+    golden(path.text)
+
+
+def test_the_network_is_the_path_where_nccls_log_shows_it_between_trays():
+    assert path_of_trays(name="CUMEM").busbw_bytes_per_s == pytest.approx(0.92 * 50 * GB)
+    assert isinstance(path_of_trays(NCCL_MNNVL_ENABLE="0"), str), "and its log shows no network"
+    assert isinstance(path_of_trays(links=H100), str), "NVML knows no domain"
+
+
+def test_an_all_reduce_far_below_nvlinks_between_hosts_is_found_though_its_cards_would_not_be_faster():
+    trays = {"size": 8, "on_host": 4, "name": "MNNVL"}
+    finding = only(25 * GB, 25 * GB, links=TRAY, **trays)
+    assert finding.severity is Severity.ERROR
+    assert finding.evidence["expected_bytes_per_s"] == pytest.approx(0.95 * 721.8 * GB)
+    assert judged(150 * GB, links=TRAY, **trays) == []
+
+
 def test_p2p_that_is_off_is_no_error_where_the_hosts_memory_is_as_fast_as_it_can_be():
     assert judged(11 * GB, kind="SHM", name="direct", NCCL_P2P_DISABLE="1") == []
 

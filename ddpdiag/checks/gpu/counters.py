@@ -27,10 +27,11 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of, key_of
 from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLOCKS, events_text
 from ddpdiag.checks.gpu.nvlink import WATCH_ERRORS, numbers_text
-from ddpdiag.checks.gpu.nvswitch import JOINED, REPLACE_LOST, recovery_of
+from ddpdiag.checks.gpu.nvswitch import REPLACE_LOST, recovery_of
 from ddpdiag.checks.hosts import leave_out, ranks_text, xid_fix
 from ddpdiag.model import Finding, Scalar, Severity, Status, Trial
 from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.text import count
 
 FINDINGS = {

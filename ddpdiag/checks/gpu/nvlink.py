@@ -23,9 +23,9 @@ from ddpdiag.checks.api import Nothing, Seen
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
-from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.model import Finding, Severity
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.text import count, fold_ranks
 
 FINDINGS = {

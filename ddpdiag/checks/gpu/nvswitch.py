@@ -24,6 +24,7 @@ from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.gpu.nvml import Broken
 
 FINDINGS = {
@@ -41,7 +42,6 @@ FINDINGS = {
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.
 _JOINING = {1: "not started", 2: "in progress"}
-JOINED = 3
 REPLACE_LOST = "If it happens again, have the GPU replaced."
 _RECOVERY = {
     1: ("GPU reset", Action.RESET),

@@ -9,6 +9,7 @@ from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.transport_judge import SOCKET, Data
 from ddpdiag.model.bench import Bottleneck, Limits
+from ddpdiag.nccl_rings import allows_mnnvl
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
 from ddpdiag.text import count
@@ -150,21 +151,38 @@ def _limits(rows: Rows, hosts: Hosts, outside: Sequence[Hop], inside: Sequence[H
     """
     if any(hop.kind == "NET" for hop in inside):
         return "NCCL uses the network inside a host"
-    if any(hop.name == SOCKET for hop in outside):
+    # P2P between hosts is MNNVL (transport/p2p.cc).
+    crossing = [hop for hop in outside if hop.kind != "P2P"]
+    if any(hop.name == SOCKET for hop in crossing):
         return "NCCL sends over TCP sockets, for which no rate is expected"
-    if len(hosts) > 1 and not all(hop.name.startswith("IB") for hop in outside):
-        return f"what {names_text(sorted({hop.text for hop in outside}), 4)} can carry is not known"
+    if len(hosts) > 1 and not all(hop.name.startswith("IB") for hop in crossing):
+        return f"what {names_text(sorted({hop.text for hop in crossing}), 4)} can carry is not known"
+    domains = _nvlink_domains(rows, hosts, crossing)
+    over_nvlink = len(hosts) > 1 and None not in domains.values() and len({*domains.values()}) == 1
     through_host = any(hop.kind == "SHM" for hop in inside)
     limits: dict[int, Limits] = {}
     for host, own in hosts.items():
-        rail = _rails(own, rows) if len(hosts) > 1 else Limits()
+        rail = _rails(own, rows) if len(hosts) > 1 and not over_nvlink else Limits()
         if rail is None:
             return f"which network ports of {host} NCCL uses is not known"
         for rank in own:
             links = rows[rank].links
             used = Connections(pcie_bytes_per_s=links.pcie_bytes_per_s) if through_host else links
-            limits[rank] = structs.replace(rail, **structs.asdict(used))
+            limits[rank] = structs.replace(rail, **structs.asdict(used) | {"nvlink_domain": domains[rank]})
     return limits
+
+
+def _nvlink_domains(rows: Rows, hosts: Hosts, crossing: Sequence[Hop]) -> dict[int, str | None]:
+    """The domain of NVLinks of each rank, by NVML; None for all where NCCL uses none between hosts.
+
+    Variables may forbid it; or NCCL's log shows the network between ranks of one domain.
+    """
+    logs = [row.log for row in rows.values() if row.log is not None]
+    domains = {rank: rows[rank].links.nvlink_domain for own in hosts.values() for rank in own}
+    unused = any(domains.get(hop.source) == domains.get(hop.target) for hop in crossing)
+    if unused or not all(allows_mnnvl(log.settings) for log in logs):
+        return dict.fromkeys(domains)
+    return domains
 
 
 def _rails(own: Sequence[int], rows: Rows) -> Limits | None:

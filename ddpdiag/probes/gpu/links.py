@@ -17,7 +17,9 @@ _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
 TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
-_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary", "clusterUuid")
+_FABRIC_MEMBERS = ("state", "status", "healthMask", "healthSummary", "clusterUuid", "cliqueId")
+# nvml.h: NVML_GPU_FABRIC_STATE_COMPLETED.
+JOINED = 3
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -55,7 +57,8 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the GPU stands with the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
 
     `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed. `cluster` is
-    the UUID of its domain of NVLinks, in hexadecimal: 0 where that ends with the host (NCCL, mnnvl.cc).
+    the UUID of its domain of NVLinks, in hexadecimal: 0 where that ends with the host (NCCL, mnnvl.cc). GPUs of one
+    domain reach each other where they are also of one `clique`.
     """
 
     state: int | None = None
@@ -63,6 +66,17 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
     health_mask: int | None = None
     health: int | None = None
     cluster: str | None = None
+    clique: int | None = None
+
+    @property
+    def domain(self) -> str | None:
+        """GPUs that NVLinks join, also of several hosts, have the same; None where they end with the host.
+
+        As NCCL decides (mnnvl.cc, ncclMnnvlCheck): the fabric is completed, and cluster and clique are equal.
+        """
+        if self.state != JOINED or self.cluster is None or int(self.cluster, 16) == 0:
+            return None
+        return f"{self.cluster}.{self.clique}"
 
     @property
     def may_span_hosts(self) -> bool:
@@ -155,6 +169,7 @@ def fabric(device: Device) -> Fabric:
                 health_mask=told.get("healthMask"),
                 health=told.get("healthSummary"),
                 cluster=f"{told['clusterUuid']:x}" if "clusterUuid" in told else None,
+                clique=told.get("cliqueId"),
             )
     return Fabric()
 
@@ -169,7 +184,7 @@ class Connections(Struct, frozen=True, kw_only=True):
     """One GPU's links to others and to the host; None is what it does not say. Rates are in one direction.
 
     `nvlink_switched`: do all links that are up lead to a switch? Else they lead to one other GPU each, and not all GPUs
-    of a host need be next to each other.
+    of a host need be next to each other. `nvlink_domain` is that of the `Fabric`.
     """
 
     nvlinks: int | None = None
@@ -178,6 +193,7 @@ class Connections(Struct, frozen=True, kw_only=True):
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
     pcie_now_bytes_per_s: float | None = None
+    nvlink_domain: str | None = None
 
 
 def connections(uuid: str, capability: tuple[int, int]) -> Connections:
@@ -195,6 +211,7 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
                 nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
                 pcie_bytes_per_s=_pcie(device, "Max"),
                 pcie_now_bytes_per_s=_pcie(device, "Curr"),
+                nvlink_domain=fabric(device).domain,
             )
     except (NvmlError, OSError):
         return Connections()

@@ -24,6 +24,7 @@ from ddpdiag.checks.p2p.host_paths import (
 )
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Severity, Status
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.gpu.paths import Level
 
 # What other checks may have seen of the same cause, and what it mostly is.
@@ -87,7 +88,7 @@ def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> s
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
     cards = cards_of(seen.of(memory_errors.CHECK)) if kind == "NVLS" else ()
-    joined = bool(cards) and all(card.health.fabric.state == nvswitch.JOINED for card in cards)
+    joined = bool(cards) and all(card.health.fabric.state == JOINED for card in cards)
     cleared = joined or (kind == "SHM" and bool(seen.of(shared_memory.CHECK).by_rank))
     return _CLEARED[kind] if cleared else f"Usual cause: {_USUAL[kind]}."
 

@@ -9,7 +9,6 @@ from ddpdiag.checks.blame import is_echo, stopped_by_themselves, without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
-from ddpdiag.checks.gpu.nvswitch import JOINED
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import answers_by_host, ranks_text
 from ddpdiag.checks.known_errors import known_error
@@ -21,6 +20,7 @@ from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Outcome, Severity, Status, Trial
 from ddpdiag.nccl_rings import version_of
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.net.tcp_connect import is_loopback
 
 # What is wrong before anything is sent: texts that no card explains, and the checks of GPUs that explain known ones.
