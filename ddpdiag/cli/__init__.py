@@ -56,7 +56,10 @@ def _exit_code(call: Callable[[], int | None]) -> int:
         complain(located(str(error), sys.argv[1:], os.environ))
         return error.exit_code
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, int | None):
+            return leaving.code or 0
+        complain(str(leaving.code))  # of a module in the current directory that is imported in the place of Python's
+        return ExitCode.BUG
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `ddpdiag ... | head`: as a program that SIGPIPE ended

@@ -241,6 +241,12 @@ def test_a_full_disk_is_no_bug(golden, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert guarded(lambda: 1) == 1  # the verdict stands
 
 
+def test_a_text_that_another_module_exits_with_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(lambda: sys.exit("random.py of another project")) == ExitCode.BUG
+    assert capsys.readouterr().err == "ddpdiag: random.py of another project\n"
+    assert guarded(lambda: sys.exit(None)) == 0
+
+
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&- <&-"])
 def test_closed_streams_are_no_bug(golden, redirection: str) -> None:
     command = f"{shlex.quote(sys.executable)} -m ddpdiag judge {shlex.quote(str(HEALTHY))} {redirection}"
