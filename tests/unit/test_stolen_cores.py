@@ -155,7 +155,7 @@ def test_the_use_of_cores_is_read_at_begin_and_end(tmp_path: Path, monkeypatch: 
     process(tmp_path, 51, 10**6, parent=programs.os.getppid())
     process(tmp_path, 52, 10**7, start=8)  # another process with the same pid
     use = watch.use()
-    assert (use.busy_seconds, use.steal_seconds, use.waited_seconds) == ({0: 3.0, 1: 1.0}, {0: 0.0, 1: 0.5}, 2.0)
+    assert (use.busy_seconds, use.steal_seconds, use.waited_seconds) == ({0: 3.0, 1: 1.0}, {1: 0.5}, 2.0)
     assert [(own.pid, own.last_core) for own in use.processes] == [(52, 0), (50, 1)]
     unnamed, burning = (own.command for own in use.processes)
     assert unnamed == "[a (name)]"

@@ -11,8 +11,9 @@ from ddpdiag.text import begun, count, share_text
 
 D = TypeVar("D")
 
-# One busy process beside two ranks on two cores has a fair share of a third of these. A rank that waits a tenth of its
-# time is 1.1 times slower, from where TRN003 calls one a straggler. tests/benchmarks/stolen_cores.py measures both.
+# One busy process beside two ranks on two cores has half of them: a third is its fair share, and ranks also wait for
+# messages (tests/benchmarks/stolen_cores.py). A rank that waits a tenth of its time is 1.1 times slower, which is where
+# TRN003 begins to call one a straggler.
 OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
 # Chosen here: where ranks are more than cores, they wait for each other, and others must take so many times as much.
 _CROWDED = 2.0

@@ -148,7 +148,7 @@ class CoreWatch:
             waited_seconds=None if waited is None or self._waited is None else max(0.0, waited - self._waited),
             pids=(os.getpid(), os.getppid()),
             busy_seconds={core: busy for core, (busy, _) in deltas.items()},
-            steal_seconds={core: steal for core, (_, steal) in deltas.items()},
+            steal_seconds={core: steal for core, (_, steal) in deltas.items() if steal},
             processes=tuple(self._busiest(seconds)),
         )
 
