@@ -22,12 +22,13 @@ def core_uses(
     ranks: int = 2,
     *,
     others: float = 0.66,
+    idle: float = 0.0,
     steal: float = 0.0,
     waited: float | None = 0.5,
     processes: tuple[BusyProcess, ...] = (HOG,),
 ) -> dict[int, CoreUse]:
     """Ten seconds of ranks that share two cores with `others`; each waits for a core as long as it has one."""
-    each = (2.0 - others - steal) / ranks
+    each = (2.0 - others - steal - idle) / ranks
     own = {
         rank: CoreUse(
             seconds=10.0, own_seconds=10 * each, waited_seconds=None if waited is None else 10 * each * waited,
@@ -36,7 +37,8 @@ def core_uses(
         for rank in range(ranks)
     }  # fmt: skip
     workers = tuple(structs.replace(HOG, pid=pid, cores=each) for rank in own for pid in own[rank].pids[:1])
-    cores = {0: (2.0 - steal) * 5, 1: (2.0 - steal) * 5, 2: 10.0}  # the third one is none of the ranks'
+    busy = 5 * (2.0 - steal - idle)
+    cores = {0: busy, 1: busy, 2: 10.0}  # the third one is none of the ranks'
     own[0] = structs.replace(
         own[0], busy_seconds=cores, steal_seconds={0: 10 * steal, 1: 0.0, 2: 5.0}, processes=workers + processes
     )
@@ -83,6 +85,7 @@ def test_other_virtual_machines_are_told_apart(golden) -> None:
         core_uses(others=0.3),  # 15 % of the cores
         core_uses(waited=0.05),  # the ranks do not need these cores
         core_uses(waited=None),  # the kernel does not say
+        core_uses(idle=0.6),  # the ranks wait for another reason
         core_uses(4, others=0.7),  # ranks wait for each other
         {0: core_uses()[0]},  # the other rank is not known
         {rank: structs.replace(use, busy_seconds={}) for rank, use in core_uses().items()},

@@ -17,6 +17,8 @@ D = TypeVar("D")
 OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
 # Chosen here: where ranks are more than cores, they wait for each other, and others must take so many times as much.
 _CROWDED = 2.0
+# Chosen here: beside cores that were idle for longer, ranks wait for another reason, such as a quota.
+_LEAST_BUSY = 0.75
 # A process that used less of a core is not named, nor are more than the busiest few.
 _LEAST_CORES, _MOST_NAMED = 0.05, 5
 
@@ -24,12 +26,13 @@ _LEAST_CORES, _MOST_NAMED = 0.05, 5
 class Others(NamedTuple):
     """What ran beside the `ranks` of a machine, on the `cores` on which these may run: cores on average.
 
-    `used` was used by other processes, `steal` was given to other virtual machines. `waited` is the share of the time
-    in which each rank could run and waited for a core; 0 where the kernel does not say.
+    `busy` is all that was used, `used` what other processes used; `steal` was given to other virtual machines. `waited`
+    is the share of the time in which each rank could run and waited for a core; 0 where the kernel does not say.
     """
 
     ranks: tuple[int, ...]
     cores: int
+    busy: float
     used: float
     steal: float
     waited: dict[int, float]
@@ -59,12 +62,14 @@ def _others(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) ->
     workers = {uses[rank].pids[0] for rank in ranks}
     # Supervisors, and the servers that workers are forked from.
     beside = {seen.world.arrivals[rank].pid for rank in ranks} | {pid for rank in ranks for pid in uses[rank].pids}
+    busy = sum(whole.busy_seconds[core] for core in cores) / whole.seconds
     own = sum(uses[rank].own_seconds / uses[rank].seconds for rank in ranks)
     own += sum(process.cores for process in whole.processes if process.pid in beside - workers)
     return Others(
         ranks=tuple(ranks),
         cores=len(cores),
-        used=max(0.0, sum(whole.busy_seconds[core] for core in cores) / whole.seconds - own),
+        busy=busy,
+        used=max(0.0, busy - own),
         steal=sum(whole.steal_seconds.get(core, 0.0) for core in cores) / whole.seconds,
         waited={rank: uses[rank].waited_share or 0.0 for rank in ranks},
         processes=tuple(
@@ -102,12 +107,13 @@ def processes_text(processes: Sequence[BusyProcess]) -> str:
 def stolen_cores(
     seen: Seen[D], uses: Mapping[int, CoreUse], others_share: float, waited_share: float
 ) -> Iterator[Finding]:
-    """Machines of whose cores others had this share, where a rank waited for this share of the time, or steal."""
+    """Name machines of whose cores others had this share, and where a rank waited for one for this share of time."""
     for others in machines(seen, uses):
         least = others_share * (_CROWDED if len(others.ranks) > others.cores else 1)
         waiting, waited = max(others.waited.items(), key=lambda item: item[1])
         is_virtual = others.steal > others.used
-        if others.share < least or (waited < waited_share and not is_virtual):
+        is_felt = waited >= waited_share and others.busy >= _LEAST_BUSY * others.cores
+        if others.share < least or not (is_felt or is_virtual):
             continue
         nodes = seen.world.nodes_of(others.ranks)
         where, cores = names_text(nodes), count(others.cores, "core")
