@@ -5,12 +5,14 @@ from msgspec import Raw, structs
 from seen import seen_of, together, with_arrivals, with_events
 
 from ddpdiag.checks.api import Check, Nothing, Seen
+from ddpdiag.checks.host import limits
 from ddpdiag.checks.launch import variables as variables_check
 from ddpdiag.checks.launch.variables import NCCL_CLASS
 from ddpdiag.checks.run import budget as run004
 from ddpdiag.checks.run import joined, stayed, survivors
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
+from ddpdiag.probes.host.limits import Limit, Limits
 from ddpdiag.stats import Samples
 
 STEADY = Samples(min=1.0, median=1.0, p95=1.0, count=1)
@@ -307,6 +309,22 @@ def test_a_lost_host_that_does_not_answer_is_looked_for_first(golden, answers) -
     finding = only(losses(run_of(size=6), *lost(2, answers=answers)))
     assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
     golden(finding)
+
+
+def test_a_rank_that_may_start_no_process_is_the_limits_fault(golden) -> None:
+    error = "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    seen = run_of(outcome(0, Status.HUNG, told=True), outcome(1, Status.RAISED, error=error), size=2)
+    free = Limit(None, None)
+    narrow = Limits(nofile=free, memlock=free, nproc=Limit(18, None), stack=free)
+    rows = {rank: limits.Data(limits=narrow, user_processes=6) for rank in range(2)}
+    both = together(seen, seen_of(limits.CHECK, rows, size=2))
+    found = {f.code: f for check in (limits.CHECK, run003.CHECK) for f in judge_as(check, both)}
+    assert {code: f.severity for code, f in found.items()} == {
+        "HST004.processes": Severity.ERROR,
+        "RUN003.raised": Severity.NOTE,
+    }
+    assert found["RUN003.raised"].ranks == ()
+    golden(*found.values())
 
 
 # Classes of process groups --------------------------------------------------------------------------------------------

@@ -25,21 +25,26 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
-from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text
-from ddpdiag.model import Finding
+from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text, ranks_text
+from ddpdiag.model import Finding, Outcome, Severity, Status
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
-from ddpdiag.text import count, size_text
+from ddpdiag.text import begun, count, size_text
 
 FINDINGS = {
     "open-files": Explained.warning("too few open files are allowed."),
     "locked-memory": Explained.warning("too little locked memory is allowed for the InfiniBand ports of this host."),
-    "processes": Explained.warning(
-        "too few processes or threads are allowed, by the user's limit or the control group's."
+    "processes": Explained(
+        "too few processes or threads are allowed, by the user's limit or the control group's: a warning, and an error "
+        "where a rank failed because it could not start one."
     ),
     "unreadable": Explained.not_seen("the limits of a host could not be read."),
 }
+
+
+# glibc's text for EAGAIN, and those of Python and libgomp for a thread.
+_NO_PROCESS = ("Resource temporarily unavailable", "can't start new thread", "Thread creation failed")
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -103,6 +108,12 @@ def _lowest(limits: Iterable[Limit]) -> int | None:
     return min((limit.soft for limit in limits if limit.soft is not None), default=None)
 
 
+def lacked_processes(outcome: Outcome) -> bool:
+    """Whether a rank failed because it could not start a process or thread (EAGAIN of fork(2), pthread_create(3))."""
+    has_failed = outcome.status in (Status.RAISED, Status.DIED)
+    return has_failed and any(text in f"{outcome.error}\n{outcome.detail}" for text in _NO_PROCESS)
+
+
 def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Finding]:
     """Too few processes or threads left, of the control group's limit or of the user's."""
     rooms = [(row.tasks.left, row.tasks.limit, False) for row in rows if row.tasks]
@@ -126,12 +137,15 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
                 f"Run `ulimit -u {enough}` in the job script before the launcher; if that fails, ask the administrator "
                 f"to raise nproc in /etc/security/limits.conf. Or end other processes of this user on {host.name}.",
             )
+        failed = [o.rank for o in seen.recording.outcomes if o.rank in host.ranks and lacked_processes(o)]
+        said = f" {begun(ranks_text(sorted({*failed})))} could not start one." if failed else ""
         yield seen.finding(
             "processes",
             f"{host.name} allows too few processes",
             f"{f'Only {left:,}' if left else 'No'} more {'process or thread' if left == 1 else 'processes or threads'} "
             f"may be started on {host.name}: {why}. {needed} are expected to be free for "
-            f"{count(len(host.ranks), 'rank')}.",
+            f"{count(len(host.ranks), 'rank')}.{said}",
+            severity=Severity.ERROR if failed else Severity.WARNING,
             ranks=host.ranks,
             evidence={"left": left, "expected": needed},
             fix=fix,

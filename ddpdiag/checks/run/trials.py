@@ -43,6 +43,7 @@ from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.host.limits import lacked_processes
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.posted import DTYPES
 from ddpdiag.checks.run.failed_trials import blaming, by_card, explained, undecided, word_of
@@ -103,7 +104,7 @@ FINDINGS = {
 
 D = TypeVar("D")
 
-_SLOW, _LOSS, _CLASSES = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group"
+_SLOW, _LOSS, _CLASSES, _LIMIT = "RDZ004.slow", "RDZ004.loss", "LCH002.process-group", "HST004.processes"
 # What needs so much of a trial's time for one collective leaves too little for the others.
 _SHARE_OF_TIME = 0.5
 # The word of a finding's code, the ranks, and whether it does not concern the job.
@@ -113,7 +114,7 @@ FailureKey = tuple[str, tuple[int, ...], bool]
 class Failure(NamedTuple):
     """A group that failed in a trial; `causes` are findings of other checks that explain it.
 
-    `bypassed` says that these found a workaround, which shows that no rank is at fault by itself.
+    `bypassed` says that these show that no rank is at fault by itself: a workaround, or a limit of the host.
     """
 
     trial: Trial
@@ -212,10 +213,15 @@ def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
 
 
 def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> tuple[tuple[Finding, ...], bool]:
-    """Findings that explain a failure of the job's backend in this trial, and whether these are workarounds (P2P003).
+    """Findings that explain a failure in this trial, and whether they show that no rank is at fault by itself.
 
-    Or that ranks choose different classes of process groups for NCCL, where all of them hang while they open one.
+    They do where ranks could start no process (HST004), and where the job's backend works with variables (P2P003).
+    Where all ranks hang while they open a group, it may be that they choose different classes of groups for NCCL.
     """
+    lacking = {outcome.rank for outcome in outcomes if lacked_processes(outcome)}
+    limits = tuple(found for found in seen.findings_of("HST004") if found.code == _LIMIT) if lacking else ()
+    if lacking and lacking <= {rank for found in limits for rank in found.ranks}:
+        return limits, True
     known, backend = seen.of(fallback.CHECK), trial.params.get("backend")
     is_all_reduce = trial.code == all_reduce.CHECK.code and backend == seen.world.backend
     if is_all_reduce and fallback.needed(known).needed and known.findings:
