@@ -13,7 +13,7 @@ from msgspec import structs
 
 import ddpdiag
 from ddpdiag.checks.api import Check, Stage
-from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.errors import ExitCode, RunLost, UsageError
 from ddpdiag.foreign import printable
 from ddpdiag.judgement.judged import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
@@ -103,7 +103,12 @@ def prepare(
     publish: Callable[[Sequence[Line], Signalled], Published],
     listener: Callable[[Place], Listener],
 ) -> Run:
-    """Settle the ports: where we start the whole world ourselves they are free ones of this host."""
+    """Settle the ports: where we start the whole world ourselves they are free ones of this host.
+
+    UsageError where /proc is not mounted: without it no process can be looked at.
+    """
+    if not os.path.exists("/proc/self/stat"):
+        raise UsageError("/proc is not mounted here, and ddpdiag needs it: run `mount -t proc proc /proc` as root")
     if launch.whole:
         # Several, because somebody may take one before rank 0 binds it.
         ports: tuple[int, ...] = (

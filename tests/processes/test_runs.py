@@ -1,6 +1,9 @@
 """Healthy runs in every way of starting one, and what is reported when ranks are doubled or alone."""
 
 import os
+import shlex
+import subprocess
+import sys
 
 import pytest
 from jobs import CHECK, Job, by_hand, free_port, torchrun
@@ -144,3 +147,12 @@ def test_a_wrong_world_size_is_told_and_nothing_else(start):
     (finding,) = jobs[0].errors
     assert (finding["code"], finding["ranks"]) == ("LCH001.world-size", [2])
     assert "4 on rank 2, but 3 on ranks 0-1" in finding["message"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to hide /proc")
+def test_a_host_without_proc_is_one_sentence():
+    words = "mount -t tmpfs none /proc && exec " + shlex.join([sys.executable, *CHECK, "--nproc-per-node", "2"])
+    done = subprocess.run(["unshare", "-m", "sh", "-c", words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert "/proc" in done.stderr
