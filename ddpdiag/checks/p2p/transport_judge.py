@@ -22,6 +22,11 @@ from ddpdiag.text import count, rate_text, times_text
 
 SOCKET = "Socket"
 _LOG_LINES = 4
+_WITHOUT_PLUGIN = (
+    "Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the job "
+    "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), and "
+    "NCCL_IB_HCA, if set, must name them."
+)
 # The folders of AWS's EFA installer since 2025, which has the plugin; NeMo-RL issue 1973 and pull request 2585.
 _WITH_PLUGIN = (
     "Install AWS's EFA installer, which contains aws-ofi-nccl, in the image, and in the job script `export "
@@ -193,20 +198,19 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
     wires = sorted({name for rank in ranks if rank in nccl.logs for name in nccl.logs[rank].sockets})
     cost, evidence = _cost(nccl, ranks)
     why = nccl.reasons(ranks)
+    said, fix = _why(why), _WITHOUT_PLUGIN
+    if plugin:
+        needed = "NCCL takes these ports only through the plugin aws-ofi-nccl (libnccl-net.so)."
+        said, fix = f"{needed} {said}" if why else needed, _WITH_PLUGIN
     yield nccl.seen.finding(
         "sockets",
         f"NCCL uses TCP sockets, not {kind}",
         f"NCCL sends over TCP sockets ({names_text(wires, 4) or 'interface unknown'}) between {names_text(hosts)}, "
-        f"although {kind} ports are up on both ends ({names} on {first}).{cost} "
-        f"{'NCCL takes these ports only by the plugin aws-ofi-nccl (libnccl-net.so). ' if plugin else ''}{_why(why)}",
+        f"although {kind} ports are up on both ends ({names} on {first}).{cost} {said}",
         severity=Severity.NOTE if kind == "RoCE" else Severity.WARNING,
         ranks=ranks,
         evidence=evidence | {"interfaces": list(wires), "reasons": list(why)},
-        fix=_WITH_PLUGIN
-        if plugin
-        else "Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the "
-        "job runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit "
-        "-l`), and NCCL_IB_HCA, if set, must name them.",
+        fix=fix,
     )
 
 
