@@ -54,6 +54,7 @@ def seen_of(
     ranks_per_node: int = 2,
     gpus: int = 0,
     options: Options | None = None,
+    fresh: bool | None = None,
 ) -> Seen[D]:
     """One trial of `check` that gave `rows`; ranks in `statuses` ended in another way than DONE."""
     others = dict(statuses or {})
@@ -61,7 +62,7 @@ def seen_of(
     world = world_of(size, ranks_per_node=ranks_per_node, gpus=gpus, options=options)
     header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0.1.0")
     empty = Seen(world, check, Recording(header=header, arrivals=world.arrivals))
-    trial = new_trial(empty, params=params, env=env)
+    trial = new_trial(empty, params=params, env=env, fresh=fresh)
     done = [
         Outcome(trial=0, code=check.code, rank=rank, status=Status.DONE, data=Raw(encode(row)))
         for rank, row in rows.items()

@@ -67,6 +67,7 @@ def run(
     before=FREE,
     others=(),
     options=None,
+    fresh=True,
     **path,
 ):
     """`size` ranks whose all-reduce of 4 MiB reaches `rate`, one of 128 MiB `again`, and `around` without P2P."""
@@ -88,5 +89,5 @@ def run(
             row = Data(
                 backend="nccl", bytes=128 << 20, small_seconds=timing(LATENCY), large_seconds=large, before=before
             )
-            seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), env=env, **world))
+            seen = together(seen, seen_of(CHECK, dict.fromkeys(range(size), row), env=env, fresh=fresh, **world))
     return seen.of(CHECK)

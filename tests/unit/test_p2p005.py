@@ -57,8 +57,15 @@ def test_between_hosts_no_host_is_blamed():
 def test_a_slow_all_reduce_is_measured_again_and_a_healthy_one_is_not():
     (trial,) = CHECK.plan(run(1.3 * GB))
     assert (trial.groups, trial.params) == (((0, 1),), {"backend": "nccl", "bytes": 128 << 20})
+    assert not trial.fresh, "it shares the group of COL001"
     assert CHECK.plan(run(1.3 * GB, 300 * GB)) == ()
     assert CHECK.moot(run(230 * GB)) == "the all-reduce of COL001 reached 87 GB/s busbw at 4 MiB, 25 % of 352 GB/s"
+
+
+def test_what_is_slow_twice_is_measured_in_new_processes_that_look_for_other_users_first():
+    (trial,) = CHECK.plan(run(1.3 * GB, 1.3 * GB, fresh=False))
+    assert (trial.env, trial.params, trial.fresh) == ({}, {"backend": "nccl", "bytes": 128 << 20}, True)
+    assert CHECK.plan(run(1.3 * GB, 300 * GB, fresh=False)) == ()
 
 
 def test_a_slow_path_of_direct_copies_is_tried_without_them():

@@ -2,12 +2,13 @@
 
 NCCL's log (P2P004) shows the path between the ranks, and NVML what its links carry. Where the all-reduce of COL001 over
 nccl stays below `far_ratio` of that, it is measured once more, with a larger message (128 MiB, less where that takes
-long) and after a check which processes use the GPUs; a run whose all-reduce is fast enough measures nothing more. Short
-messages are bound by latency, so the time of a call of 4 bytes is left out of both.
+long), and where that is slow as well, again in new processes and after a check which processes use the GPUs. A run
+whose all-reduce is fast enough measures nothing more. Short messages are bound by latency, so the time of a call of 4
+bytes is left out of all.
 
-It is an error where both measurements agree, NCCL's own log shows the path, and nothing else uses the GPUs or the
-cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a note.
-Where NCCL copies directly between GPUs (P2P) and is slow twice, a third measurement with NCCL_P2P_DISABLE=1 shows
+It is an error where the first and the last of them agree, NCCL's own log shows the path, and nothing else uses the GPUs
+or the cores; else a warning, which states what is missing. Where the second measurement is fast enough, the first is a
+note. Where NCCL copies directly between GPUs (P2P) and stays slow, a last measurement with NCCL_P2P_DISABLE=1 shows
 whether direct copies are the cause. For TCP sockets and for gloo no rate is expected: their speed depends on the hosts'
 cores.
 
@@ -104,14 +105,14 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """The users of this rank's GPU before it starts, and the seconds of a small and of a large all-reduce."""
+    """The users of this rank's GPU before a new process has a context there; seconds of small and large all-reduces."""
     from ddpdiag.workloads.collectives import time_all_reduce
     from ddpdiag.workloads.devices import gpu_users_before
     from ddpdiag.workloads.group import process_group
 
     backend, size = str(ctx.trial.params["backend"]), int(ctx.trial.params["bytes"])
     ctx.step(CONTEXT_STEP)
-    before = gpu_users_before(ctx.place.local_rank)
+    before = gpu_users_before(ctx.place.local_rank) if ctx.trial.fresh else GpuUsers()
     with process_group(ctx, backend) as device:
         small = time_all_reduce(ctx, SMALL_BYTES, device, (5, 20))
         seconds = time_all_reduce(ctx, size, device, (1, 1))
@@ -123,7 +124,8 @@ def measure(ctx: Context) -> Data:
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """Once more, where COL001's all-reduce is far below what the path can do; then without direct copies."""
+    """Once more, where COL001's all-reduce is far below what the path can do; if it still is, again in new processes,
+    which look for other users of the GPUs before; then without direct copies."""
     first, path, ratio = first_of(seen), path_here(seen), seen.number("far_ratio")
     if first is None or isinstance(path, str) or len(seen.world.living) < seen.world.size:
         return ()
@@ -133,12 +135,16 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     most = min(max(_BYTES, _BYTES_PER_RANK * first.ranks), _MOST_BYTES)
     size = max(first.size_bytes, min(most, int(_CALL_SECONDS * first.size_bytes / first.seconds) & ~0xFFFF))
     params: dict[str, str | int | float | bool] = {"backend": seen.world.backend, "bytes": size}
-    if not seen.trials:
+    plain = [trial for trial in seen.trials if not trial.env]
+    if not plain:
+        return (new_trial(seen, params=params),)
+    again = again_of(seen)
+    if again is None or not again.is_far_below(path.busbw_bytes_per_s, ratio):
+        return ()
+    if not any(trial.fresh for trial in plain):
         # Other users of a GPU are looked for by a process that has no context there yet.
         return (new_trial(seen, params=params, fresh=True),)
-    again = again_of(seen)
-    is_slow = again is not None and again.is_far_below(path.busbw_bytes_per_s, ratio)
-    if len(seen.trials) > 1 or not is_slow or "P2P" not in path.transports:
+    if len(plain) < len(seen.trials) or "P2P" not in path.transports:
         return ()
     return (new_trial(seen, params=params, env=AROUND, fresh=True, may_fail=True),)
 

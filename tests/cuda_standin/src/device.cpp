@@ -230,6 +230,7 @@ EXPORT cudaError_t cudaDeviceReset() { return cudaSuccess; }
 EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int d) {
   ENTER;
   if (d < 0 || d >= int(world().devices.size())) return ret(cudaErrorInvalidDevice);
+  load_ops();  // it turns cuDNN off, before anything saves that setting
   Device& dev = *world().devices[d];
   int i = dev.physical;
   memset(p, 0, sizeof *p);
