@@ -1,5 +1,6 @@
 """Text from elsewhere (other machines, files, environments, command lines): shown, never obeyed, without secrets."""
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w+/=.~-]{8,}", re.IGNORECASE)
 # http://user:password@host, also with an "@" or "/" in the password; and http://token@host.
 _URL = re.compile(r"(?<=://)(?:[^\s/@:\"']{0,256}:[^\s\"']{0,256}|[^\s/@\"']{1,256})@")
 _NOT_PLAIN = re.compile(r"[^ -~\n]")
+# What GitHub Actions takes for a command in the output of a step: actions/runner, src/Runner.Common/ActionCommand.cs.
+_COMMAND = re.compile(r"(?:^|\r)[^\S\n]*:(?=:)|##(?=\[)", re.MULTILINE)
 
 
 def is_secret(name: str) -> bool:
@@ -57,3 +60,8 @@ def _visible(found: re.Match[str]) -> str:
     if character.isspace() and not character.isascii():
         return " "
     return character.encode("unicode_escape").decode()
+
+
+def without_commands(text: str) -> str:
+    """`text` of which GitHub Actions obeys no line; unchanged where it does not read the output."""
+    return _COMMAND.sub(r"\g<0> ", text) if os.environ.get("GITHUB_ACTIONS") else text

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
 from ddpdiag.errors import ExitCode, Explained, UsageError
-from ddpdiag.foreign import printable
+from ddpdiag.foreign import printable, without_commands
 from ddpdiag.render.files import size
 
 NAGIOS = "--nagios"
@@ -101,7 +101,7 @@ def complain(sentence: str) -> None:
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
-        text = printable(f"ddpdiag: {sentence}")
+        text = without_commands(printable(f"ddpdiag: {sentence}"))
         if sys.stderr.isatty():
             # What follows the first line (a traceback) stays as it is.
             first, *others = text.split("\n")

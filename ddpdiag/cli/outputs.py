@@ -331,12 +331,12 @@ def publish(
         raise Unwritten("; ".join(failed), report.exit_code)
 
 
-def show(text: str, stream: TextIO | None) -> None:
+def show(text: str, stream: TextIO | None, *, commands: bool = False) -> None:
     """Show `text`; UsageError, with the reason, where nothing can be written. BrokenPipeError: the reader left."""
     from ddpdiag.render import files
 
     try:
-        files.show(text, stream)
+        files.show(text, stream, commands=commands)
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:  # ValueError: the stream was closed under us

@@ -125,7 +125,7 @@ def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool
     pages = [render(each, width=width, color=color) for each in found if each not in silent]
     if silent:
         pages.append(without_sightings(silent, width=width, others=len(pages)))
-    show(as_github(found) if how.github else "\n".join(pages), stream)
+    show(as_github(found) if how.github else "\n".join(pages), stream, commands=how.github)
     return exit_code
 
 

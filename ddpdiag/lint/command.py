@@ -83,7 +83,7 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
         if wanted == "text"
         else FORMATS[wanted](report, rules)
     )
-    show(text, stream)
+    show(text, stream, commands=wanted == "github")
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code

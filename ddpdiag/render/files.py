@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddpdiag.errors import UsageError
+from ddpdiag.foreign import without_commands
 
 STANDARD_OUTPUT = "-"
 _MOST_LINKS = 40  # as the kernel (MAXSYMLINKS)
@@ -33,7 +34,7 @@ def write(path: str, content: str | bytes) -> None:
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         if path == STANDARD_OUTPUT:
-            _say(content if isinstance(content, str) else content.decode(), sys.stdout)
+            _say(without_commands(content if isinstance(content, str) else content.decode()), sys.stdout)
         elif _is_special(target := _target(path)):
             # Opening a named pipe that nobody reads would wait for ever; this way it fails.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -79,14 +80,15 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
     return UsageError(f"cannot write {name}: {reason}")
 
 
-def show(text: str, stream: TextIO | None) -> None:
+def show(text: str, stream: TextIO | None, *, commands: bool = False) -> None:
     """Write what people read to a stream of this process, None where it was closed before the start.
 
-    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
+    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters. `commands`:
+    GitHub Actions is meant to obey it.
     """
     if stream is not None and not can_show(stream, text):
         text = text.translate(_PLAIN)
-    _say(text, stream)
+    _say(text if commands else without_commands(text), stream)
 
 
 def _say(text: str, stream: TextIO | None) -> None:
@@ -198,7 +200,7 @@ def put(stream: TextIO, text: str) -> bool:
     """
     try:
         if takes(stream):
-            stream.write(text)
+            stream.write(without_commands(text))
             stream.flush()
     except (OSError, ValueError):
         return False

@@ -14,7 +14,7 @@ from msgspec import structs
 import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.foreign import printable
+from ddpdiag.foreign import printable, without_commands
 from ddpdiag.judgement.judged import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Listener, Seeking
@@ -181,7 +181,7 @@ def _verdict_without_rank_0(run: Run, header: Header, record: Record, begin: flo
     if obtained is None:
         raise lost
     shutdown, sentence = obtained
-    sys.stderr.write(printable(f"ddpdiag: {lost}; {sentence}\n"))
+    sys.stderr.write(without_commands(printable(f"ddpdiag: {lost}; {sentence}\n")))
     return shutdown
 
 
@@ -204,7 +204,7 @@ def _take_part(run: Run, place: Place, wire: Wire | None, record: Record, signal
         return _lead(run, server, supervisor, wire, arrival, signals)
     finally:
         for survivor in supervisor.end_children():
-            sys.stderr.write(printable(f"ddpdiag: {survivor}\n"))
+            sys.stderr.write(without_commands(printable(f"ddpdiag: {survivor}\n")))
 
 
 def _open_server(run: Run, wire: Wire, arrival: Arrival) -> ControlServer:
