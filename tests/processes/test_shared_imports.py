@@ -127,10 +127,11 @@ def test_ranks_start_another_server_where_theirs_is_stopped(start):
     job.check_left_nothing()
 
 
-def test_ranks_start_another_server_where_theirs_is_killed_in_the_import(start):
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_ranks_start_another_server_where_theirs_ends_or_stops_in_the_import(start, signum):
     job = start(*ALONE, DDPDIAG_TEST_FAULT="slow-import *")
     job.wait_until(job.reached.exists)
-    job.fork_server(0).kill(signal.SIGKILL)
+    job.fork_server(0).kill(signum)
     assert job.wait(120) == 0, job.told()
     job.check_left_nothing()
 

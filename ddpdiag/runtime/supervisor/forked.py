@@ -102,7 +102,7 @@ class ForkServer(PythonChild):
         """Is this rank better off with another one? It has died, does not take this rank, or is stopped."""
         if not self.is_shared or self.killed or self.failed:
             return False
-        if self.closed or self._refused or not self._requested or self.import_seconds is None:
+        if self.closed or self._refused or not self._requested:
             return self.closed or self._refused
         late = time.monotonic() > self._requested_at + DEADLINES.fork
         return late and (self.state().state or "") in ("T", "t")
@@ -288,9 +288,11 @@ def meet(address: Path) -> tuple[socket.socket | None, socket.socket | None]:
 
 
 def _server_of(channel: socket.socket) -> int | None:
-    """The server's pid; None while the kernel shows the supervisor that opened the socket for it."""
+    """The server's pid: the kernel shows it, or the supervisor that opened the socket and then started it."""
     pid, _ = sharing.peer(channel)
     with contextlib.suppress(OSError):
-        if _MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for own in (pid, *map(int, children)):
+            if _MODULE.encode() in Path(f"/proc/{own}/cmdline").read_bytes():
+                return own
     return None
