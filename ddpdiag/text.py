@@ -98,6 +98,11 @@ def rate_text(bytes_per_s: float) -> str:
     return _in_sentence(bytes_per_s, _BYTES_PER_S)
 
 
+def link_rate(bytes_per_s: float | None) -> str:
+    """The nominal rate of a network link: "400 Gbit/s"."""
+    return "speed unknown" if bytes_per_s is None else f"{bytes_per_s * 8e-9:g} Gbit/s"
+
+
 def flops_text(flop_per_s: float) -> str:
     """In a sentence: "712 TFLOP/s"."""
     return _in_sentence(flop_per_s, _FLOP_PER_S)

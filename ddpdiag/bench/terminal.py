@@ -239,7 +239,7 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
             }
             for line in of
         )
-        ranks = Ranks(rows, slow, details, brief=page.tty, healthy=not slow)
+        ranks = Ranks(rows, slow, details, brief=page.tty)
         write_hosts_rule(page, ranks.hosts.rule)
         for part in ranks.tables(color=page.color, width=page.width):
             page.table(part)

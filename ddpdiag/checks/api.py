@@ -295,9 +295,9 @@ class Check(Generic[D]):
     `findings` are what it can find, by the word in their codes.
     `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
     `matrices` are what it knows of pairs; `section` is its own part of the report, if the run was made for it;
-    `runs_with` are versions and settings of the ranks. `concerns` says to which other stages its findings belong,
-    `excuse` why an error, of this check or of another one, does not concern the job; `workarounds` are variables that
-    the job needs.
+    `runs_with` are versions and settings of the ranks; `inventory` is what a host has (INVENTORY, in words), by one or
+    all of its ranks. `concerns` says to which other stages its findings belong, `excuse` why an error, of this check or
+    of another one, does not concern the job; `workarounds` are variables that the job needs.
     `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
     with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
     which are kept for it. It runs in its stage, too, if it has a plan there.
@@ -321,6 +321,7 @@ class Check(Generic[D]):
     section: Callable[[Seen[D]], Section | None] | None = None
     moot: Callable[[Seen[D]], str | None] | None = None
     runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
+    inventory: Callable[[Seen[D]], Mapping[int, Mapping[str, str]]] | None = None
     concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
     last: Callable[[Seen[D]], float] | None = None
     excuse: Callable[[Seen[D], Finding], str | None] | None = None

@@ -25,7 +25,7 @@ from ddpdiag.judgement.timings import timeline_of, timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.options import Snapshot
-from ddpdiag.model.report import SCHEMA
+from ddpdiag.model.report import INVENTORY, SCHEMA, UNKNOWN, HostKind
 
 AnyCheck = Check[Any]
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -88,6 +88,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
         # Versions first.
         settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
+        inventory=_inventory(world, judged),
         created=recording.header.created,
         version=recording.header.version,
         snapshot=_snapshot(world, shown, sections),
@@ -144,6 +145,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
             matrices=tuple(check.matrices(seen)) if check.matrices else (),
             section=check.section(seen) if check.section else None,
             settings=tuple(check.runs_with(seen)) if check.runs_with else (),
+            inventory=dict(check.inventory(seen)) if check.inventory else {},
             skip=skip,
         )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
@@ -214,6 +216,23 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
             row.update(own.columns.get(rank, {}))
         rows.append(row)
     return tuple(rows)
+
+
+def _inventory(world: World, judged: Sequence[Judged]) -> tuple[HostKind, ...]:
+    """The hosts by what the checks know of them; nothing where no check knows of any."""
+    known = [own.inventory for own in judged if own.inventory]
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for (node, _), ranks in world.hosts.items() if known else ():
+        parts = dict.fromkeys(INVENTORY, UNKNOWN)
+        for inventory in known:
+            found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+            for part, text in (item for rank in ranks for item in inventory.get(rank, {}).items()):
+                found[part][text] = None
+            parts |= {part: " and ".join(texts) for part, texts in found.items()}
+        kinds.setdefault(tuple(parts.values()), []).append(node)
+    return tuple(
+        HostKind(hosts=tuple(hosts), parts=dict(zip(INVENTORY, texts, strict=True))) for texts, hosts in kinds.items()
+    )
 
 
 def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckLine:

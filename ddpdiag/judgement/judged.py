@@ -115,6 +115,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     section: Section | None = None
     settings: tuple[Setting, ...] = ()
+    inventory: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     skip: Skip | None = None
     readable: bool = True
 

@@ -127,6 +127,18 @@ class CheckLine(Struct, frozen=True, kw_only=True):
         return {status: number for status, number in own.items() if number}
 
 
+# What each host runs on, in the order in which it is shown. A check that knows that a host has no such thing says NONE.
+INVENTORY = ("GPU", "CPU", "memory", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
+NONE, UNKNOWN = "none", "unknown"
+
+
+class HostKind(Struct, frozen=True, kw_only=True):
+    """Hosts that are alike: each part of INVENTORY in words, NONE or UNKNOWN."""
+
+    hosts: tuple[str, ...]
+    parts: dict[str, str]
+
+
 class HostsLine(Struct, frozen=True, kw_only=True):
     """Hosts to leave out of the next job (`bad`), and healthy ones: no error or warning blames them, and they took part
     to the end.
@@ -282,10 +294,10 @@ class Report(Struct, frozen=True, kw_only=True):
     Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
     variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline`
-    what happened when, and `settings` what ranks run with. `degraded`: the verdict is "fit", and a host or rank that a
-    warning names slows the job down. `created` is when the run began, UTC in ISO 8601, by the
-    clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run can be compared
-    with.
+    what happened when, `settings` what ranks run with, and `inventory` what each kind of host has. `degraded`: the
+    verdict is "fit", and a host or rank that a warning names slows the job down. `created` is when the run began, UTC
+    in ISO 8601, by the clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run
+    can be compared with.
     """
 
     schema: str = SCHEMA
@@ -310,6 +322,7 @@ class Report(Struct, frozen=True, kw_only=True):
     timings: Timings | None = None
     timeline: Timeline | None = None
     settings: tuple[Setting, ...] = ()
+    inventory: tuple[HostKind, ...] = ()
     created: str = ""
     version: str = ""
     snapshot: Snapshot | None = None

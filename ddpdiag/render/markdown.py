@@ -12,11 +12,12 @@ from ddpdiag.render import Sections
 from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
 from ddpdiag.render.page import column_format
 from ddpdiag.render.shell import shell_lines
+from ddpdiag.render.terminal import kinds_of_hosts
 from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
-from ddpdiag.render.terminal.ranks import meanings, rank_rows
+from ddpdiag.render.terminal.ranks import meanings
 from ddpdiag.text import begun, count, fold_hosts, label, quantity, seconds
 
-_NOTES, _FIGURES, _ROWS, _CHECKS = 40, 60, 64, 120
+_NOTES, _FIGURES, _ROWS, _CHECKS, _KINDS = 40, 60, 64, 120, 8
 _VALUES = 8
 # Bytes of single parts; the sentence, the notes and most tables are far shorter.
 _SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000
@@ -32,6 +33,9 @@ def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     figures = report.measurements
     head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
+    kinds = [f"- {said(hosts, _BRIEF)}: {said(text, _BRIEF)}" for hosts, text in kinds_of_hosts(report)[:_KINDS]]
+    lines = listed(kinds, "kind of host", total=len(report.inventory), most=_SMALL_TABLE)
+    yield Piece("the hosts", [*lines, ""] if lines else [])
     yield from _serious(report.findings)
     needed = (
         f"**The job needs {count(len(report.workarounds), 'variable')}**, in the JSON report (`--write-workaround`)."
@@ -73,7 +77,7 @@ def _to_copy(variables: Mapping[str, str | None], most: int, head: Sequence[str]
 
 def _ranks(report: Report) -> list[str]:
     """A table of all columns that some rank has, each in one unit; the first rows only of very many ranks."""
-    ranks = rank_rows(report)
+    ranks = report.ranks
     names = dict.fromkeys(column for row in ranks for column in row)
     columns = {name: column_format(name, [row.get(name) for row in ranks]) for name in names}
     rows = [
@@ -82,7 +86,7 @@ def _ranks(report: Report) -> list[str]:
     ]
     heads = [words(f"{label(name)} {own.unit.symbol}".strip()) for name, own in columns.items()]
     table = tabled(heads, rows, "rank", total=len(ranks), most=_RANKS)
-    meaning = meanings(report, columns)
+    meaning = meanings(columns)
     return [*table, "", said(f"{begun(meaning)}.", _NOTE)] if table and meaning else table
 
 

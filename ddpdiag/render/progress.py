@@ -264,6 +264,7 @@ class Lines:
         self._lock = threading.Lock()
         self._state = RunState(began=clock())
         self._due = 0.0  # for a line on what goes on
+        self._over: dict[str, str] = {}  # what was said of each stage
         self._open = True
 
     def tell(self, news: News) -> None:
@@ -293,7 +294,9 @@ class Lines:
                 whole = self._state.stages[news.name]
                 is_over = not news.more and whole.status != "skipped"
                 codes = f" in {', '.join(dict.fromkeys(whole.failed))}" if whole.failed else ""
-                return f"{whole.name} {whole.status}{codes}" if is_over or news.status == "failed" else ""
+                text = f"{whole.name} {whole.status}{codes}" if is_over or news.status == "failed" else ""
+                before, self._over[news.name] = self._over.get(news.name), text
+                return text if text != before else ""
             case Happened(text=text):
                 return text
             case Waiting() | Seeking() if now >= self._due:

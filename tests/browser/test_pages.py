@@ -163,12 +163,27 @@ def test_without_script_all_is_there_and_folded_parts_are_printed(opened):
     assert page.get_by_text("_forever (sitecustomize.py", exact=False).last.is_visible()
 
 
-def test_a_remedy_is_copied(opened):
+def test_a_command_of_a_fix_is_copied_and_no_backtick_is_left(opened):
     page = opened(HANG, permissions=["clipboard-read", "clipboard-write"]).page
     page.locator("article button.copy").first.click()
     page.get_by_role("button", name="Copied").wait_for()
-    first, *_ = (finding for finding in recorded(HANG).findings if finding.fix)
-    assert page.evaluate("navigator.clipboard.readText()").startswith(first.fix)
+    first, *_ = (span for finding in recorded(HANG).findings for span in finding.fix.split("`")[1::2] if " " in span)
+    assert page.evaluate("navigator.clipboard.readText()") == first
+    assert "`" not in page.evaluate("document.querySelector('main').textContent")
+
+
+# Wider tables (a matrix of 64 GPUs) scroll.
+MOST_COLUMNS = 18
+CUT_OFF = f"""() => [...document.querySelectorAll(".scroll")].filter((own) => own.scrollWidth > own.clientWidth
+    && own.querySelectorAll("th").length <= {MOST_COLUMNS}).map((own) => own.getAttribute("aria-label"))"""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if getattr(name, "values", ()) != ("hostile",)])
+def test_all_columns_are_visible_at_1280_pixels(opened, name):
+    own = opened(name)
+    own.width(1280)
+    own.page.evaluate(UNFOLD)
+    assert own.page.evaluate(CUT_OFF) == []
 
 
 def test_ranks_are_sorted_and_filtered(opened):

@@ -512,6 +512,11 @@ def test_a_stage_with_and_without_torch_is_over_once() -> None:
     assert [(e.name, e.more) for e in listener.of(StageEnded)] == [("collective", True), ("collective", False)]
 
 
+def test_a_stage_is_over_before_its_checks_look_once_more_at_the_end() -> None:
+    listener = told(StandIn(2), looks_twice(), check("COL002", kind=Kind.TORCH))
+    assert [e.more for e in listener.of(StageEnded)] == [True, False, False]
+
+
 def test_a_signal_is_told_and_the_interrupted_stage_has_no_end(golden) -> None:
     listener = told(StandIn(2), check(), signal=2)
     golden(*(news.text for news in listener.of(Happened)))

@@ -24,9 +24,9 @@ def test_ranks_pinned_to_one_core_are_one_warning_per_host(golden):
     golden(finding)
 
 
-def test_a_host_with_a_single_core_is_not_pinned_but_scarce(golden):
+def test_a_host_with_a_single_core_is_not_pinned_but_oversubscribed(golden):
     (finding,) = found(rank(0, cores=1, omp_threads=1), rank(0, cores=1, omp_threads=1))
-    assert (finding.code, finding.severity) == ("HST001.scarce", Severity.NOTE)
+    assert (finding.code, finding.severity) == ("HST001.oversubscribed", Severity.NOTE)
     golden(finding)
 
 
@@ -38,11 +38,16 @@ def test_threads_beyond_twice_the_cores_are_a_warning_with_the_fitting_number(go
 
 
 def test_ranks_with_one_thread_each_are_too_many_and_no_variable_mends_that(golden):
-    oversubscribed = next(
-        f for f in found(*[rank(0, 1, omp_threads=1)] * 8, ranks_per_node=8) if f.code == "HST001.oversubscribed"
-    )
-    assert oversubscribed.env == {}
-    golden(oversubscribed)
+    (finding,) = found(*[rank(0, 1, omp_threads=1)] * 8, ranks_per_node=8)
+    assert (finding.code, finding.severity, finding.env) == ("HST001.oversubscribed", Severity.WARNING, {})
+    golden(finding)
+
+
+def test_too_many_ranks_and_threads_are_one_finding(golden):
+    (finding,) = found(*[rank(0, 1)] * 4, ranks_per_node=4)
+    assert (finding.severity, finding.env) == (Severity.WARNING, {"OMP_NUM_THREADS": "1"})
+    assert "torchrun --nproc-per-node=2" in finding.fix
+    golden(finding)
 
 
 def test_twice_as_many_threads_as_cores_is_silent():
@@ -50,8 +55,8 @@ def test_twice_as_many_threads_as_cores_is_silent():
 
 
 def test_a_quota_counts_where_it_is_tighter_than_the_binding():
-    codes = {f.code for f in found(rank(*range(8), quota=1.5), rank(*range(8), quota=1.5))}
-    assert codes == {"HST001.scarce", "HST001.oversubscribed"}
+    (finding,) = found(rank(*range(8), quota=1.5), rank(*range(8), quota=1.5))
+    assert finding.evidence["cores"] == 1.5
 
 
 def test_a_rank_that_did_not_answer_is_left_out():

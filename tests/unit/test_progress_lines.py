@@ -56,6 +56,11 @@ def test_a_log_is_told(golden, told):
     golden("\n".join(said(*told)))
 
 
+def test_a_stage_is_done_once_also_where_checks_look_once_more_at_the_end():
+    told = [(1.0, ended("host", more=True)), (3.0, ended("host")), (9.0, ended("gpu")), (10.0, ended("host"))]
+    assert said(*told) == ["ddpdiag [3 s] host done", "ddpdiag [9 s] gpu done"]
+
+
 def test_what_comes_from_elsewhere_stays_in_one_line_of_bounded_length():
     (line,) = said((1.0, Happened(text="rank 3\n\x1b[31m" + "x" * 9000)))
     assert "\x1b" not in line

@@ -188,9 +188,9 @@ def test_columns_without_values_are_left_out():
 
 def test_gpus_have_short_names_as_long_as_they_differ():
     rows = [rank_row(r, gpu_uuid=f"GPU-{r}a2b3c4d-aaaa-bbbb-cccc-0123456789ab") for r in range(2)]
-    assert "GPU-0a2b3c4d " in plain(fit(ranks=tuple(rows)))
+    assert "GPU-0a2b3c4d " in plain(unfit(ranks=tuple(rows)))
     same = tuple(rank_row(r, gpu_uuid=f"GPU-0a2b3c4d-{r}") for r in range(2))
-    assert "GPU-0a2b3c4d-1 " in plain(fit(ranks=same))
+    assert "GPU-0a2b3c4d-1 " in plain(unfit(ranks=same))
 
 
 def test_the_blamed_rank_is_marked_in_the_table():

@@ -11,7 +11,7 @@ from seen import seen_of, with_arrivals
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
 from ddpdiag.checks.training.ddp_step import Data
-from ddpdiag.checks.training.stragglers import Why, slow_links, stragglers
+from ddpdiag.checks.training.stragglers import Why, slow_links, stragglers, usual_step
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.model.measurements import Proof, Steps, Window
 
@@ -249,7 +249,11 @@ def test_the_finding_names_the_class_the_numbers_and_what_to_do(golden):
     assert (found.code, found.ranks, found.severity) == ("TRN003.straggler", (2,), Severity.WARNING)
     assert found.evidence["class"] == "data"
     golden(found)
-    assert set(ddp_step.columns(seen)[2]) == {"work_seconds", "wait_seconds"}
+    # Their sum is the step.
+    parts = ddp_step.columns(seen)[2]
+    usual = usual_step({2: rows[2].steps})
+    assert set(parts) == {f"{part}_seconds" for part in ("data", "forward", "backward", "optimizer", "wait")}
+    assert sum(parts.values()) == pytest.approx(usual.own + usual.wait)
     assert ddp_step.figures(seen)["step.overlap_share"] == 0.5
 
 

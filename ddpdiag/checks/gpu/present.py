@@ -23,6 +23,7 @@ src/transport/p2p.cc and nvls.cc, and NCCL issues 1066, 1647 and 1948.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from msgspec import structs
@@ -33,6 +34,7 @@ from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus
 from ddpdiag.checks.hosts import leave_out, names_text, nvml_fix, xid_fix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
+from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import (
@@ -45,7 +47,7 @@ from ddpdiag.probes.gpu.visibility import (
 )
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.text import count
+from ddpdiag.text import byte_count, count
 
 FINDINGS = {
     "fewer": Explained.error(
@@ -250,6 +252,23 @@ def _used(host: HostGpus, shown: Mapping[int, Set[str | None]]) -> HostGpus:
     return structs.replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in every) or host.gpus)
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """The GPUs of each host with their memory, and the driver."""
+    parts = {}
+    for host in host_gpus(seen):
+        models = Counter((gpu.name or "model unknown", gpu.memory_bytes) for gpu in host.gpus)
+        texts = [f"{number} x {name} ({byte_count(size)})" for (name, size), number in models.items()]
+        # In a container the bus may show GPUs of others.
+        dark = len(host.lost) if texts else max(len(host.functions or ()), host.listed, host.visible, host.wsl)
+        texts += [f"{count(dark, 'GPU')} that NVML does not show"] if dark > 0 else []
+        driver = next((own.nvml.driver for own in host.answers.values() if own.nvml.driver), None)
+        if texts:
+            parts[host.ranks[0]] = {"GPU": " and ".join(texts), **({"driver": driver} if driver else {})}
+        elif host.functions is not None:
+            parts[host.ranks[0]] = {"GPU": NONE, "driver": driver or NONE}
+    return parts
+
+
 CHECK = Check(
     "GPU001",
     "enumeration",
@@ -260,5 +279,6 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    inventory=inventory,
     deadline=10.0,
 )

@@ -24,30 +24,31 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
-from ddpdiag.model import Finding
+from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.host.kernel import proc_root, sys_root
+from ddpdiag.probes.host.kernel import proc_root, read_pairs, sys_root
 from ddpdiag.probes.host.limits import affinity, cgroup, cores
 from ddpdiag.text import begun, count
 
 FINDINGS = {
     "one-core": Explained.warning("several ranks of a host may use only one core."),
-    "scarce": Explained.note(
-        "more ranks than cores, or than the quota allows: a note, since bandwidth is not judged then."
+    "oversubscribed": Explained(
+        "more ranks than cores, or than the quota allows: a note, since bandwidth is not judged then. A warning where "
+        "the ranks also start more than `threads_per_core` (2) compute threads for each core."
     ),
-    "oversubscribed": Explained.warning("ranks start many more threads than there are cores."),
     "unreadable": Explained.not_seen("the cores of a host could not be read."),
 }
 
 
 class Data(Struct, frozen=True, kw_only=True):
     """Cores of the host (None: not known), those on which this rank may run (empty: not known), its quota in cores
-    (None: no limit), and OMP_NUM_THREADS (None: unset)."""
+    (None: no limit), OMP_NUM_THREADS (None: unset), and the model of the processor (None: not known)."""
 
     cores: int | None
     affinity: tuple[int, ...]
     quota: float | None = None
     omp_threads: int | None = None
+    model: str | None = None
 
 
 def measure(ctx: Context) -> Data:
@@ -57,6 +58,7 @@ def measure(ctx: Context) -> Data:
         affinity=affinity(),
         quota=cgroup(proc_root(os.environ), sys_root(os.environ)).cpus,
         omp_threads=int(threads) if threads.isdecimal() else None,
+        model=read_pairs(proc_root(os.environ) / "cpuinfo", ":").get("model name"),
     )
 
 
@@ -115,42 +117,53 @@ def usable_cores(rows: Mapping[int, Data]) -> Usable:
 
 def _too_many(seen: Seen[Data], host: Host, rows: Mapping[int, Data], usable: Usable) -> Iterator[Finding]:
     """More ranks, or more of their threads, than cores."""
-    ranks = tuple(rows)
-    most = max(1, int(usable.cores))
-    if len(ranks) > usable.cores:
-        yield seen.finding(
-            "scarce",
-            f"more ranks than cores on {host.name}",
-            f"{count(len(ranks), 'rank')} on {host.name} share {usable.why}. They wait for a core, so ddpdiag does not "
-            "judge the bandwidth.",
-            ranks=ranks,
-            evidence={"ranks": len(ranks), "cores": usable.cores},
-            fix=f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`). Or ask for "
-            f"{len(ranks)} cores: `sbatch --cpus-per-task={len(ranks)}` with one torchrun per host, or `docker run "
-            f"--cpus={len(ranks)}`.",
-        )
+    ranks, most = tuple(rows), max(1, int(usable.cores))
     threads = sum(row.omp_threads or len(row.affinity) for row in rows.values())
-    if threads > seen.number("threads_per_core") * usable.cores:
-        fitting = max(1, most // len(ranks))
-        # If ranks start one thread each, there are too many of them, and no variable helps.
-        many = threads <= len(ranks)
-        share = f": {count(most, 'core')} for {count(len(ranks), 'rank')}" if fitting * len(ranks) <= most else ""
-        unset = all(row.omp_threads is None for row in rows.values())
-        yield seen.finding(
-            "oversubscribed",
-            f"more threads than cores on {host.name}",
-            f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} {threads} compute "
-            f"threads on {usable.why}{', because OMP_NUM_THREADS is unset' if unset else ''}. "
-            f"{'1 thread is' if most == 1 else f'{most} threads are'} expected{', one per core' if most > 1 else ''}.",
-            ranks=ranks,
-            evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
-            fix=f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`), or ask for "
-            f"more cores (`sbatch --cpus-per-task={len(ranks)}` with one torchrun per host). Each rank already starts "
-            "only one thread."
-            if many
-            else f"Run `export OMP_NUM_THREADS={fitting}` before the launcher{share}.",
-            env={} if many else {"OMP_NUM_THREADS": str(fitting)},
+    ranks_exceed = len(ranks) > usable.cores
+    threads_exceed = threads > seen.number("threads_per_core") * usable.cores
+    if not (ranks_exceed or threads_exceed):
+        return
+    # If ranks start one thread each, there are too many of them, and no variable helps.
+    fitting = max(1, most // len(ranks)) if threads_exceed and threads > len(ranks) else None
+    unset = ", because OMP_NUM_THREADS is unset" if all(row.omp_threads is None for row in rows.values()) else ""
+    expected = f"At most {count(most, 'rank')} with one thread each {'is' if most == 1 else 'are'} expected"
+    fix = ""
+    if ranks_exceed:
+        fix = (
+            f"Start at most {count(most, 'rank')} on {host.name} (`torchrun --nproc-per-node={most}`). Or ask for "
+            f"{len(ranks)} cores: `sbatch --cpus-per-task={len(ranks)}` with one torchrun per host, or `docker run "
+            f"--cpus={len(ranks)}`."
         )
+    else:
+        expected = f"{count(most, 'thread')} {'is' if most == 1 else 'are'} expected, one per core"
+    if fitting is not None:
+        share = "" if ranks_exceed else f": {count(most, 'core')} for {count(len(ranks), 'rank')}"
+        fix = f"{fix} Run `export OMP_NUM_THREADS={fitting}` before the launcher{share}.".strip()
+    yield seen.finding(
+        "oversubscribed",
+        f"more {'ranks' if ranks_exceed else 'threads'} than cores on {host.name}",
+        f"{count(len(ranks), 'rank')} on {host.name} {'starts' if len(ranks) == 1 else 'start'} "
+        f"{count(threads, 'compute thread')} on {usable.why}{unset if fitting else ''}. {expected}."
+        + (" Ranks wait for a core, so ddpdiag does not judge the bandwidth." if ranks_exceed else ""),
+        severity=Severity.WARNING if threads_exceed else Severity.NOTE,
+        ranks=ranks,
+        evidence={"ranks": len(ranks), "threads": threads, "cores": usable.cores},
+        fix=fix,
+        env={} if fitting is None else {"OMP_NUM_THREADS": str(fitting)},
+    )
+
+
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """The cores of each host that its ranks may use, and their model."""
+    parts = {}
+    for host, rows in answers_by_host(seen):
+        row, usable = next(iter(rows.values())), usable_cores(rows).cores
+        every = row.cores or usable
+        if every:
+            cores = f"{usable:g} of {every:g} cores" if 0 < usable < every else count(int(every), "core")
+            model = (row.model or "model unknown").replace("(R)", "").replace("(TM)", "")
+            parts[host.ranks[0]] = {"CPU": f"{cores} ({' '.join(model.split())})"}
+    return parts
 
 
 CHECK = Check(
@@ -163,5 +176,6 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    inventory=inventory,
     settings={"threads_per_core": 2},
 )

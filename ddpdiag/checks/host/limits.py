@@ -27,6 +27,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Outcome, Severity, Status
+from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import proc_root, rdma_devices, sys_root
 from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, user_processes
@@ -178,6 +179,11 @@ def _unreadable(
         )
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """Hosts without RDMA; the ports of the others are HST007's."""
+    return {rank: {"RDMA": NONE} for rank, own in seen.by_rank.items() if own.rdma == ()}
+
+
 CHECK = Check(
     "HST004",
     "limits",
@@ -188,6 +194,7 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    inventory=inventory,
     settings={
         # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
         # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.

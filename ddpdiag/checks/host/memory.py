@@ -112,6 +112,20 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """The memory of each host, and what the control group allows of it."""
+    parts = {}
+    for host, rows in answers_by_host(seen):
+        total = max((row.total_bytes for row in rows.values() if row.total_bytes is not None), default=None)
+        limit = min((row.limit_bytes for row in rows.values() if row.limit_bytes is not None), default=None)
+        texts = [size_text(size) for size in (limit, total) if size is not None]
+        if limit is not None and total is not None and limit >= total:
+            texts = texts[1:]
+        if texts:
+            parts[host.ranks[0]] = {"memory": " of ".join(texts)}
+    return parts
+
+
 CHECK = Check(
     "HST002",
     "memory",
@@ -123,6 +137,7 @@ CHECK = Check(
     measure=measure,
     judge=judge,
     data=Data,
+    inventory=inventory,
     settings={
         # Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's
         # pinned buffers as well.

@@ -37,7 +37,7 @@ from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
-from ddpdiag.model.report import Setting
+from ddpdiag.model.report import NONE, Setting
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import Versions, driver_version, versions
 from ddpdiag.probes.host.kernel import proc_root
@@ -305,6 +305,14 @@ def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
         yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    return {
+        rank: {"torch": own.torch, "CUDA": own.cuda or NONE, "NCCL": own.nccl or NONE}
+        | ({"driver": own.driver} if own.driver else {})
+        for rank, own in seen.by_rank.items()
+    }
+
+
 def figures(seen: Seen[Data]) -> dict[str, Scalar]:
     """What the slowest import took, and how many ranks of a host shared one."""
     took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
@@ -325,6 +333,7 @@ CHECK = Check(
     data=Data,
     figures=figures,
     runs_with=runs_with,
+    inventory=inventory,
     kind=Kind.TORCH,
     deadline=10.0,
     settings={"slow_import_seconds": 10, "slow_import_ratio": 3},

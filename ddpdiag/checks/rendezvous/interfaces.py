@@ -50,6 +50,7 @@ from ddpdiag.probes.net.interfaces import (
     wanted,
 )
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
+from ddpdiag.text import link_rate
 
 FINDINGS = {
     "missing": Explained(
@@ -321,6 +322,20 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return chosen
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """The interface that the job's sockets use on each host, and its speed."""
+    if len(seen.world.hosts) == 1:
+        return {rank: {"network": "not used (one host)"} for rank in seen.world.places}
+    parts, library = {}, library_of(seen.world.backend)
+    for host, rows in answers_by_host(seen):
+        data = next(iter(rows.values()))
+        if data.interfaces is not None:
+            address = chosen_address(library, data.names, data.own_addresses, data.interfaces)
+            if (own := interface_of(address, data.interfaces)) is not None:
+                parts[host.ranks[0]] = {"network": f"{own.name} ({link_rate(own.bytes_per_s)})"}
+    return parts
+
+
 CHECK = Check(
     "RDZ003",
     "interface",
@@ -334,5 +349,6 @@ CHECK = Check(
     ground=mesh.ground,  # within one host every address will do
     optional=True,
     figures=figures,
+    inventory=inventory,
     deadline=15,
 )

@@ -155,9 +155,10 @@ def _steps(seen: Seen[Data]) -> dict[int, Steps]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """Each rank's own work in a step, and how long it waits in the all-reduce."""
+    """The parts of each rank's step, of which the sum is the step: its own work, and the wait in the all-reduce."""
     usual = {rank: usual_step({rank: own}) for rank, own in _steps(seen).items()}
-    return {rank: {"work_seconds": own.own, "wait_seconds": own.wait} for rank, own in usual.items()}
+    parts = ("data", "forward", "backward", "optimizer", "wait")
+    return {rank: {f"{part}_seconds": getattr(own, part) for part in parts} for rank, own in usual.items()}
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

@@ -23,7 +23,7 @@ from ddpdiag.render import Sections
 from ddpdiag.render.html.page import Cell, Fact, FindingBox, Listed, Page, Table, Text, columns, paragraphs, words
 from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.run import checks_section, timeline_section
-from ddpdiag.render.html.world import environment_section, pairs_section, topology_section
+from ddpdiag.render.html.world import environment_section, inventory_section, pairs_section, topology_section
 from ddpdiag.render.plots import drawing, page_style
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import grouped, subjects
@@ -31,6 +31,7 @@ from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 _NOTES_SHOWN = 40
@@ -67,14 +68,35 @@ def _source(name: str) -> str:
 def _environment() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["code"] = _with_code
+    return environment
+
+
+_TICKS = re.compile(r"`([^`\n]+)`")
+
+
+def _with_code(text: str, *, copyable: bool = False) -> "Markup":
+    """`text` escaped, with what stands between backticks as code; a command, with a button that copies it."""
+    from markupsafe import Markup, escape
+
+    def code(match: re.Match[str]) -> str:
+        span = f"<code>{match[1]}</code>"
+        # A single word is a name.
+        return (
+            f'{span}<button type="button" class="copy" hidden>Copy</button>' if " " in match[1] and copyable else span
+        )
+
+    # Escaped text has the backticks of the original and no others.
+    return Markup(_TICKS.sub(code, str(escape(text))))
 
 
 def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
     """What the page says, that of `features` first; within `page_style`, since it draws."""
     sections = (
+        inventory_section(report),
         *(feature.section(report) for feature in features),
         pairs_section(report),
         ranks_section(report),
@@ -85,9 +107,8 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         checks_section(report),
     )
     world = report.world
-    # What to paste: the variables that the job needs, and the lines that leave hosts out; a comment without Slurm.
-    excluding = ((command if world.scheduler else f"# {says} {command}") for says, command in exclude_lines(report))
-    commands = (*shell_lines(report.workarounds), *excluding)
+    needed = "\n".join(shell_lines(report.workarounds))
+    commands = (*([("The job needs these variables:", needed)] if needed else []), *exclude_lines(report))
     # Of many alike one, with their number.
     found = [note if times == 1 else f"{note} ({times:,} times)" for note, times in Counter(report.notes).items()]
     left = len(found) - _NOTES_SHOWN
@@ -98,7 +119,7 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         sentence=words(report.sentence),
         head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
-        commands="\n".join(map(printable, commands)),
+        commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
         findings=boxes(report.findings),
         sections=tuple(section for section in sections if section.figures or section.tables),
         notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
@@ -183,7 +204,8 @@ def _fix(finding: Finding, anchors: Mapping[str, str]) -> Iterator[Text]:
     """The fix, in which the codes of other findings lead to their boxes."""
     text, end = paragraphs(finding.fix), 0
     for match in _CODE.finditer(text):
-        if match[0] != finding.code and match[0] in anchors:
+        within_code = text.count("`", 0, match.start()) % 2
+        if match[0] != finding.code and match[0] in anchors and not within_code:
             yield Text(text[end : match.start()])
             yield Text(match[0], anchors[match[0]])
             end = match.end()
@@ -212,7 +234,6 @@ def _box(finding: Finding, anchors: Mapping[str, str], rest: Table | None) -> Fi
         facts=_evidence(plain, yardstick=False),
         lists=tuple(_listed(name, value) for name, value in lists.items()),
         fix=fix,
-        referred=len(fix) > 1 and f"See {''.join(text.text for text in fix if text.target)}." == finding.fix,
         commands="\n".join(map(printable, shell_lines(finding.env))),
         rest=rest,
     )

@@ -105,8 +105,7 @@ class Text(Struct, frozen=True):
 class FindingBox(Struct, frozen=True, kw_only=True):
     """A finding. `who` is empty where nobody is blamed, of which `nobody` tells, if that is worth telling.
 
-    A fix that is only `referred` to another finding is not worth copying. `rest` are those of its code without a
-    box, below the last that has one.
+    `rest` are those of its code without a box, below the last that has one.
     """
 
     severity: str
@@ -120,7 +119,6 @@ class FindingBox(Struct, frozen=True, kw_only=True):
     facts: tuple[Fact, ...] = ()
     lists: tuple[Listed, ...] = ()
     fix: tuple[Text, ...] = ()
-    referred: bool = False
     commands: str = ""
     rest: Table | None = None
 
@@ -137,14 +135,14 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """The whole page: verdict and sentence, the facts of the run, findings, sections."""
+    """The whole page: verdict and sentence, the facts of the run, what to paste and why, findings, sections."""
 
     verdict: str
     verdict_text: str
     sentence: str
     head: str
     facts: tuple[Fact, ...]
-    commands: str
+    commands: tuple[Fact, ...]
     findings: tuple[FindingBox, ...]
     sections: tuple[Section, ...]
     notes: tuple[str, ...]

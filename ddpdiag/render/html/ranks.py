@@ -13,7 +13,7 @@ from ddpdiag.model import Report, Scalar, Severity
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, words
 from ddpdiag.render.page import Format, column_format
 from ddpdiag.render.plots import OUTLIER, Bar, Bars, draw_bars, draw_stacks
-from ddpdiag.render.terminal.ranks import Ranks, Row, blamed, meanings, rank_rows, times_of_training
+from ddpdiag.render.terminal.ranks import STEP, Ranks, Row, blamed, meanings
 from ddpdiag.stats import outliers, quantile
 from ddpdiag.text import Unit, begun, byte_count, column_unit, count, figure, is_number, label, ranks_text
 
@@ -27,8 +27,6 @@ _FIRST = ("busbw_bytes_per_s", "host_busbw_bytes_per_s", "samples_per_second", "
 _MOST_FIGURES = 6
 # A longer table is folded: the bars say first what there is to see.
 _OPEN_ROWS = 16
-_TRAINING = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
-_STEP = ("work_seconds", "wait_seconds")
 _TITLES = {
     _ARRIVAL: "Arrival after rank 0 began to wait",
     "samples_per_second": "Training, samples per second",
@@ -139,11 +137,11 @@ def _who(row: Row) -> str:
 
 def ranks_section(report: Report) -> Section:
     """One figure for each measurement, and the table."""
-    rows = rank_rows(report)
+    rows = report.ranks
     marks = blamed(report.findings, rows)
     ranks = Ranks(rows, marks, all_shown=_ROWS_SHOWN, worst_shown=_ROWS_SHOWN)
     names = [name for name in _FIRST if name in ranks.numbers]
-    others = (name for name in ranks.names if name not in (*_FIRST, *_TRAINING, *_STEP))
+    others = (name for name in ranks.names if name not in (*_FIRST, *STEP))
     names = [*names, *(name for name in others if column_unit(name, (1.0,)).symbol)][:_MOST_FIGURES]
     found = (_bars(_column(name, rows), report, marks, number) for number, name in enumerate(names))
     drawn = tuple(figure for figure in found if figure is not None)
@@ -156,22 +154,19 @@ def ranks_section(report: Report) -> Section:
         title="Ranks",
         sentence=sentence if drawn else "",
         figures=drawn,
-        tables=(_table(ranks, meanings(report, ranks.names)),) if ranks.shown and ranks.names else (),
+        tables=(_table(ranks, meanings(ranks.names)),) if ranks.shown and ranks.names else (),
     )
 
 
 def steps_section(report: Report) -> Section:
-    """Where the time of training goes, stacked for each rank."""
-    training = f"Training, by its parts ({times_of_training(report)})"
-    titles = (("training", training, _TRAINING), ("step", "A step: own work, and waiting", _STEP))
-    rows = rank_rows(report)
-    drawn = (_stacked(name, title, parts, rows) for name, title, parts in titles)
+    """The parts of a training step, stacked for each rank."""
+    drawn = _stacked("step", "A training step, by its parts", STEP, report.ranks)
     return Section(
         name="steps",
         title="Step time",
         sentence="An all-reduce ends on all ranks together: the rank that waits least is the one that the others wait "
         "for.",
-        figures=tuple(figure for figure in drawn if figure is not None),
+        figures=() if drawn is None else (drawn,),
     )
 
 
@@ -230,7 +225,7 @@ def _stacked(name: str, title: str, parts: Sequence[str], rows: Sequence[Row]) -
     if not whole:
         return None
     sums = [sum(values) for _, values in whole]
-    own = [values[0] for _, values in whole] if name == "step" else sums
+    own = [sum(values) - values[-1] for _, values in whole]  # without the wait
     many = len(whole) > _BARS_SHOWN
     shown = nlargest(_BARS_SHOWN, range(len(whole)), key=own.__getitem__) if many else range(len(whole))
     unit = column_unit(parts[0], [max(sums)])

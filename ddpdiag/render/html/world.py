@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ddpdiag.model import Matrix, Report, Scalar, Severity
+from ddpdiag.model.report import INVENTORY, UNKNOWN
 from ddpdiag.render.html.page import Cell, Column, Figure, Section, Table, columns, more, words
 from ddpdiag.render.plots import draw_heat, scale_of
 from ddpdiag.render.terminal.matrices import Alike, alike
@@ -47,6 +48,24 @@ _NVLINKS = re.compile(r"^NV\d+$")
 # Figures named by hosts, whose own names may hold dots and underscores.
 _BY_HOST = ("coordinator", "interface")
 _NOT_BLAMED = ("not blamed", "", 2)
+
+
+def inventory_section(report: Report) -> Section:
+    """What each kind of host has."""
+    table = Table(
+        name="inventory-table",
+        caption=count(len(report.inventory), "kind") + " of hosts",
+        columns=columns("hosts", *INVENTORY),
+        rows=tuple(
+            (
+                Cell(words(f"{len(kind.hosts):,} ({fold_hosts(kind.hosts, limit=_NAMES_SHOWN)})")),
+                *(Cell(words(kind.parts.get(part, UNKNOWN))) for part in INVENTORY),
+            )
+            for kind in report.inventory[:_HOSTS_SHOWN]
+        ),
+        note=more(len(report.inventory) - _HOSTS_SHOWN),
+    )
+    return Section(name="inventory", title="Inventory", tables=(table,) if report.inventory else ())
 
 
 def topology_section(report: Report) -> Section:

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
-from ddpdiag.model.report import KINDS, Spent, Timings
+from ddpdiag.model.report import KINDS, NONE, UNKNOWN, Spent, Timings
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
-from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings, rank_rows
+from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings
 from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
@@ -36,6 +36,7 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_head(page, report)
     page.blank()
     write_findings(page, report.findings, details=details, severities=SEVERITIES[:2])
+    write_inventory(page, report, details=details)
     write_stages(page, report, details=details)
     write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
     write_skipped(page, report.checks, details=details)
@@ -78,6 +79,43 @@ def write_head(page: Page, report: Report) -> None:
     page.write(", ".join(filter(None, run)), style="dim")
 
 
+# Kinds of hosts that are shown without `--details`.
+_KINDS_SHOWN = 8
+
+
+def write_inventory(page: Page, report: Report, *, details: bool) -> None:
+    """A paragraph for each kind of host."""
+    kinds = kinds_of_hosts(report)
+    most = len(kinds) if details else most_of(kinds, _KINDS_SHOWN)
+    for hosts, text in kinds[:most]:
+        if len(kinds) == 1:
+            page.write(text, lead=f"{hosts}: ", lead_style="bold")
+        else:
+            page.write(f"{hosts}:", style="bold")
+            page.write(text, indent=4)
+    if left := len(kinds) - most:
+        page.write(f"{left:,} more kinds of hosts, with --details", style="dim")
+    if kinds:
+        page.blank()
+
+
+def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
+    """Each kind of host in words: such as ("8 hosts", "8 x NVIDIA H100 ..., torch 2.13.0, ..., no RDMA")."""
+    kinds = []
+    for kind in report.inventory:
+        names = "" if len(report.inventory) == 1 else f" ({one_line(fold_hosts(kind.hosts, limit=LIST_SHOWN))})"
+        words = [
+            text if part in ("GPU", "CPU") else f"{part} {text}"
+            for part, text in kind.parts.items()
+            if text not in (NONE, UNKNOWN)
+        ]
+        for lead, state in (("no", NONE), ("unknown:", UNKNOWN)):
+            if parts := [part for part, text in kind.parts.items() if text == state]:
+                words.append(f"{lead} {', '.join(parts)}")
+        kinds.append((count(len(kind.hosts), "host") + names, one_line("; ".join(words))))
+    return kinds
+
+
 def _world(report: Report) -> str:
     """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
     world = report.world
@@ -98,17 +136,16 @@ def _begin(created: str) -> str:
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    rows = rank_rows(report)
-    marks = blamed(report.findings, rows)
-    serious = any(finding.severity is not Severity.NOTE for finding in report.findings)
-    healthy = report.verdict is Verdict.FIT and not serious
-    ranks = Ranks(rows, marks, details, brief=True, healthy=healthy)
+    rows = report.ranks
+    ranks = Ranks(rows, blamed(report.findings, rows), details, brief=True)
+    if report.verdict is Verdict.FIT and ranks.alike and not details:
+        return
     if ranks.names or details:
         write_hosts_rule(page, ranks.hosts.rule)
     shown = ranks.fitting(color=page.color, width=page.width) if ranks.lines else ()
     left_out = [one_line(label(name)) for name in ranks.names if ranks.lines and name not in shown]
     wider = f"not shown for lack of room (--details): {', '.join(left_out)}" if left_out else ""
-    if caption := "; ".join(filter(None, (meanings(report, shown), wider))):
+    if caption := "; ".join(filter(None, (meanings(shown), wider))):
         page.write(caption, style="dim")
     for table in ranks.tables(color=page.color, width=page.width):
         page.table(table)

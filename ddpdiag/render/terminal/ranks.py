@@ -14,32 +14,38 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from ddpdiag.model import Finding, Report, Scalar, Severity
+from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.render.page import ALL_SHOWN, Column, Short, column_format, fitted, fitting, one_line, shortened
 from ddpdiag.stats import quantile
 from ddpdiag.text import ABSENT, column_unit, count, figure, fold_ranks, is_number, label
 
 Row = Mapping[str, Scalar]
 
-# What the training's steps took together, but for the first step; for people it is the mean of a step.
-_SUMMED = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
+# The parts of a training step; their sum is the step.
+STEP = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "wait_seconds")
 # Columns that are shown first where there is no room for all; those that are not listed come before those of `_LEAST`.
 _MOST = (
     "samples_per_second",
     "busbw_bytes_per_s",
-    "work_seconds",
     "wait_seconds",
-    "arrival_seconds",
+    "forward_seconds",
+    "backward_seconds",
     "host_busbw_bytes_per_s",
     "latency_seconds",
+    "arrival_seconds",
 )
-_LEAST = ("forward_seconds", "backward_seconds", "data_seconds", "optimizer_seconds", "nic", "transport", "gpu_name")
+_LEAST = ("data_seconds", "optimizer_seconds", "nic", "transport", "gpu_name")
 _MEANINGS = (
     ("arrival_seconds", "arrival: time until the rank joined, from when rank 0 began to wait"),
-    ("work_seconds", "work: the rank's own time in a step"),
-    ("wait_seconds", "wait: its time in the step's all-reduce, least on the slowest rank"),
+    (
+        "wait_seconds",
+        "data + forward + backward + optimizer + wait: one training step; wait: time in its all-reduce, least on the "
+        "slowest rank",
+    ),
 )
 
+# Columns that are empty on ranks that have nothing to say there.
+_OPTIONAL = ("nic", "transport")
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8
@@ -57,33 +63,9 @@ class Line(NamedTuple):
     ranks: int = 1
 
 
-def rank_rows(report: Report) -> tuple[Row, ...]:
-    """The report's rows for people: with the mean of a training step in the place of the sum over all steps."""
-    steps = _steps(report)
-    if steps is None:
-        return report.ranks
-    return tuple(
-        {name: value / steps if name in _SUMMED and is_number(value) else value for name, value in row.items()}
-        for row in report.ranks
-    )
-
-
-def _steps(report: Report) -> int | None:
-    """How many steps the seconds of the training were summed over: all but the first, which warms up."""
-    steps = report.measurements.get("training.steps")
-    return steps - 1 if isinstance(steps, int) and steps > 1 else None
-
-
-def times_of_training(report: Report) -> str:
-    """What the times of the parts of the training are in `rank_rows`."""
-    return "mean of a training step" if _steps(report) else "sum over the training steps"
-
-
-def meanings(report: Report, names: Container[str]) -> str:
+def meanings(names: Container[str]) -> str:
     """A caption that explains these columns, such as "arrival: when the rank joined"; empty if none needs it."""
-    of_training = [label(name) for name in _SUMMED if name in names]
-    parts = [text for name, text in _MEANINGS if name in names]
-    return "; ".join([*parts, *([f"{', '.join(of_training)}: {times_of_training(report)}"] if of_training else [])])
+    return "; ".join(text for name, text in _MEANINGS if name in names)
 
 
 def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severity]:
@@ -154,10 +136,9 @@ def _slowness(name: str, value: Scalar, median: float) -> float:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rows of a report, and who among them is blamed.
+    """The rows of a report, and which of them are blamed.
 
-    With `brief`, ranks of a host that all have the same figures share a line, hosts have short names, and of a large
-    world in which nobody is looked for (`healthy`) the ranges are enough.
+    With `brief`, ranks of a host that all have the same figures share a line, and hosts have short names.
     """
 
     rows: Sequence[Row]
@@ -166,7 +147,13 @@ class Ranks:
     all_shown: int = ALL_SHOWN
     worst_shown: int = WORST_SHOWN
     brief: bool = False
-    healthy: bool = False
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether findings blame all ranks or none, and all ranks have the same columns."""
+        marks = {self.marks.get(rank) if isinstance(rank := row.get("rank"), int) else None for row in self.rows}
+        columns = {tuple(row.get(name) is None for name in self.names if name not in _OPTIONAL) for row in self.rows}
+        return len(marks) <= 1 and len(columns) <= 1
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -191,8 +178,6 @@ class Ranks:
             return every
         if not self.brief:
             return _worst_first(every, self.names, self.numbers)[: self.worst_shown]
-        if self.healthy:
-            return ()
         hosts = _by_host(every, self.names)
         return _in_turns(_worst_first(hosts, self.names, self.numbers))[: self.worst_shown]
 
@@ -213,11 +198,7 @@ class Ranks:
         hidden = len(self.rows) - sum(line.ranks for line in self.lines)
         if not hidden or not self.names:
             return ""
-        # Where nobody is shown, nobody is seen to be silent either.
-        whole = 0 if self.lines else len(self.rows)
-        ranges = "; ".join(_range(name, numbers, whole) for name, numbers in self.numbers.items() if numbers)
-        if not self.lines:
-            return f"{count(whole, 'rank')}: {ranges}." if ranges else ""
+        ranges = "; ".join(_range(name, numbers) for name, numbers in self.numbers.items() if numbers)
         head = f"{count(hidden, 'rank')} more; blamed, silent and slowest ranks come first."
         return f"{head} All {len(self.rows):,}: {ranges}." if ranges else head
 
@@ -252,13 +233,12 @@ class Ranks:
         return Column(header, cells, right=not texts, whole=texts and self.brief and not self.details)
 
 
-def _range(name: str, numbers: Sequence[float], of: int) -> str:
-    """From the least to the largest; of how many, if those are fewer than `of`."""
+def _range(name: str, numbers: Sequence[float]) -> str:
+    """From the least to the largest."""
     unit = column_unit(name, numbers)
     low, high = figure(numbers[0] / unit.size), figure(numbers[-1] / unit.size)
     span = low if low == high else f"{low} to {high}"
-    some = f" ({len(numbers):,} of {of:,})" if len(numbers) < of else ""
-    return f"{one_line(label(name))} {span} {unit.symbol}".rstrip() + some
+    return f"{one_line(label(name))} {span} {unit.symbol}".rstrip()
 
 
 def _identity(ranks: Ranks, absent: str) -> list[Column]:

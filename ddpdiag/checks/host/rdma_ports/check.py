@@ -30,7 +30,7 @@ Linux's ABI document sysfs-class-infiniband; NVSentinel, NIC health monitor (sta
 """
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
@@ -50,9 +50,10 @@ from ddpdiag.checks.host.rdma_ports.data import (
 )
 from ddpdiag.checks.host.rdma_ports.findings import wrong_gid_index
 from ddpdiag.checks.host.rdma_ports.judge import compared
-from ddpdiag.checks.hosts import names_text
+from ddpdiag.checks.hosts import answers_by_host, names_text
 from ddpdiag.checks.launch import variables
 from ddpdiag.model import Finding, Scalar, Severity, Trial
+from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import Slot
 from ddpdiag.probes.host.kernel import sys_root
@@ -66,7 +67,7 @@ from ddpdiag.probes.net.rdma import (
     rdma_adapters,
     roce_gids,
 )
-from ddpdiag.text import count
+from ddpdiag.text import count, link_rate
 
 FINDINGS = {
     "hca": Explained(
@@ -330,6 +331,22 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return found | ({"rdma.farthest_gpu": max(levels).name} if levels else {})
 
 
+def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
+    """The RDMA ports of each host, by rate and link layer, and how many are down."""
+    parts = {}
+    for host, rows in answers_by_host(seen):
+        ports = next(iter(rows.values())).ports
+        up = Counter(
+            f"{link_rate(port.bytes_per_s)} {port.link_layer or ('InfiniBand' if port.infiniband else 'Ethernet')}"
+            for port in ports
+            if port.active
+        )
+        texts = [f"{number} x {words}" for words, number in up.items()]
+        down = len(ports) - up.total()
+        parts[host.ranks[0]] = {"RDMA": ", ".join([*texts, *([f"{down} down"] if down else [])]) or NONE}
+    return parts
+
+
 CHECK = Check(
     "HST007",
     "rdma-ports",
@@ -343,5 +360,6 @@ CHECK = Check(
     plan=plan,
     moot=moot,
     columns=columns,
+    inventory=inventory,
     figures=figures,
 )

@@ -3,7 +3,7 @@
 for (const button of document.querySelectorAll("button.copy")) {
   button.hidden = false;
   button.addEventListener("click", async () => {
-    const source = document.getElementById(button.dataset.copies);
+    const source = document.getElementById(button.dataset.copies) ?? button.previousElementSibling;
     try {
       await navigator.clipboard.writeText(source.textContent);
     } catch {
