@@ -3,11 +3,12 @@
 import os
 from pathlib import Path
 
+import pytest
 from seen import arrival_of
 
 from ddpdiag.model import Event, EventKind
 from ddpdiag.runtime.record.failover import with_notes
-from ddpdiag.runtime.record.shared_folder import Note, NoteReader, NoteWriter, read_notes
+from ddpdiag.runtime.record.shared_folder import Note, NoteReader, NoteWriter, SharedFolder, read_notes
 
 NAME = "ddpdiag-r"
 ABSENT = Event(kind=EventKind.ABSENT, rank=2, seconds=15.0)
@@ -37,7 +38,7 @@ def test_old_and_huge_files_and_noise_are_no_notes(tmp_path: Path) -> None:
     os.utime(tmp_path / "rank-1-x", (1000, 1000))
     (tmp_path / "rank-2-x").write_text('{"rank":2,"world_size":4,"node":"n0","sentence":"' + "x" * 5000 + '"}')
     (tmp_path / "rank-3-x").write_bytes(b"\xff{")
-    assert list(read_notes(tmp_path, 2000.0)) == []
+    assert list(read_notes(SharedFolder(tmp_path), 2000.0)) == []
 
 
 def test_a_note_is_not_written_through_a_link_of_somebody_else(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_a_folder_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (real / "rank-1-x").write_text('{"rank":1,"world_size":4,"node":"n0","sentence":"hello"}')
-    assert [note.sentence for note in read_notes(real, 0.0)] == ["hello"]
+    assert [note.sentence for note in read_notes(SharedFolder(real), 0.0)] == ["hello"]
     (tmp_path / "link").symlink_to(real)
-    assert list(read_notes(tmp_path / "link", 0.0)) == []
+    with pytest.raises(NotADirectoryError):
+        list(read_notes(SharedFolder(tmp_path / "link"), 0.0))

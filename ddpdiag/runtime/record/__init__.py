@@ -65,7 +65,7 @@ class RecordCopy:
         """From now on lines are written, those of before first."""
         if self.shared is None:
             self.shared = SharedFolder(shared_folder(*self._where, nonce))
-            self._do(lambda folder: folder.mkdir(mode=0o700, exist_ok=True))
+            self._do(SharedFolder.make)
             self.write(b"".join(self._early))
             self._early.clear()
 
@@ -74,25 +74,25 @@ class RecordCopy:
         if self.shared is None:
             self._early.append(data)
         else:
-            self._do(lambda folder: append(folder / f"rank-{self._rank}.jsonl", data))
+            self._do(lambda shared: append(shared.folder / f"rank-{self._rank}.jsonl", data))
 
     def mark(self, mark: str) -> Future[None] | None:
         """Leave a mark, after what was written so far."""
-        return self._do(lambda folder: SharedFolder(folder).mark(mark, self._rank))
+        return self._do(lambda shared: shared.mark(mark, self._rank))
 
     def remove(self) -> None:
         """Remove the copy; rank 0, or the rank in its place, removes the folder."""
 
-        def act(folder: Path) -> None:
-            (folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
-            folder.rmdir()  # empty only if rank 0 removed it while this rank was still writing
+        def act(shared: SharedFolder) -> None:
+            (shared.folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
+            shared.path.rmdir()  # empty only if rank 0 removed it while this rank was still writing
 
         if (done := self._do(act)) is not None:
             with contextlib.suppress(TimeoutError):
                 done.result(DEADLINES.tidy)
 
-    def _do(self, act: Callable[[Path], object]) -> Future[None] | None:
-        return None if self.shared is None else self._executor.submit(attempt, act, self.shared.folder)
+    def _do(self, act: Callable[[SharedFolder], object]) -> Future[None] | None:
+        return None if self.shared is None else self._executor.submit(attempt, act, self.shared)
 
 
 class Record:

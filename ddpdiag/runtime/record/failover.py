@@ -105,9 +105,9 @@ def verdict_without_rank_0(
     if shutdown is None:
         return None
     if not made:
-        return shutdown, f"the verdict was read from {shared.folder.parent}: {shutdown.sentence}"
+        return shutdown, f"the verdict was read from {shared.path.parent}: {shutdown.sentence}"
     if not made[0].complete:
-        return shutdown, f"the records of the run are kept in {shared.folder}"
+        return shutdown, f"the records of the run are kept in {shared.path}"
     within(DEADLINES.remove_shared, shared.remove)
     return shutdown, "this rank made the report"
 

@@ -17,6 +17,7 @@ when it opened (nfs(5), close-to-open consistency).
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -52,10 +53,37 @@ def shared_folder(shared_dir: str, name: str, nonce: str) -> Path:
 
 
 class SharedFolder:
-    """The run's folder. Every method may wait for a file server, and raise OSError."""
+    """The run's folder, or that of its notes. Every method may wait for a file server, and raise OSError.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    The folder above it may be a group's, of which each member can put a link or another folder in the place of this
+    one. So it is opened once, as a folder that only this user can write to, and all files are reached from there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def make(self) -> None:
+        """Make it, if it is not there."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def folder(self) -> Path:
+        """The opened folder, which stays the same whatever takes its name."""
+        if self._descriptor is None:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                os.close(descriptor)
+                raise PermissionError(errno.EACCES, "others may write to it", str(self.path))
+            self._descriptor = descriptor
+        return Path(f"/proc/self/fd/{self._descriptor}")
+
+    def close(self) -> None:
+        """Close it, to open the one that is there at the next look."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def mark(self, mark: str, rank: int) -> None:
         """Leave a mark of this rank."""
@@ -113,8 +141,10 @@ class SharedFolder:
     def remove(self) -> None:
         """Remove the folder with all that is in it, and with what other ranks still add meanwhile."""
         for _ in range(_REMOVALS):
-            shutil.rmtree(self.folder, ignore_errors=True)
-            if not self.folder.exists():
+            # By the name of a folder in it: the descriptor's own name is a link, which rmtree refuses.
+            shutil.rmtree(f"{self.folder}/.", ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
                 return
 
 
@@ -131,7 +161,7 @@ class SharedRunLog:
         self._heartbeat_due = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="shared-run-log", daemon=True)
-        self._tell: Callable[[Path], None] | None = None
+        self._tell: Callable[[SharedFolder], None] | None = None
         self._thread.start()
 
     def was_replaced(self, seconds: float) -> bool:
@@ -139,12 +169,12 @@ class SharedRunLog:
         return not self._over.is_set() and bool(within(seconds, self._is_replaced))
 
     def _is_replaced(self) -> bool:
-        return self._written > 0 and (not self._shared.folder.exists() or bool(self._shared.ranks("leader", 0)))
+        return self._written > 0 and (not self._shared.path.exists() or bool(self._shared.ranks("leader", 0)))
 
     def close(self, shutdown: Shutdown, readers: Sequence[int], seconds: float) -> None:
         """Tell the verdict to `readers`, who do not hear rank 0, wait at most `seconds` for them; remove the folder."""
 
-        def tell(_folder: Path) -> None:
+        def tell(_shared: SharedFolder) -> None:
             self._shared.write_verdict(shutdown)
             self._shared.wait_for_readers(readers, 0, seconds)
 
@@ -153,22 +183,22 @@ class SharedRunLog:
         self._thread.join(seconds + DEADLINES.tidy)
 
     def _follow(self) -> None:
-        attempt(lambda folder: folder.mkdir(mode=0o700), self._shared.folder)
+        attempt(SharedFolder.make, self._shared)
         while not self._over.wait(_FOLLOW_SECONDS):
-            attempt(self._catch_up, self._shared.folder)
+            attempt(self._catch_up, self._shared)
         if within(DEADLINES.tidy, self._is_replaced):
             return  # the rank that took over still reads all this, and removes it
         if self._tell is not None:
-            attempt(self._tell, self._shared.folder)
-        self._shared.remove()
+            attempt(self._tell, self._shared)
+        attempt(SharedFolder.remove, self._shared)
 
-    def _catch_up(self, folder: Path) -> None:
+    def _catch_up(self, shared: SharedFolder) -> None:
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat_due = time.monotonic() + _HEARTBEAT_SECONDS
-            (folder / _HEARTBEAT).write_text(str(time.monotonic()))
+            (shared.folder / _HEARTBEAT).write_text(str(time.monotonic()))
         lines = self._lines()
         if len(lines) > self._written:
-            append(folder / RUN, b"".join(map(encode_line, lines[self._written :])))
+            append(shared.folder / RUN, b"".join(map(encode_line, lines[self._written :])))
             self._written = len(lines)
 
 
@@ -189,10 +219,10 @@ def append(path: Path, data: bytes, flags: int = 0) -> None:
         os.close(descriptor)
 
 
-def attempt(act: Callable[[Path], object], folder: Path) -> None:
+def attempt(act: Callable[[SharedFolder], object], shared: SharedFolder) -> None:
     """A line that cannot be written costs the copy, not the run."""
     with contextlib.suppress(OSError):
-        act(folder)
+        act(shared)
 
 
 # Notes of missing ranks ----------------------------------------------------------------------------------------------
@@ -218,9 +248,9 @@ class NoteWriter:
     """A rank's own note; `name` is that of the run's local folders."""
 
     def __init__(self, shared_dir: str, name: str, arrival: Arrival) -> None:
-        self._folder = _notes_folder(shared_dir, name)
+        self._shared = _notes_folder(shared_dir, name)
         self._arrival = arrival
-        self._path = self._folder / f"rank-{arrival.place.rank}-{arrival.nonce}"
+        self._name = f"rank-{arrival.place.rank}-{arrival.nonce}"
         self._executor = ThreadPoolExecutor(1)
         self._left = False
 
@@ -230,30 +260,29 @@ class NoteWriter:
         place = self._arrival.place
         note = Note(place.rank, place.world_size, place.node, sentence[: _MOST_BYTES // 4])
 
-        def act(folder: Path) -> None:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if _is_ours(folder):
-                append(self._path, msgspec.json.encode(note), os.O_EXCL)
+        def act(shared: SharedFolder) -> None:
+            shared.make()
+            append(shared.folder / self._name, msgspec.json.encode(note), os.O_EXCL)
 
-        self._executor.submit(attempt, act, self._folder)
+        self._executor.submit(attempt, act, self._shared)
 
     def remove(self) -> None:
         """Remove it."""
 
-        def act(folder: Path) -> None:
-            self._path.unlink(missing_ok=True)
-            folder.rmdir()
+        def act(shared: SharedFolder) -> None:
+            (shared.folder / self._name).unlink(missing_ok=True)
+            shared.path.rmdir()
 
         if self._left:
             with contextlib.suppress(TimeoutError):
-                self._executor.submit(attempt, act, self._folder).result(DEADLINES.tidy)
+                self._executor.submit(attempt, act, self._shared).result(DEADLINES.tidy)
 
 
 class NoteReader:
     """Reads notes for rank 0, in a thread, until `stop`."""
 
     def __init__(self, shared_dir: str, name: str, *, world_size: int, wait_seconds: float) -> None:
-        self._folder = _notes_folder(shared_dir, name)
+        self._shared = _notes_folder(shared_dir, name)
         self._world_size = world_size
         self._since = time.time() - wait_seconds - _SKEW_SECONDS
         self._found: dict[int, Note] = {}
@@ -273,15 +302,14 @@ class NoteReader:
     def _look(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             with contextlib.suppress(OSError):
-                notes = read_notes(self._folder, self._since)
+                notes = read_notes(self._shared, self._since)
                 self._found |= {note.rank: note for note in notes if note.world_size == self._world_size}
+            self._shared.close()
 
 
-def read_notes(folder: Path, since: float) -> Iterator[Note]:
+def read_notes(shared: SharedFolder, since: float) -> Iterator[Note]:
     """Our own user's notes that were written after `since` (Unix time), oldest first. OSError where there are none."""
-    if not _is_ours(folder):
-        return
-    for path in sorted(folder.glob("rank-*"), key=lambda path: path.lstat().st_mtime):
+    for path in sorted(shared.folder.glob("rank-*"), key=lambda path: path.lstat().st_mtime):
         state = path.lstat()
         plain = stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid()
         if plain and state.st_mtime >= since and state.st_size <= _MOST_BYTES:
@@ -289,11 +317,5 @@ def read_notes(folder: Path, since: float) -> Iterator[Note]:
                 yield msgspec.json.decode(path.read_bytes(), type=Note)
 
 
-def _is_ours(folder: Path) -> bool:
-    """Anybody can make a folder or a link of this name in a directory that all may write to."""
-    state = folder.lstat()
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
-
-
-def _notes_folder(shared_dir: str, name: str) -> Path:
-    return Path(shared_dir) / f"{name}-notes"
+def _notes_folder(shared_dir: str, name: str) -> SharedFolder:
+    return SharedFolder(Path(shared_dir) / f"{name}-notes")
