@@ -21,7 +21,7 @@ from socket import AF_INET, SOCK_STREAM, socket
 
 INJECT = Path(__file__).parent.parent / "inject"
 CHECK = ("-m", "ddpdiag", "check")
-REPORT_HEAD = re.compile(r"^ddpdiag: [A-Z]+: \d+ ranks? on ", re.MULTILINE)
+REPORT_HEAD = re.compile(r"^ddpdiag: [A-Z]+(?:, degraded)?: \d+ ranks? on ", re.MULTILINE)
 
 # A report may quote a worker's traceback as evidence, which it indents by four.
 _OURS_IN_TRACEBACK = re.compile(r'^ {0,3}File ".*/ddpdiag/', re.MULTILINE)
@@ -146,8 +146,9 @@ class Job:
             "PYTHONPATH": str(INJECT),
             "OMP_NUM_THREADS": "1",  # as torchrun sets it; threads that fight for two cores take ten times as long
             "DDPDIAG_TEST_REACHED": str(self.reached),
-            "DDPDIAG_SET": "TRN001.others_share=9",  # other tests run beside this one
         }
+        if "check" in arguments:
+            ours["DDPDIAG_SET"] = "TRN001.others_share=9"  # other tests run beside this one
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [*prefix, python, *(argument.replace("{json}", str(self.json)) for argument in arguments)],

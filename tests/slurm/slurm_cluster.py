@@ -240,7 +240,6 @@ class Cluster:
             "SLURM_CONF": str(self.conf),
             "PYTHONPATH": str(INJECT),
             "OMP_NUM_THREADS": "1",
-            "DDPDIAG_SET": "TRN001.others_share=9",  # other tests run beside this one
         }
 
     # Faults ----------------------------------------------------------------------------------------------------------
