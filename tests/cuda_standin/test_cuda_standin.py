@@ -10,6 +10,8 @@ from cuda_faults import FAULTS
 from cuda_runs import healthy, run
 from cuda_standin import GROUPS, HERE
 
+from ddpdiag.codec import read_recording
+
 pytestmark = pytest.mark.long
 
 # By the number of GPUs; eight on two cores take more than a minute.
@@ -45,8 +47,13 @@ def test_healthy(cuda, show, tmp_path, group, gpus):
     assert not wrong, f"{wrong}\n{first.told}"
 
 
-# By public figures: a communicator of eight GPUs takes some 2.5 s, a context 1 s.
-PUBLISHED = {"FAKENCCL_COMMUNICATOR_SECONDS": "2.5", "FAKECUDA_CONTEXT_SECONDS": "1"}
+# What they take on a host with eight GPUs, by public figures.
+PUBLISHED = {
+    "FAKENCCL_COMMUNICATOR_SECONDS": "2.5",
+    "FAKECUDA_CONTEXT_SECONDS": "1",
+    "FAKE_NVML_OPEN_SECONDS": "0.3",
+}
+LINK_SECONDS = 0.04  # of ddpdiag/workloads/copies.py, for each link and for each pair through the host
 
 
 @pytest.mark.alone
@@ -54,13 +61,21 @@ PUBLISHED = {"FAKENCCL_COMMUNICATOR_SECONDS": "2.5", "FAKECUDA_CONTEXT_SECONDS":
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_healthy_check_makes_few_communicators_and_contexts(cuda, show, tmp_path, group, gpus, contexts):
     """One context for each rank, and in rank 0's process, which copies between all GPUs, one for each other GPU."""
-    counts = tmp_path / "counts"
-    environment = {**PUBLISHED, "FAKECUDA_COUNTS": str(counts)}
-    result = run(cuda, "healthy", replace(healthy(gpus), environment=environment), group, tmp_path / "run")
+    counts, record = tmp_path / "counts", tmp_path / "recording"
+    fault = replace(healthy(gpus), environment={**PUBLISHED, "FAKECUDA_COUNTS": str(counts)})
+    fault = replace(fault, options=(*fault.options, "--record", str(record)))
+    result = run(cuda, "healthy", fault, group, tmp_path / "run")
     made = [line.split() for line in counts.read_text().splitlines()]
     communicators = {words[2]: int(words[3]) for words in made if words[0] == "communicator"}
     count = sum(words[0] == "context" for words in made)
-    show.append(f"{gpus} GPUs, {group}: {len(communicators)} communicators, {count} contexts, {result.seconds:.0f} s")
+    recording = read_recording([record])
+    copies = sum(o.seconds - o.timings.get("context", 0.0) for o in recording.outcomes if o.code == "P2P002")
+    on_gpus = LINK_SECONDS * (2 * gpus + 2 * gpus * (gpus - 1))
+    show.append(
+        f"{gpus} GPUs, {group}: {len(communicators)} communicators, {count} contexts, {result.seconds:.0f} s with "
+        f"published costs; {result.seconds - copies + on_gpus:.0f} s with the {copies:.0f} s of P2P002's copies, whose "
+        f"words the cores compare here, at the {on_gpus:.1f} s that they have on GPUs"
+    )
     assert not result.flaws, f"{result.flaws}\n{result.told}"
     assert 1 <= len(communicators) <= 2
     assert set(communicators.values()) == {gpus}
