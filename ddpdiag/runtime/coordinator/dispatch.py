@@ -182,7 +182,7 @@ class KeptGroup:
         replaced = {rank for rank in ranks if trial.fresh or self._variables.get(rank, trial.env) != trial.env}
         self._holders -= replaced
         backend = trial.params.get("backend", "gloo")
-        shares = len(self._holders) == self._world_size == len(trial.groups[0]) and backend == self._backend
+        shares = self._is_whole(trial) and len(self._holders) == self._world_size and backend == self._backend
         if backend != "gloo" and not shares and not self._holders.isdisjoint(ranks):
             trial = structs.replace(trial, fresh=True)
             self._holders.difference_update(ranks)
@@ -193,9 +193,12 @@ class KeptGroup:
         """Note whether a rank's worker has opened the group, or is replaced after a failure."""
         if trial.kind is Kind.TORCH and outcome.status is not Status.DONE:
             self._holders.discard(outcome.rank)
-        elif COMMUNICATOR_STEP in outcome.timings and len(trial.groups[0]) == self._world_size:
+        elif COMMUNICATOR_STEP in outcome.timings and self._is_whole(trial):
             self._holders.add(outcome.rank)
             self._backend = str(trial.params.get("backend"))
+
+    def _is_whole(self, trial: Trial) -> bool:
+        return len(trial.groups) == 1 and len(trial.groups[0]) == self._world_size
 
 
 # Budget --------------------------------------------------------------------------------------------------------------
