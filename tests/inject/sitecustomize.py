@@ -27,6 +27,7 @@ In training:
                               a core
     stall, break, crash       the optimizer's fifth step, where it belongs to a process group, never ends, raises, or
                               ends the process
+    stuck                     the fifth step waits for ever in state D (uninterruptible): another process holds it there
 In the import of torch:
     slower                    forward and backward take DDPDIAG_TEST_SLOWER (0.15) more of a core
     import, slow-import       it never ends, or takes DDPDIAG_TEST_IMPORT_SECONDS (5) longer
@@ -76,6 +77,13 @@ def _hold_the_gil():
     c, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)  # zeros: PTHREAD_MUTEX_INITIALIZER
     while True:
         c.pthread_mutex_lock(mutex)
+
+
+def _stick():
+    # As vfork() does: the parent waits until its child has called exec, and the child for the other end of a pipe.
+    fifo = Path(os.environ["DDPDIAG_TEST_REACHED"]).with_suffix(".fifo")
+    os.mkfifo(fifo)
+    os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 9, fifo, os.O_RDONLY, 0)])
 
 
 def _raise():
@@ -449,6 +457,7 @@ _CHANGES = {
     "nan": ("torch.nn.functional", _nan),
     "weights": ("torch.random", _weights),
     "stall": ("torch.optim.optimizer", _in_fifth_step(_forever)),
+    "stuck": ("torch.optim.optimizer", _in_fifth_step(_stick)),
     "break": ("torch.optim.optimizer", _in_fifth_step(_raise)),
     "crash": ("torch.optim.optimizer", _in_fifth_step(lambda: ctypes.string_at(0))),
 }

@@ -52,14 +52,13 @@ class RunningTrial:
         """Whether the worker has been stopped, or in uninterruptible sleep outside of its first use, for too long.
 
         So at every look: without a new step, and without a moment on a core (`on_core` seconds so far), which it needs
-        for each page that it reads from a slow disk. A look after this process stood still itself begins anew: where
-        the whole job was stopped (Ctrl-Z), the worker is only woken later than its supervisor.
+        for each page that it reads from a slow disk. Time in which this process stood still does not count: where the
+        whole job was stopped (Ctrl-Z), the worker may be woken a moment later than its supervisor.
         """
         step, label = self.worker.page.read()
         before, self._last_look = self._last_look, (step, on_core)
         is_still = (process.state or "?") in ("Tt" if is_first_use(label) else "TtD") and before == self._last_look
-        if not is_still or frozen_seconds(self._looked_at, now):
-            self._stuck_since = now
+        self._stuck_since = self._stuck_since + frozen_seconds(self._looked_at, now) if is_still else now
         self._looked_at = now
         return now - self._stuck_since >= DEADLINES.stuck
 
