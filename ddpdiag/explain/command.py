@@ -10,7 +10,7 @@ from ddpdiag.cli import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import ExplainOptions, is_one_file, show, terminal
-from ddpdiag.codec import readable
+from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.explain.tally import STANDARD_INPUT
@@ -87,11 +87,9 @@ def _logs(word: str) -> Iterator[str]:
 
 def _is_text(path: str) -> bool:
     """Whether it is a file with content, of which the beginning has no zero byte."""
-    with suppress(OSError):
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                head = file.read(_HEAD_BYTES)
-            return bool(head) and b"\0" not in head
+    with suppress(OSError), open_file(path) as file:
+        head = file.read(_HEAD_BYTES)
+        return bool(head) and b"\0" not in head
     return False
 
 
@@ -137,7 +135,7 @@ def _show_page(code: str, when: Color, before: str = "") -> None:
 def _pieces(word: str, *, quiet: bool) -> Iterator[bytes]:
     """A log, or standard input ("-"), in pieces."""
     try:
-        with nullcontext(standard_input("log", quiet=quiet)) if word == "-" else open(word, "rb") as file:
+        with nullcontext(standard_input("log", quiet=quiet)) if word == "-" else open_file(word) as file:
             while piece := file.read(_PIECE_BYTES):
                 yield piece
     except OSError as error:

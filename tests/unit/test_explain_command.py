@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -110,6 +111,7 @@ def test_the_text_files_of_a_folder_are_read(tmp_path, capsys, golden) -> None:
         (run_folder / rank / "stdout.log").write_text("step 1\n")
         (run_folder / rank / "stderr.log").touch()
     (run_folder / "1" / "stderr.log").write_text("[rank1]: ValueError: batch of 3 images\n")
+    os.mkfifo(run_folder / "a.fifo")
     (run_folder / "core").write_bytes(b"\x7fELF\0")
     (run_folder / "0" / "deeper").mkdir()
     (run_folder / "0" / "deeper" / "a.log").write_text("NCCL WARN Duplicate GPU detected\n")
