@@ -111,7 +111,7 @@ def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
 )
 def host(
     what: HostOptions,
-    outputs: Annotated[Outputs, "json", "record", "prometheus", "junit", "output", "strict", "nagios", *_SHOWN],
+    outputs: Annotated[Outputs, "json", "record", "prometheus", "output", "strict", "nagios", *_SHOWN],
 ) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
@@ -136,7 +136,7 @@ def host(
 def allreduce_bench(
     what: BenchOptions,
     outputs: Annotated[
-        BenchOutputs, *_FILES, "csv", "plot", "prometheus", "junit", "output", "save_baseline", "strict", *_SHOWN
+        BenchOutputs, *_FILES, "csv", "plot", "prometheus", "output", "save_baseline", "strict", *_SHOWN
     ],
     launch: LaunchOptions,
 ) -> None:
@@ -162,7 +162,7 @@ def allreduce_bench(
 def train(
     context: typer.Context,
     what: TrainOptions,
-    outputs: Annotated[Outputs, *_FILES, "prometheus", "junit", "output", "strict", "details", "quiet", "color"],
+    outputs: Annotated[Outputs, *_FILES, "prometheus", "output", "strict", "details", "quiet", "color"],
     launch: LaunchOptions,
 ) -> None:
     """Train by several strategies, and show which of them work here and which are worth using.
@@ -243,7 +243,6 @@ def judge(
         *_HOSTS,
         "write_workaround",
         "prometheus",
-        "junit",
         "output",
         "need_nodes",
         "strict",

@@ -58,7 +58,6 @@ FORMATS = {
     "json": "json",
     "html": "html",
     "markdown": "markdown",
-    "junit": "junit",
     "prometheus": "prometheus",
     "csv": "csv",
     "recording": "record",
@@ -92,9 +91,6 @@ class Outputs(DisplayOptions):
     )
     prometheus: str | None = written(
         rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
-    )
-    junit: str | None = written(
-        rendered("ddpdiag.render.junit"), "JUnit XML, with one test case for each check.", advanced=True
     )
     output: tuple[str, ...] = option(
         (),

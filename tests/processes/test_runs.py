@@ -8,7 +8,7 @@ import sys
 import pytest
 from jobs import CHECK, Job, by_hand, free_port, torchrun
 
-FILES = ("html", "markdown", "junit", "prometheus", "exclude-file", "good-hosts", "env-file")
+FILES = ("html", "markdown", "prometheus", "exclude-file", "good-hosts", "env-file")
 
 
 def check_fit(job: Job, ranks: int, launcher: str) -> None:
@@ -56,7 +56,7 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert again.stdout == job.stdout
     written, judged = ({name: (tmp_path / of / name).read_text() for name in FILES} for of in ("check", "judge"))
     assert written == judged
-    begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT**", "junit": "<?xml", "prometheus": "# HELP ddpdiag_"}
+    begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT**", "prometheus": "# HELP ddpdiag_"}
     assert {name: text for name, text in begins.items() if not written[name].startswith(text)} == {}
     assert (written["exclude-file"], written["good-hosts"]) == ("", f"{os.uname().nodename}\n")
     assert [line for line in written["env-file"].splitlines() if not line.startswith("#")] == []

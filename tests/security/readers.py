@@ -79,7 +79,7 @@ def _digits() -> list[bytes]:
 
 def _judge(path: Path) -> None:
     # The page takes a second, the others some milliseconds.
-    kinds = ["json", "markdown", "junit", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
+    kinds = ["json", "markdown", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
     with TemporaryDirectory() as folder:
         files = {kind: f"{folder}/{kind}" for kind in kinds}
         judge.run([str(path)], Outputs(**files, details=True, timings=True))
