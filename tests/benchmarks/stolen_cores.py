@@ -3,14 +3,13 @@
     python tests/benchmarks/stolen_cores.py [--runs 5] [--idle 20] [--busy 1 2 4]
 
 Each run is a `ddpdiag check --select LCH003,TRN001,TRN003` of two ranks on two cores, beside 1, 2 or 4 busy processes,
-or none. Shown are the least, median and largest share of the cores that others had, and share of its runnable time that
-a rank waited. The bar: all busy processes named in each run beside them, and no warning in any run beside none. Let the
-machine be idle otherwise.
+or none. Shown are the least, median and largest share of the cores that was busy, that others had, and share of its
+runnable time that a rank waited. The bar: all busy processes named in each run beside them, and no warning in any run
+beside none. Let the machine be idle otherwise.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -19,14 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from ddpdiag.checks.training.mnist import CHECK
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.training import mnist
+from ddpdiag.checks.training.stolen_cores import machines
+from ddpdiag.codec import read_recording
+from ddpdiag.judgement import world_of
 
-# Without limits the finding is always there, with its numbers.
-COMMAND = ("check", "--select", "LCH003,TRN001,TRN003", "--nproc-per-node", "2", "--set", "TRN001.others_share=0")
-LIMITS = CHECK.settings
+COMMAND = ("-m", "ddpdiag", "check", "--select", "LCH003,TRN001,TRN003", "--nproc-per-node", "2", "--record")
 HEAD = (
-    "| busy processes | runs | warned | all named | others' share | waited share | samples/s |\n"
-    "|--:|--:|--:|--:|--:|--:|--:|"
+    "| busy processes | runs | warned | all named | cores busy | others' share | waited share | samples/s |\n"
+    "|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
@@ -44,20 +45,27 @@ def burning(count: int, cores: str) -> Iterator[list[int]]:
 
 
 def run(count: int, cores: str) -> dict:
-    """The numbers of one run, and whether it warned, and of all of them."""
+    """The numbers of one run, whether it warned, and whether it named all busy processes."""
     with tempfile.TemporaryDirectory() as folder, burning(count, cores) as pids:
-        file = Path(folder) / "report.json"
-        command = ["taskset", "-c", cores, sys.executable, "-m", "ddpdiag", *COMMAND, "--set", "TRN001.waited_share=0"]
+        file = Path(folder) / "recording.jsonl"
+        command = ["taskset", "-c", cores, sys.executable, *COMMAND, str(file)]
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([*command, "--json", str(file)], env=environ, capture_output=True, check=False, timeout=150)
-        report = json.loads(file.read_text())
-    (found,) = (finding for finding in report["findings"] if finding["code"] == "TRN001.stolen-cores")
-    evidence = found["evidence"]
-    warned = all(evidence[name] >= LIMITS[name] for name in ("others_share", "waited_share"))
-    named = warned and set(pids) <= set(evidence["pids"])
-    speed = report["measurements"]["training.samples_per_second"]
-    print(f"{count} busy: {found['message']}", flush=True)
-    return {"warned": warned, "named": named, "speed": speed, **evidence}
+        subprocess.run(command, env=environ, capture_output=True, check=False, timeout=150)
+        recording = read_recording([file])
+    seen = Seen(world_of(recording), mnist.CHECK, recording)
+    (others,) = machines(seen, {rank: data.core_use for rank, data in seen.by_rank.items() if data.core_use})
+    found = [finding for finding in seen.findings if finding.code == "TRN001.stolen-cores"]
+    named = {pid for finding in found for pid in finding.evidence["pids"]}
+    result = {
+        "warned": bool(found),
+        "named": bool(found) and named >= set(pids),
+        "busy": others.busy / others.cores,
+        "share": others.share,
+        "waited": max(others.waited.values()),
+        "speed": mnist.figures(seen)["training.samples_per_second"],
+    }
+    print(f"{count} busy: {result}{''.join(f' {finding.message}' for finding in found)}", flush=True)
+    return result
 
 
 def spread(values: list[float]) -> str:
@@ -79,7 +87,7 @@ def main() -> None:
     for count, runs in rows.items():
         if runs:
             warned, named = (sum(own[name] for own in runs) for name in ("warned", "named"))
-            shares = (spread([own[name] for own in runs]) for name in ("others_share", "waited_share"))
+            shares = (spread([own[name] for own in runs]) for name in ("busy", "share", "waited"))
             speed = f"{median(own['speed'] for own in runs):,.0f}"
             print(f"| {count} | {len(runs)} | {warned} | {named if count else '-'} | {' | '.join(shares)} | {speed} |")
 
