@@ -21,6 +21,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.measurements import Copies, PairCopies
+from ddpdiag.model.trial import CONNECT_STEP, ProcessState
 from ddpdiag.probes.gpu.iommu import Surroundings
 from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
@@ -438,6 +439,28 @@ def test_a_file_of_exports_says_why_it_is_empty(golden, answer, wanted):
     report = judge(run.recording, all_checks())
     assert report.workarounds == wanted
     golden(shell.render(report))
+
+
+@pytest.mark.parametrize(
+    ("answer", "codes"),
+    [
+        (hangs_unless(P2P), {"RUN003.hung", "P2P003.fallback"}),
+        (lambda _group, _env: HANGS, {"RUN004.unfinished", "P2P003.nothing"}),
+    ],
+    ids=["works with variables", "hangs whatever is set"],
+)
+def test_a_first_collective_that_works_with_variables_did_not_lack_time(answer, codes):
+    run = Run(2, answer, options=Options(budget_seconds=60.0, uses_workarounds=True))
+    own = max(outcome.trial for outcome in run.recording.outcomes)
+    state = ProcessState(pid=1, state="S", step_seconds=20.0)
+    outcomes = (
+        structs.replace(o, at=f"{CONNECT_STEP}: post", step=3, process=state) if o.trial == own else o
+        for o in run.recording.outcomes
+    )
+    trials = (structs.replace(t, first_use_seconds=9.0) if t.number == own else t for t in run.recording.trials)
+    run.recording = structs.replace(run.recording, outcomes=tuple(outcomes), trials=tuple(trials))
+    report = judge(run.search().recording, all_checks())
+    assert {finding.code for finding in report.findings if finding.code.startswith(("RUN", "P2P"))} == codes
 
 
 def test_an_exact_name_of_an_interface_is_quoted():

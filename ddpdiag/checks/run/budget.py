@@ -104,9 +104,11 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each check."""
     told: set[str] = set()
-    for trial, outcomes, blame, *_ in failures(seen):
+    for trial, outcomes, blame, _, bypassed in failures(seen):
         patient = seen.options.alone
-        if trial.code in told or not unfinished(trial, blame, outcomes, patient=patient) or seen.is_excused(trial):
+        # A collective that works with other variables (P2P003) does not lack time.
+        wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=patient)
+        if trial.code in told or not wants_time or seen.is_excused(trial):
             continue
         told.add(trial.code)
         first = next(o for o in outcomes if o.status is Status.HUNG and goes_on(o, trial, patient=patient))

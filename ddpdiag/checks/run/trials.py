@@ -178,8 +178,8 @@ def _is_echo_of(failure: Failure, cause: Finding) -> bool:
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
     """What failed, and did not only need more time."""
     for failure in failures(seen):
-        trial, outcomes, blame, *_ = failure
-        wants_time = unfinished(trial, blame, outcomes, patient=seen.options.alone)
+        trial, outcomes, blame, _, bypassed = failure
+        wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=seen.options.alone)
         if trial.params.get("backend") not in unsupported and not wants_time:
             yield failure
 
