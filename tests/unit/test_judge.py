@@ -180,7 +180,7 @@ def test_numbers_of_a_stranger_are_unreadable_and_no_crash(data: bytes) -> None:
     run = recording()
     judged = report(structs.replace(run, outcomes=tuple(structs.replace(o, data=Raw(data)) for o in run.outcomes)))
     assert judged.verdict is Verdict.UNKNOWN
-    assert "COL001" in judged.notes[0]
+    assert any(note.startswith("COL001 was not judged") for note in judged.notes)
 
 
 def test_an_address_that_is_none_is_unreadable_and_no_crash() -> None:
@@ -301,7 +301,7 @@ def test_data_of_another_version_is_unknown_and_no_crash() -> None:
     strange = structs.replace(run.outcomes[0], data=Raw(b'{"other": 1}'))
     judged = report(structs.replace(run, outcomes=(strange, run.outcomes[1])))
     assert judged.verdict is Verdict.UNKNOWN
-    assert "COL001" in judged.notes[0]
+    assert any(note.startswith("COL001 was not judged") for note in judged.notes)
 
 
 def test_strict_makes_warnings_count_in_the_exit_code_only() -> None:
