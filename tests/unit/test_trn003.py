@@ -5,8 +5,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meshes import every, losing, meshed
 from msgspec import structs
-from seen import seen_of, with_arrivals
+from seen import seen_of, together, with_arrivals
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.training import ddp_step
@@ -278,6 +279,15 @@ def test_a_slow_network_names_the_host_or_on_a_single_host_the_rank(golden, rank
     assert (found.code, found.ranks, found.nodes) == ("TRN003.network", ranks, (f"n{2 // ranks_per_node}",))
     assert found.evidence["class"] == "network"
     golden(found)
+
+
+def test_a_host_is_not_named_for_the_network_of_another_that_loses_packets():
+    """Seen: 5 % of what n2 sends are lost, and n0's exchanges with its neighbours are the slowest."""
+    rows = {rank: Data(steps=own) for rank, own in with_slow_network(steps(4), 0, 20 * EDGE).items()}
+    seen = seen_of(ddp_step.CHECK, rows, ranks_per_node=1)
+    assert list(ddp_step.judge(together(seen, meshed(4, every(4, losing(0.05), sender=2))))) == []
+    (found,) = ddp_step.judge(together(seen, meshed(4, every(4, losing(0.05), sender=0))))
+    assert found.nodes == ("n0",)
 
 
 # Found by reviewers ---------------------------------------------------------------------------------------------------

@@ -188,8 +188,12 @@ def step_findings(
         )
     if not found:
         hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
+        # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
+        known = {host for finding in seen.findings_of("RDZ004") for host in finding.nodes}
         for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
             nodes, within_one = seen.world.nodes_of(own.ranks), len(seen.world.hosts) == 1
+            if known.difference(nodes):
+                continue
             first = f"rank {own.ranks[0]}"
             who = f"{first} on {nodes[0]}" if within_one else f"{', '.join(nodes)} ({ranks_text(own.ranks)})"
             yield seen.finding(
