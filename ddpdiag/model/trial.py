@@ -67,7 +67,8 @@ IMPORT_STEP = "import torch"
 # A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
 NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
 # Since 2.22 NCCL connects rings, trees, NVLS and queue pairs in the call that posts the first collective (its group.cc,
-# ncclCollPreconnectFunc). A path on which nothing arrives hangs in the wait after it, which is no first use.
+# ncclCollPreconnectFunc); ranks that have "posted" wait for the others. A path on which nothing arrives hangs in the
+# "wait" after that, which is no first use.
 CONNECT_STEP = "connect all ranks"
 BARRIER_STEP = "wait at the gate"
 # A rank waits at the barrier while its peers are still in their first use.

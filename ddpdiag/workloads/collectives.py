@@ -32,11 +32,21 @@ class Checked(NamedTuple):
 def connect(ctx: Context, device: torch.device) -> None:
     """One tiny all-reduce, counted as opening the group: in the first one NCCL connects its ranks, for seconds."""
     begin = time.perf_counter()
-    _step_by_step(ctx, torch.zeros(1, device=device), CONNECT_STEP)
-    seconds = time.perf_counter() - begin
-    ctx.timed("group", seconds)
+    ctx.step(f"{CONNECT_STEP}: post")
+    work = dist.all_reduce(torch.zeros(1, device=device), async_op=True)
     if dist.get_backend() != "gloo":
-        ctx.timed(CONNECT_STEP, seconds)
+        # A rank that has posted waits, in its first use as well, until the slowest rank has.
+        ctx.step(f"{CONNECT_STEP}: posted")
+        store = dist.PrefixStore("ddpdiag-posted", _get_default_store())
+        if store.add("ranks", 1) == dist.get_world_size():
+            store.set("all", "")
+        store.wait(["all"])
+        ctx.timed(CONNECT_STEP, time.perf_counter() - begin)
+    ctx.step(f"{CONNECT_STEP}: wait")
+    if work is not None:
+        work.wait()
+    synchronize(device)
+    ctx.timed("group", time.perf_counter() - begin)
 
 
 def check_all_reduce(ctx: Context, size: int, device: torch.device) -> Checked:

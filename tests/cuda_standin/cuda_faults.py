@@ -201,11 +201,11 @@ FAULTS = {
         budget=30.0,
     ),
     "first_collective_is_slow": CudaFault(
-        about="The first collective, in which NCCL connects all ranks, takes 20 s: slow, and no hang.",
+        about="The first collective, in which NCCL connects all ranks, takes 20 s on rank 1: slow, and no hang.",
         expect=("RUN003.slow-start",),
         severity="warning",
         exit_code=0,
-        environment=nccl("connect-slow seconds=20"),
+        environment=nccl("connect-slow rank=1 seconds=20"),
         options=("--stage", "launch,collective"),
     ),
     "classes_of_groups_differ": CudaFault(
