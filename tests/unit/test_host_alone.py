@@ -84,6 +84,10 @@ def test_a_finding_blames_the_host_and_no_rank(golden):
     golden(hangs)
 
 
+def test_its_page_has_no_table_of_ranks():
+    assert "rank  local" not in terminal.render(report(100 << 20), color=False, width=80, details=True)
+
+
 def test_without_torch_no_check_needs_it_and_none_is_taken_that_needs_a_peer():
     chosen = [by_code(code) for code in codes(torch=False)]
     assert {check.kind for check in chosen} == {Kind.PLAIN}

@@ -136,7 +136,7 @@ def _begin(created: str) -> str:
 
 
 def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    rows = report.ranks
+    rows = report.ranks if report.world.launcher != ALONE else ()
     ranks = Ranks(rows, blamed(report.findings, rows), details, brief=True)
     if report.verdict is Verdict.FIT and ranks.alike and not details:
         return
