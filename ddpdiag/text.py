@@ -268,6 +268,9 @@ def left_out(number: int, limit: int | None) -> str:
 
 _MEANS_ITSELF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
+_DIGITS = re.compile(r"(\d+)")
+# NodeSet folds with overlaps, too, but 4,000 names with four numbers each would take it 108 s.
+_MOST_EXACT, _MOST_DIMENSIONS = 64, 4
 _BRACKETED = re.compile(r"([^\[\]]*)\[([^\[\]]*)\]([^\[\]]*)")
 
 
@@ -301,12 +304,65 @@ def _fold_hosts(names: tuple[str, ...], limit: int | None) -> str:
 def _fold(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names)
+    if len(names) > _MOST_EXACT or any(len(_DIGITS.findall(name)) > _MOST_DIMENSIONS for name in names):
+        return ",".join(_boxes(names))
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     try:
         return str(NodeSet.fromlist(names, resolver=RESOLVER_NOGROUP))
     except NodeSetException:
         return ",".join(names)
+
+
+def _boxes(names: Sequence[str]) -> list[str]:
+    """Names folded by one number after the other, from the last: whole boxes such as "r[0-3]c[0-7]" are found.
+
+    Names that differ in the same number alone are folded; each of the last numbers takes one pass over the names.
+    """
+    rows: dict[tuple[str, ...], None] = dict.fromkeys(map(_split, names))
+    for place in range(max(map(len, rows)) - 2, 0, -2):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for row in rows:
+            # Names without so many numbers stay as they are.
+            key = (*row[:place], "", *row[place + 1 :]) if place < len(row) - 1 else row
+            groups.setdefault(key, []).append(row[place] if place < len(row) - 1 else "")
+        rows = {
+            (*key[:place], _ranges(numbers), *key[place + 1 :]) if place < len(key) - 1 else key: None
+            for key, numbers in groups.items()
+        }
+    return ["".join(row) for row in rows]
+
+
+def _split(name: str) -> tuple[str, ...]:
+    """Text, number, text and so on; only the last numbers stand apart."""
+    parts = _DIGITS.split(name)
+    last = 2 * _MOST_DIMENSIONS
+    return ("".join(parts[:-last]), *parts[-last:]) if len(parts) > last else tuple(parts)
+
+
+def _ranges(numbers: Sequence[str]) -> str:
+    """Numbers in brackets, such as "[0-3,7]" or "[08-11]"; a single one without."""
+    if len(numbers) == 1:
+        return numbers[0]
+    # With zeros before them numbers have a width.
+    padded = {len(number) for number in numbers if number[0] == "0" and len(number) > 1}
+    by_width: dict[int, list[int]] = {}
+    for number in numbers:
+        by_width.setdefault(len(number) if len(number) in padded else 0, []).append(int(number))
+    runs = sorted((first, last, width) for width, own in by_width.items() for first, last in _runs(own))
+    found = (f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b, width in runs)
+    return f"[{','.join(found)}]"
+
+
+def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last number of each run without a gap."""
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
 
 
 def _pieces(part: str) -> list[_Piece]:
@@ -346,10 +402,5 @@ def _join(pieces: Sequence[_Piece], limit: int | None) -> str:
 
 def fold_ranks(ranks: Iterable[int], *, limit: int | None = None) -> str:
     """Ranks folded: "0-3,7"; at most `limit` numbers or ranges, and how many ranks are left out."""
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and runs[-1][1] == rank - 1:
-            runs[-1] = (runs[-1][0], rank)
-        else:
-            runs.append((rank, rank))
+    runs = _runs(ranks)
     return _join([_Piece("", str(a) if a == b else f"{a}-{b}", "", b - a + 1) for a, b in runs], limit)

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -193,7 +193,7 @@ _NO_PIPE = (
     "its process group cannot be asked for its recorder: only the older class for NCCL can; the one that torch 2.15 "
     "and newer use, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
 )
-_LARGEST_BYTES = 64 << 20
+_LARGEST_BYTES = 16 << 20
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
 _BUFFER_ENTRIES = "2000"
 
@@ -271,8 +271,18 @@ def _changed_ns(file: Path) -> int:
         return 0
 
 
-class _PlainData(pickle.Unpickler):
-    """Numbers, texts, lists, tuples and dicts; anything that has a name is refused."""
+class _PlainData(pickle._Unpickler):
+    """Numbers, texts, lists, tuples and dicts; anything that has a name is refused.
+
+    The one of Python and not that in C, which takes 3 GB for the 9 bytes of a number in its memo.
+    """
+
+    # Sets take 200 times the bytes that ask for them, and no dump has any.
+    dispatch: ClassVar = {
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()
+        if bytes((code,)) not in (pickle.EMPTY_SET, pickle.FROZENSET, pickle.BYTEARRAY8)
+    }
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} in a flight recorder's dump")

@@ -1,0 +1,154 @@
+"""Files of up to 10 MB that ask their reader for much time or memory: a few lines, repeated with other names.
+
+python tests/security/hostile_files.py NAME BYTES FOLDER     reads one, and prints what that took
+"""
+
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+FAILURES = TESTS / "recordings" / "failures"
+Line = dict[str, object]
+
+
+def lines_of(name: str) -> list[Line]:
+    path = TESTS / "recordings" / name
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def text_of(size: int, lines: Iterator[Line]) -> bytes:
+    """As many of the lines as fit."""
+    rows, room = [], size
+    for line in lines:
+        row = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        room -= len(row)
+        if room < 0:
+            break
+        rows.append(row)
+    return b"".join(rows)
+
+
+def renamed(name: str, ranks: Callable[[int], Line]) -> Callable[[int], bytes]:
+    """The recording, and each line of its last rank again for further ranks, of which `ranks` gives the place."""
+
+    def lines(size: int) -> Iterator[Line]:
+        known = lines_of(name)
+        size //= sum(len(json.dumps(line)) for line in known if _rank(line) == 1)
+        group = [*range(size)]
+        for line in known:
+            if line["type"] == "header":
+                yield line | {"world_size": size}
+            elif line["type"] == "trial":
+                yield line | {"groups": [group[:50]]}
+            elif line["type"] != "end":
+                yield line
+        for rank in range(2, size):
+            for line in known:
+                if _rank(line) == 1:
+                    place = line.get("place")
+                    yield line | ({"place": place | ranks(rank)} if isinstance(place, dict) else {"rank": rank})
+
+    return lambda size: text_of(size, lines(size))
+
+
+def _rank(line: Line) -> object:
+    place = line.get("place")
+    return place.get("rank") if isinstance(place, dict) else line.get("rank")
+
+
+def repeated(name: str, kind: str, change: Callable[[Line, int], Line]) -> Callable[[int], bytes]:
+    """The recording, with its last line of one kind again and again."""
+
+    def lines() -> Iterator[Line]:
+        known = lines_of(name)
+        yield from (line for line in known if line["type"] != "end")
+        last = [line for line in known if line["type"] == kind][-1]
+        yield from (change(last, number) for number in count(1000))
+
+    return lambda size: text_of(size, lines())
+
+
+_rng = random.Random(0)
+
+
+def _of_four_numbers(rank: int) -> Line:
+    a, b, c = (_rng.randrange(1000) for _ in range(3))
+    return {"rank": rank, "world_size": 100_000, "node": f"r{a}c{b}-{c}n{rank}"}
+
+
+def _at(line: Line, number: int) -> Line:
+    place = line["place"]
+    assert isinstance(place, dict)
+    return place | {"rank": number, "node": f"n{number}-{number % 7}-{number % 11}"}
+
+
+RECORDINGS: dict[str, Callable[[int], bytes]] = {
+    "hosts": renamed("healthy-2-ranks.jsonl", _of_four_numbers),
+    "hosts that fail": renamed("failures/rank_segfaults.jsonl", _of_four_numbers),
+    "hosts that hang": renamed("failures/rank_sleeps.jsonl", _of_four_numbers),
+    "slow hosts": renamed("failures/host_is_slow.jsonl", _of_four_numbers),
+    "trials": repeated("healthy-2-ranks.jsonl", "trial", lambda line, number: line | {"number": number}),
+    "failed trials": repeated(
+        "failures/rank_segfaults.jsonl", "outcome", lambda line, number: line | {"trial": number, "rank": number}
+    ),
+    "outcomes": repeated("healthy-2-ranks.jsonl", "outcome", lambda line, number: line | {"rank": number}),
+    "errors": repeated(
+        "failures/rank_segfaults.jsonl",
+        "outcome",
+        lambda line, number: line | {"rank": number, "status": "raised", "error": f"CUDA error: {number}\n" * 20},
+    ),
+    "groups": repeated(
+        "healthy-2-ranks.jsonl",
+        "trial",
+        lambda line, number: line | {"number": number, "groups": [[rank, rank + 1] for rank in range(0, 400, 2)]},
+    ),
+    "arrivals": repeated("healthy-2-ranks.jsonl", "arrival", lambda line, number: line | {"place": _at(line, number)}),
+    "events": lambda size: text_of(
+        size,
+        (
+            line
+            for line in (
+                *lines_of("healthy-2-ranks.jsonl")[:3],
+                *(
+                    {
+                        "type": "event",
+                        "kind": kind,
+                        "rank": at,
+                        "seconds": 1.0,
+                        "detail": f"d{at}",
+                        "node": f"n{at}-{at}",
+                    }
+                    for at in range(60_000)
+                    for kind in ("lost", "absent", "duplicate", "leaving")
+                ),
+            )
+        ),
+    ),
+}
+
+
+def read(name: str, size: int, folder: Path) -> None:
+    from ddpdiag.cli import judge
+    from ddpdiag.cli.outputs import Outputs
+    from ddpdiag.errors import Explained
+
+    path = folder / "run.jsonl"
+    path.write_bytes(RECORDINGS[name](size))
+    begin = time.process_time()
+    try:
+        files = {kind: f"{folder}/{kind}" for kind in ("json", "markdown")}
+        judge.run([str(path)], Outputs(details=True, **files))
+    except Explained as error:
+        print(str(error)[:200])
+    seconds, most = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stderr.write(f"{name}: {seconds:.1f} s, {most >> 10} MiB\n")
+
+
+if __name__ == "__main__":
+    read(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
