@@ -22,7 +22,8 @@ class Alone:
 
     def __init__(self, scratch: Path) -> None:
         self.place = Place(rank=5, world_size=8, node="n0", launcher="hand")
-        self.trial = Trial(code="P2P004", groups=((5,),), kind=Kind.TORCH, deadline_seconds=20, number=3)
+        params = {"backend": "nccl"}
+        self.trial = Trial(code="P2P004", groups=((5,),), kind=Kind.TORCH, deadline_seconds=20, number=3, params=params)
         self.options = Options(depth=Depth.QUICK)
         self.group = (5,)
         self.group_rank = 0
@@ -51,6 +52,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     @contextmanager
     def process_group(_ctx: Context, backend: str) -> Iterator[torch.device]:
         assert backend == "nccl"
+        group._start_log(_ctx)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         for text in texts:
             Path(os.environ["NCCL_DEBUG_FILE"].replace("%%", "%")).write_text(text)
@@ -58,7 +60,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         dist.destroy_process_group()
 
     monkeypatch.setattr(group, "process_group", process_group)
-    monkeypatch.setitem(os.environ, "NCCL_DEBUG_FILE", "")
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"):
+        monkeypatch.setenv(name, "")
     return texts
 
 
