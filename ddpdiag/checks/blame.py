@@ -18,7 +18,7 @@ from msgspec import Struct
 from ddpdiag.checks import known_errors
 from ddpdiag.checks.posted import in_words, lag, split
 from ddpdiag.errors import AbsentBackend, UnknownBackend
-from ddpdiag.model import IMPORT_STEP, Collective, Outcome, Status, Trial
+from ddpdiag.model import FORK_STEP, IMPORT_STEP, Collective, Outcome, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, COMMUNICATOR_STEP, is_first_use
 from ddpdiag.stats import odd_ones_out
 
@@ -205,7 +205,7 @@ def without_backend(
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
     """Was a blamed rank (any rank, if none is blamed) still making progress at its deadline? Then it did not hang.
 
-    It had taken a step shortly before; or it used a core, in the import of torch (which may take minutes) or in a trial
+    It had taken a step shortly before; or it used a core, in the imports (which may take minutes) or in a trial
     that the budget gave less time than usual; or the budget left less for its first use of GPU and NCCL than that takes
     on slow hosts. `patient`: a rank that was given less time than usual counts as making
     progress in any case, unless it is stopped, or stuck in the kernel.
@@ -224,7 +224,7 @@ def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
     since = process.step_seconds
     moving = since is not None and outcome.step > 1 and since < _MOVING_SHARE * trial.deadline_seconds
     waiting = patient and trial.hurried
-    busy = process.busy and (trial.hurried or outcome.at == IMPORT_STEP)
+    busy = process.busy and (trial.hurried or outcome.at in (IMPORT_STEP, FORK_STEP))
     return moving or waiting or busy or is_starting(outcome, trial)
 
 

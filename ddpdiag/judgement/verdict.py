@@ -29,6 +29,8 @@ _MOST_NAMED = 1024
 # Stages in which ranks exchange what a job does.
 _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)
 
+_STRICT = " The exit code is 1, because --strict was given."
+
 
 class Conclusion(Struct, frozen=True):
     """The result of the run. `degraded`: it is FIT, and a host or rank slows the job down."""
@@ -69,6 +71,7 @@ def conclude(
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
     sentence = _fit(world, recording, judged, warnings, workarounds or {}) if own is None else own.sentence
+    sentence += _STRICT if code is ExitCode.UNFIT else ""
     return Conclusion(Verdict.FIT, code, sentence, degraded=any(any(j.slowing()) for j in judged))
 
 
@@ -275,7 +278,8 @@ def _without(
     degraded = any(_concerns(world, finding, good) for own in judged for finding in own.slowing())
     sentence = f"{said}: no problems found on these in the stages that ran ({found})"
     sentence += f"; only {workarounds_text(workarounds)}" if workarounds else ""
-    return Conclusion(Verdict.FIT, exit_code(recording, code), f"{sentence}.", degraded)
+    sentence += f".{_STRICT if code is ExitCode.UNFIT else ''}"
+    return Conclusion(Verdict.FIT, exit_code(recording, code), sentence, degraded)
 
 
 def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:

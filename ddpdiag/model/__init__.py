@@ -14,9 +14,21 @@ from ddpdiag.model.report import (
     Verdict,
     WorldLine,
 )
-from ddpdiag.model.trial import IMPORT_STEP, Arrival, Collective, Kind, Outcome, Place, ProcessState, Status, Trial
+from ddpdiag.model.trial import (
+    FORK_STEP,
+    IMPORT_STEP,
+    Arrival,
+    Collective,
+    Kind,
+    Outcome,
+    Place,
+    ProcessState,
+    Status,
+    Trial,
+)
 
 __all__ = [
+    "FORK_STEP",
     "IMPORT_STEP",
     "Arrival",
     "CheckLine",

@@ -62,8 +62,8 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
 NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
 
 
-# Where a rank stands as long as there is no worker with torch.
-IMPORT_STEP = "import torch"
+# The steps of a rank that has no worker with torch yet.
+IMPORT_STEP, FORK_STEP = "import torch", "start the worker"
 # A rank's first use of the driver, of its device, and of the backend that connects it: slow on some healthy machines.
 NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP = "NVML", "context", "communicator"
 # Since 2.22 NCCL connects rings, trees, NVLS and queue pairs in the call that posts the first collective (its group.cc,

@@ -5,7 +5,7 @@ from shlex import quote
 
 from ddpdiag.model import Report
 from ddpdiag.render.page import one_line
-from ddpdiag.text import fold_hosts
+from ddpdiag.text import fold_hosts, times_text
 
 # A longer list of hosts is not worth pasting.
 _LONGEST_LIST = 1_000
@@ -59,7 +59,9 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
     bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
     if len(report.world.nodes) < 2 and not report.world.scheduler:
         return ()
-    return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow else ()))
+    # The others may be no better where half of the hosts are slow.
+    few = 2 * len(slow) < len(report.world.nodes)
+    return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow and few else ()))
 
 
 def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
@@ -80,9 +82,9 @@ def _without_failing(report: Report, bad: Sequence[str]) -> tuple[str, str]:
 
 def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     """Failing hosts are left out as well: with one pasted line, all hosts that are left are healthy."""
-    shares = [round(100 * report.hosts.slow[name]) for name in slow]
-    how = f"{max(shares)} %" if len(set(shares)) == 1 else f"{min(shares)} to {max(shares)} %"
-    told = f"{len(slow):,} {'host is' if len(slow) == 1 else 'hosts are'} {how} slower than most"
+    share = max(report.hosts.slow[name] for name in slow)
+    are = "host is" if len(slow) == 1 else "hosts are up to"
+    told = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
     bad = report.hosts.bad
     listed = fold_hosts((*bad, *slow) if report.world.scheduler else slow)
     if not report.world.scheduler:

@@ -11,7 +11,8 @@ NODES = tuple(f"n{host}" for host in range(8))
 
 
 def report_of(*, bad: tuple[str, ...] = (), slow: dict[str, float] | None = None, scheduler: str = "") -> Report:
-    world = WorldLine(size=8, nodes=NODES, launcher="torchrun", backend="gloo", scheduler=scheduler)
+    nodes = NODES if slow is None or len(slow) < len(NODES) else (*slow, *(f"idle{number}" for number in range(999)))
+    world = WorldLine(size=8, nodes=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
     return fit(world=world, hosts=HostsLine(bad=bad, slow=slow or {}))
 
 
@@ -34,6 +35,11 @@ def test_bad_and_slow_hosts_are_lists_to_paste_and_without_slurm_no_command(gold
 def test_many_slow_hosts_are_all_in_the_list() -> None:
     ((_, command),) = exclude_lines(report_of(slow=dict.fromkeys(MANY, 0.2)))
     assert command.count("rack") == len(MANY)
+
+
+def test_half_of_the_hosts_are_not_left_out_for_being_slow() -> None:
+    """Two of three hosts, on cores that another job uses as well: the third one may be no better."""
+    assert exclude_lines(report_of(slow=dict.fromkeys(NODES[:4], 0.87), scheduler="slurm")) == ()
 
 
 CULPRITS = tuple(finding_of(nodes=(name,), fix=f"Look at {name}.") for name in ("n0", "n1"))

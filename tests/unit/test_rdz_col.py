@@ -13,7 +13,7 @@ from ddpdiag.checks.rendezvous import coordinator_name, master_port, shared_dir
 from ddpdiag.checks.rendezvous import methods as rdz001
 from ddpdiag.checks.rendezvous.shared_dir import Data as Directory
 from ddpdiag.codec import encode
-from ddpdiag.model import Depth, Finding, Options, Outcome, Severity, Status, Trial
+from ddpdiag.model import FORK_STEP, Depth, Finding, Options, Outcome, ProcessState, Severity, Status, Trial
 from ddpdiag.stats import Samples
 
 
@@ -255,6 +255,16 @@ def test_a_master_port_that_is_no_good_is_another_checks_finding_and_is_not_trie
     taken = master_port.Data(name="n0", port=29500, error="EADDRINUSE")
     port = seen_of(master_port.CHECK, {0: taken}, size=2, ranks_per_node=1, params={"agent_store": False})
     assert methods(together(unmet(ranks_per_node=1), port)) == ["tcp"]
+
+
+@pytest.mark.parametrize(("busy", "codes"), [(True, []), (False, ["RDZ001.method"])])
+def test_a_method_for_which_the_workers_started_too_late_does_not_fail(busy, codes) -> None:
+    """Seen on two hosts whose cores another job used as well."""
+    process = ProcessState(pid=9, state="R", busy=busy, step_seconds=None)
+    late = met("file", dict.fromkeys(range(2), Status.HUNG), options=SHARED)
+    outcomes = tuple(structs.replace(o, at=FORK_STEP, process=process) for o in late.recording.outcomes)
+    late = Seen(late.world, late.check, structs.replace(late.recording, outcomes=outcomes))
+    assert [finding.code for finding in rdz001.judge(together(met("tcp", options=SHARED), late))] == codes
 
 
 def test_the_file_lies_in_the_runs_own_folder() -> None:

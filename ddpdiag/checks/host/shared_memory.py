@@ -30,7 +30,7 @@ from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.limits import SharedMemory, shared_memory
-from ddpdiag.text import count
+from ddpdiag.text import count, size_text
 
 FINDINGS = {
     "missing": Explained("there is no /dev/shm."),
@@ -78,7 +78,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "unusable",
                 f"/dev/shm on {host.name} cannot be used",
                 f"On {host.name} a file of 1 MiB could not be allocated in /dev/shm: {memory.error} "
-                f"({memory.free_bytes / MIB:.0f} of {memory.size_bytes / MIB:.0f} MiB free). NCCL and data loader "
+                f"({size_text(memory.free_bytes)} of {size_text(memory.size_bytes)} free). NCCL and data loader "
                 "workers need shared memory there.",
                 severity=serious,
                 ranks=host.ranks,

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.blame import blamed, unfinished
 from ddpdiag.checks.findings import Explained
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
@@ -120,9 +120,8 @@ def _name(method: str) -> str:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
-    # Where a rank was lost meanwhile (RUN002), the method is not to blame.
-    unheard = {o.trial for o in seen.outcomes if o.status is Status.UNHEARD}
-    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if t.number not in unheard}
+    # Where a rank was lost meanwhile (RUN002) or only needed more time (RUN004), the method is not to blame.
+    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if not _is_open(seen, t)}
     if seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
         yield seen.finding(
             "file",
@@ -167,6 +166,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             fix=f"{_repair(seen, failed[0])} Or start the job over {_name(works[0])}: {_start(seen, works[0])}.",
             known=known_error(reason),
         )
+
+
+def _is_open(seen: Seen[Data], trial: Trial) -> bool:
+    """Whether it is not known if this method works: a rank was lost, or was still making progress at its deadline."""
+    outcomes = [o for o in seen.outcomes if o.trial == trial.number]
+    blame = blamed(outcomes)
+    is_lost = any(o.status is Status.UNHEARD for o in outcomes)
+    return is_lost or (blame is not None and unfinished(trial, blame, outcomes))
 
 
 def _reason(seen: Seen[Data], method: str) -> str:

@@ -179,7 +179,7 @@ def boxes(findings: Sequence[Finding]) -> tuple[FindingBox, ...]:
 def _rest(findings: Sequence[Finding], number: int) -> Table:
     """One line for each finding that looks like those above it."""
     first, left = findings[0], len(findings) - ROWS_SHOWN
-    names = _in_words(_who(findings)) or "none is blamed"
+    names = _in_words(_who(findings)) or "no rank or host is blamed"
     return Table(
         name=f"more-{number}",
         caption=f"{len(findings):,} more {words(first.code)} ({first.severity.value})",

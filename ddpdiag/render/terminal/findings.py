@@ -85,7 +85,7 @@ def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "", i
 
 def _index(page: Page, groups: Sequence[Sequence[Finding]], *, details: bool) -> None:
     """A line for each code."""
-    rest = "" if details else f", from the {CODES_SHOWN + 1}th kind on in short (--details: in full)"
+    rest = "" if details else f"; the first {CODES_SHOWN} kinds in full (--details: all)"
     counts = [
         count(number, severity.value)
         for severity in SEVERITIES
@@ -138,13 +138,13 @@ def _write_subjects(page: Page, findings: Sequence[Finding], limit: int | None) 
         word = "about: " if findings[0].severity is Severity.NOTE else "blamed: "
         page.write(blame, indent=4, lead=word, lead_style="bold")
     elif nobody := _nobody(findings):
-        page.write(f"{nobody}: the evidence names no single rank, host, GPU or link", indent=4)
+        page.write(f"{nobody}: the evidence cannot decide", indent=4)
 
 
 def _nobody(findings: Sequence[Finding]) -> str:
     """That no rank, host, GPU or link is to blame, where one should be."""
     of_all = all(finding.severity is Severity.NOTE or finding.of_the_run for finding in findings)
-    return "" if of_all else "none is blamed"
+    return "" if of_all else "no rank, host, GPU or link is blamed"
 
 
 def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdiag.model import IMPORT_STEP, Kind
+from ddpdiag.model import FORK_STEP, IMPORT_STEP, Kind
 from ddpdiag.runtime.control.messages import MAX_MESSAGE_BYTES
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.record import alone_in
@@ -207,7 +207,7 @@ class ForkedWorker(WorkerProcess):
         """What the server does first."""
         if self.pid is not None:
             return None
-        return IMPORT_STEP if self.server.import_seconds is None else "start the worker"
+        return IMPORT_STEP if self.server.import_seconds is None else FORK_STEP
 
     @property
     def cannot_start(self) -> bool:
