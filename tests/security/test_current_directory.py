@@ -12,8 +12,9 @@ from ddpdiag.errors import UsageError
 from ddpdiag.watch.observer import read_gpu_uses
 
 PACKAGE = Path(ddpdiag.__file__).parent
-# Not a program to start: a folder to look in, a text, and a variable for torchrun, which has PYTHONSAFEPATH, too.
-NOT_STARTED = ("Path(sys.executable)", "{sys.executable}", "'PYTHON_EXEC': sys.executable")
+# Not a program to start: a folder to look in, a text, a part of a digest, and a variable for torchrun, which has
+# PYTHONSAFEPATH, too.
+NOT_STARTED = ("Path(sys.executable)", "digest(", "{sys.executable}", "'PYTHON_EXEC': sys.executable")
 
 
 def check() -> None:

@@ -54,9 +54,10 @@ def interpreter() -> str:
     Files in folders of the module path (.pth) need no look: ranks that are compared share them by `traits`.
     """
     at_start = [getattr(sys.modules.get(name), "__file__", None) for name in ("sitecustomize", "usercustomize")]
-    program = (os.readlink("/proc/self/exe"), sys.executable, sys.version, sys.prefix, sys.exec_prefix)
     options = (sys.flags, sys._xoptions, sys.warnoptions, sys.path)
-    return digest(*program, *options, ddpdiag.__version__, ddpdiag.__file__, at_start)
+    product = (ddpdiag.__version__, ddpdiag.__file__, at_start)
+    prefixes = (sys.version, sys.prefix, sys.exec_prefix)
+    return digest(sys.executable, os.readlink("/proc/self/exe"), *prefixes, *options, *product)
 
 
 def traits(pid: int | str = "self") -> dict[str, str]:
