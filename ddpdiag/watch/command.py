@@ -26,7 +26,7 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.text import ranks_text
 from ddpdiag.watch import WatchOptions, report
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
-from ddpdiag.watch.evidence import recorder_variables, timed_out
+from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables, timed_out
 from ddpdiag.watch.judge import is_start, judged, merged, progress_age, read_failure
 from ddpdiag.watch.model import Judged, Stall
 from ddpdiag.watch.observer import Observer
@@ -276,6 +276,8 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
         for relay in dict.fromkeys(written.relays.values()):
             relay.start()
         watching = Watch(command[0], how, child, written, kept, folder)
+        if find_py_spy() is None:
+            complain(f"reports will show no stacks: {NO_PY_SPY}")
         watching.run()
         watching.explain_failure()
     finally:

@@ -40,7 +40,7 @@ _TRIES = 3
 _PAUSE_SECONDS = 0.05
 _MOST_CHARACTERS = 160
 _LATE = "py-spy did not respond in time"
-_NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
+NO_PY_SPY = "py-spy is not installed (python -m pip install py-spy)"
 _SYS_PTRACE = 1 << 19  # include/uapi/linux/capability.h
 _ASK = "give CAP_SYS_PTRACE (as root: setcap or sudo; in a container: --cap-add=SYS_PTRACE)"
 
@@ -83,7 +83,7 @@ def find_py_spy() -> str | None:
 def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
     """The stacks of a rank by this py-spy, or why they cannot be had; until `end` of the monotonic clock."""
     if program is None:
-        return Stacks(trouble=_NO_PY_SPY)
+        return Stacks(trouble=NO_PY_SPY)
     seen = dump_stacks(program, pid, end)
     if seen.main or not (PROC / str(pid)).exists():
         return seen

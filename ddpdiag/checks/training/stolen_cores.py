@@ -143,6 +143,6 @@ def stolen_cores(
             ),
             nodes=nodes,
             evidence=evidence | {"slower_share": waited},
-            fix=f"End these processes on {where} (`top` shows them) or ask their users to. Or ask for cores that no "
-            "other job has (`sbatch --exclusive`).",
+            fix=f"Run `top` on {where}, and end what need not run there. Or ask for cores that no other job has: "
+            "`sbatch --exclusive`.",
         )
