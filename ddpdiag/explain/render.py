@@ -22,7 +22,8 @@ _SHOWN_FULL = 3
 _UNKNOWN = (
     "No known error found. The job may still have failed: look for the first error of the rank that ended first "
     "(torchrun --log-dir DIR --redirects 3 keeps each rank's output; NCCL_DEBUG=WARN and TORCH_DISTRIBUTED_DEBUG=INFO "
-    "make it more detailed), and test the allocation itself with `ddpdiag check`."
+    "make it more detailed). Test the allocation itself with `ddpdiag check`, and run a job that hangs under "
+    "`ddpdiag watch`."
 )
 _ECHOES = (
     "These lines only show that another process failed. The first failure is not in this text, or it is not a known "
@@ -165,8 +166,8 @@ def _end(found: Explanation) -> str:
     if first.card.role is Role.WAIT:
         awaited = _ranks(first.missing) if first.missing else "the rank for which it waited"
         return (
-            f"Start with {_place(first)}: it only waited, so look at {awaited}; `ddpdiag check` finds the rank and the "
-            "reason."
+            f"Start with {_place(first)}: it only waited, so look at {awaited}. `ddpdiag watch` shows the rank and its "
+            "line when the job hangs again; `ddpdiag check` tests the hosts and the network."
         )
     return f"Start with {_place(first)}; `ddpdiag explain {first.card.code}` is its page."
 
