@@ -187,28 +187,33 @@ def step_findings(
             fix=_FIXES[why],
         )
     if not found:
-        hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
-        # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
-        known = {host for finding in seen.findings_of("RDZ004") for host in finding.nodes}
-        for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
-            nodes, within_one = seen.world.nodes_of(own.ranks), len(seen.world.hosts) == 1
-            if known.difference(nodes):
-                continue
-            first = f"rank {own.ranks[0]}"
-            who = f"{first} on {nodes[0]}" if within_one else f"{', '.join(nodes)} ({ranks_text(own.ranks)})"
-            yield seen.finding(
-                "network",
-                f"all ranks wait for the network of {first if within_one else nodes[0]}",
-                f"The ranks work equally long, but {who} is {times_text(own.ratio)} slower than the others "
-                f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms to exchange 1 MiB with a neighbour).",
-                ranks=own.ranks if within_one else (),
-                nodes=nodes,
-                evidence={
-                    "class": own.why.value,
-                    "own_seconds": own.own,
-                    "usual_seconds": own.usual,
-                    "slower_share": own.slower_share,
-                },
-                fix="Run `ddpdiag check --stage rendezvous,fabric`: RDZ004 measures its links, FAB001 compares it "
-                "with more hosts. Compare `ethtool INTERFACE` (speed, errors) with another host.",
-            )
+        yield from _network_findings(seen, steps)
+
+
+def _network_findings(seen: Seen[D], steps: Mapping[int, Steps]) -> Iterator[Finding]:
+    """The host, or on a single one the rank, whose network all wait for."""
+    hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
+    # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
+    known = {host for finding in seen.findings_of("RDZ004") for host in finding.nodes}
+    for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
+        nodes, within_one = seen.world.nodes_of(own.ranks), len(seen.world.hosts) == 1
+        if known.difference(nodes):
+            continue
+        first = f"rank {own.ranks[0]}"
+        who = f"{first} on {nodes[0]}" if within_one else f"{', '.join(nodes)} ({ranks_text(own.ranks)})"
+        yield seen.finding(
+            "network",
+            f"all ranks wait for the network of {first if within_one else nodes[0]}",
+            f"The ranks work equally long, but {who} is {times_text(own.ratio)} slower than the others "
+            f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms to exchange 1 MiB with a neighbour).",
+            ranks=own.ranks if within_one else (),
+            nodes=nodes,
+            evidence={
+                "class": own.why.value,
+                "own_seconds": own.own,
+                "usual_seconds": own.usual,
+                "slower_share": own.slower_share,
+            },
+            fix="Run `ddpdiag check --stage rendezvous,fabric`: RDZ004 measures its links, FAB001 compares it "
+            "with more hosts. Compare `ethtool INTERFACE` (speed, errors) with another host.",
+        )
