@@ -52,7 +52,7 @@ _RESET_ALL = (
 
 
 class Watch(NamedTuple):
-    """What to run ("{gpu}" in it is the GPU's UUID), a clause that says when it shows a fault, and when to run it."""
+    """A command ("{gpu}" in it is the GPU's UUID), a clause that says when it shows a fault, and when to run it."""
 
     command: str
     sign: str
@@ -81,7 +81,7 @@ class Card(NamedTuple):
 
     @property
     def smi_id(self) -> str:
-        """What names the GPU in a command."""
+        """The name of the GPU in a command."""
         return smi_id(self.health.uuid, self.health.pci)
 
     @property
@@ -228,7 +228,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
 
 
 def fix_of(host: str, gpu: str | None, fault: Fault) -> str:
-    """What to do about a fault; `gpu` is the GPU's `smi_id`, None for all GPUs of the host."""
+    """The fix of a fault; `gpu` is the GPU's `smi_id`, None for all GPUs of the host."""
     return " ".join(filter(None, [fault.first, action_text(host, gpu, fault.action, fault.watch), fault.advice]))
 
 

@@ -73,7 +73,7 @@ _HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What one rank saw; all are absent where some rank could not read the digits, of which TRN001 tells."""
+    """One rank's measurements; all are None where a rank could not read the digits, which TRN001 reports."""
 
     proof: Proof | None = None
     steps: Steps | None = None

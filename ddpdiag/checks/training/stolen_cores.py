@@ -24,7 +24,7 @@ _LEAST_CORES, _MOST_NAMED = 0.05, 5
 
 
 class Others(NamedTuple):
-    """What ran beside the `ranks` of a machine, on the `cores` on which these may run: cores on average.
+    """Processes beside the `ranks` of a machine, on the `cores` on which these may run: cores on average.
 
     `busy` is all that was used, `used` what other processes used; `steal` was given to other virtual machines. `waited`
     is the share of the time in which each rank could run and waited for a core; 0 where the kernel does not say.
@@ -45,7 +45,7 @@ class Others(NamedTuple):
 
 
 def machines(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Others]:
-    """What ran beside the ranks of each machine, where that is known; containers of one machine share its boot id."""
+    """The processes beside the ranks of each machine, if known; containers of one machine share its boot id."""
     ranks: dict[object, list[int]] = {}
     for rank, arrival in seen.world.arrivals.items():
         ranks.setdefault(arrival.host_id or arrival.host, []).append(rank)
@@ -55,7 +55,7 @@ def machines(seen: Seen[D], uses: Mapping[int, CoreUse]) -> Iterator[Others]:
 
 
 def _others(seen: Seen[D], ranks: Sequence[int], uses: Mapping[int, CoreUse]) -> Others | None:
-    """What ran beside these ranks, by the first of them that read it; None if none did."""
+    """The processes beside these ranks, as the first rank that could read them saw them; None if none could."""
     whole = next((uses[rank] for rank in ranks if uses[rank].busy_seconds), None)
     if whole is None or not (cores := cores_of(seen, ranks) & whole.busy_seconds.keys()):
         return None

@@ -51,7 +51,7 @@ _NOT_BLAMED = ("not blamed", "", 2)
 
 
 def inventory_section(report: Report) -> Section:
-    """What each kind of host has."""
+    """The inventory, a line for each kind of host."""
     table = Table(
         name="inventory-table",
         caption=count(len(report.inventory), "kind") + " of hosts",

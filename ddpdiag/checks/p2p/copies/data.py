@@ -70,7 +70,7 @@ class RankCopies(Struct, frozen=True, kw_only=True):
         return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
 
     def smi_id(self, gpu: int) -> str:
-        """What names the GPU in a command."""
+        """The name of the GPU in a command."""
         own = self.gpus.get(gpu)
         return smi_id(own.uuid, own.pci) if own else smi_id(None)
 

@@ -39,8 +39,8 @@ _USUAL = {
     "SHM": "/dev/shm is too small, or the ranks' containers do not share it. Use docker --shm-size=1g --ipc=host",
     "NVLS": "the fabric manager does not run, or its version is not the driver's. Run `systemctl status "
     "nvidia-fabricmanager`, and reset the GPUs after a restart of it",
-    "CUMEM_HOST": "GPUs without peer access (NCCL issue 1838; a later version of NCCL or of the driver may mend it), a "
-    "container without permission to set memory policies (docker --cap-add SYS_NICE), or uneven NUMA nodes",
+    "CUMEM_HOST": "GPUs without peer access (NCCL issue 1838; a later NCCL or driver may not need it), "
+    "a container without permission to set memory policies (docker --cap-add SYS_NICE), or uneven NUMA nodes",
     "CUMEM": "the driver cannot share device memory between these processes. Compare the control groups and containers "
     "of the ranks (GPU001), and try another driver",
     "GDR": "GPUDirect RDMA does not work with this card: nvidia_peermem, or ACS on the path",
