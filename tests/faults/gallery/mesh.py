@@ -76,7 +76,7 @@ FAULTS = {
         before=lambda network: network[2].block(port="32768:60999", new=True),
         bed=Bed(ranks=(1, 1, 1)),
         options=("--set", "RDZ001.deadline_seconds=8"),
-        good={"h0", "h1", "h2"},
+        good={"h0", "h1"},
     ),
     "packets_get_lost": Fault(
         about="One host loses five packets of a hundred (G7): a bad cable, a dying port.",

@@ -14,7 +14,8 @@ def leave_ipv6_only(network):
 
 
 def cut_off_with_file_server(network, running):
-    network[0].mount_tmpfs(network.folder / "shared", 1 << 20)
+    # What is mounted over a folder hides it from no process that has it open already: rank 0 can write nothing there.
+    network[0].call("mount", "-o", "remount,bind,ro", network.folder / "shared")
     network[0].mount_tmpfs(running.folder, 1 << 20)
     network[0].cut()
 
@@ -106,6 +107,7 @@ FAULTS = {
         expect=("RUN002.lost",),
         blame=Blame(ranks={0}),
         inject="pause 1",
+        before=lambda network: network[0].bind(network.folder / "shared", network.folder / "shared"),
         when_reached=cut_off_with_file_server,
         options=("--shared-dir", "{shared}", "--stage", "launch,host,collective"),
         keeps={"rank0", "rank1", "rank2"},
