@@ -1,6 +1,6 @@
 """The errors that ddpdiag explains, and the exit code of each.
 
-    Explained            base: one sentence for the user, no traceback
+    UserError            base: one sentence for the user, no traceback
     +-- UsageError       2: wrong option, variable or file; nothing was run
     +-- Unwritten        the verdict's, 3 for FIT: the run was judged, and an output could not be written
     +-- RunLost          3: this rank could not take part, or lost rank 0, so nothing is known
@@ -31,17 +31,17 @@ class ExitCode(IntEnum):
         return cls.INTERRUPTED if signum == signal.SIGINT else cls.TERMINATED
 
 
-class Explained(Exception):
+class UserError(Exception):
     """A failure that one sentence explains; `str()` of it is that sentence."""
 
     exit_code: int = ExitCode.USAGE
 
 
-class UsageError(Explained):
+class UsageError(UserError):
     """Bad input: the sentence names what, where, and what was expected."""
 
 
-class Unwritten(Explained):
+class Unwritten(UserError):
     """An output could not be written after a run: the verdict's code stays, and FIT, which waits for it, is UNKNOWN."""
 
     def __init__(self, sentence: str, verdict_code: int) -> None:
@@ -57,7 +57,7 @@ class UnknownBackend(AbsentBackend):
     """No torch has a backend of this name unless something registers it: it may be mistyped."""
 
 
-class RunLost(Explained):
+class RunLost(UserError):
     """The run went on without this rank, or ended without rank 0; `exit_code` is this rank's exit code."""
 
     def __init__(self, sentence: str, exit_code: int = ExitCode.UNKNOWN) -> None:

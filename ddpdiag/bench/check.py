@@ -29,7 +29,7 @@ from ddpdiag.bench.judge import bench_of, findings
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
-from ddpdiag.checks.findings import Effect, Explained, Section
+from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.gpu.other_users import used_meanwhile
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.nccl_path import (
@@ -50,31 +50,31 @@ from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.text import rate_text, share_text, size_text
 
 FINDINGS = {
-    "wrong": Explained.error(
+    "wrong": FindingSpec.error(
         "an element is not the exact result: corrupted memory, or a broken transport (P2P behind an IOMMU)."
     ),
-    "slow-rank": Explained.warning(
+    "slow-rank": FindingSpec.warning(
         "one rank copies or communicates 1.5 times slower than the others, or starts last in most calls: a core that "
         "it shares, a throttled GPU, a bad NIC. Compare that host with another; run `ddpdiag check` on it.",
         slows=True,
     ),
-    "far-below": Explained(
+    "far-below": FindingSpec(
         "the bus bandwidth over nccl is less than `far_ratio` of what the path that NCCL's log shows can do. It is "
         "measured once more then; an error where both measurements agree and nothing else uses the GPUs, else a "
         "warning, which states what is missing."
     ),
-    "below": Explained.error("the bus bandwidth does not reach `--min-busbw`."),
-    "worse": Explained.warning(
+    "below": FindingSpec.error("the bus bandwidth does not reach `--min-busbw`."),
+    "worse": FindingSpec.warning(
         "5 % less than the baseline of this world, and more than the spread of both runs. Find out what has changed."
     ),
-    "incomparable": Explained.not_seen(
+    "incomparable": FindingSpec.not_seen(
         "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
     ),
-    "unmeasured": Explained.not_seen(
+    "unmeasured": FindingSpec.not_seen(
         "there was no time or no memory for some rows, whose sizes, types, operations or roots are listed, or for all "
         "of them."
     ),
-    "unsupported": Explained.error(
+    "unsupported": FindingSpec.error(
         "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
     ),
 }
@@ -139,7 +139,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         # Only where something was measured over this backend, and nothing failed.
         own = [trial for trial in seen.trials if trial.params["backend"] == backend]
         measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
-        if measured and all(seen.went_well(trial) for trial in own):
+        if measured and all(seen.succeeded(trial) for trial in own):
             for number in range(ROUNDS):
                 in_pairs: dict[str, str | int] = {"backend": backend, "collective": "all_reduce", "round": number}
                 if in_pairs not in tried:

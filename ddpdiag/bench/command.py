@@ -13,9 +13,9 @@ from ddpdiag.cli.options import CheckOptions, LaunchOptions, split
 from ddpdiag.codec import readable
 from ddpdiag.comparison.benchmarks import read_baseline
 from ddpdiag.errors import UsageError, nearest
-from ddpdiag.foreign import words_without_secrets
 from ddpdiag.model.bench import Average, BaselineSeries, Bench, Blocking
 from ddpdiag.runtime.launchers.launch import Launch
+from ddpdiag.sanitize import words_without_secrets
 
 E = TypeVar("E", bound=Enum)
 

@@ -92,7 +92,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
     notes += [
         f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
         for sweep in done
-        if not seen.went_well(sweep.trial)
+        if not seen.succeeded(sweep.trial)
     ]
     versions = seen.of(lch003.CHECK).by_rank
     variables = seen.of(lch002.CHECK).by_rank
@@ -117,7 +117,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
 def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
     """Are all its sizes there, from all its ranks?"""
     heard = set(sweep.ranks) == set(sweep.trial.ranks)
-    return heard and seen.went_well(sweep.trial) and all(data.whole for data in sweep.ranks.values())
+    return heard and seen.succeeded(sweep.trial) and all(data.whole for data in sweep.ranks.values())
 
 
 def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     measured = {(row.backend, row.collective) for row in report.rows}
     for sweep in sweeps(seen):
         excused = any(data.unsupported for data in sweep.ranks.values())
-        if (sweep.backend, sweep.collective) in measured or excused or not seen.went_well(sweep.trial):
+        if (sweep.backend, sweep.collective) in measured or excused or not seen.succeeded(sweep.trial):
             continue
         notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
         yield seen.finding(
@@ -191,7 +191,7 @@ def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
     for sweep in sweeps(seen):
         own = [row for row in report.rows if (row.backend, row.collective) == (sweep.backend, sweep.collective)]
-        if not own or _is_whole(seen, sweep) or not seen.went_well(sweep.trial):
+        if not own or _is_whole(seen, sweep) or not seen.succeeded(sweep.trial):
             continue
         sizes, kinds = missing_sizes(report.asked, sweep, own), missing_kinds(report.asked, own)
         lacking = [*map(size_text, sizes), *kinds]

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Raw, Struct
 
-from ddpdiag.checks.findings import COMMON, Explained, Section, Workarounds
+from ddpdiag.checks.findings import COMMON, FindingSpec, Section, Workarounds
 from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
@@ -144,14 +144,14 @@ class Seen(Generic[D]):
         """What another check, which runs before this one, finds."""
         return self.of(by_code(code)).findings
 
-    def went_well(self, trial: Trial) -> bool:
+    def succeeded(self, trial: Trial) -> bool:
         """Was this trial done on every rank that took part?"""
         return {o.status for o in self.outcomes if o.trial == trial.number} == {Status.DONE}
 
     @property
     def hindrance(self) -> str | None:
         """Why what builds on this check cannot run, or None. What other backends than the job's did is no reason."""
-        if all(self.went_well(trial) for trial in self.trials if not self.is_beside(trial)):
+        if all(self.succeeded(trial) for trial in self.trials if not self.is_beside(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
 
@@ -333,7 +333,7 @@ class Check(Generic[D]):
     fresh: bool = False
     optional: bool = False
     by_name: bool = False
-    findings: Mapping[str, Explained] = field(default_factory=dict, hash=False)
+    findings: Mapping[str, FindingSpec] = field(default_factory=dict, hash=False)
     settings: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -341,7 +341,7 @@ class Check(Generic[D]):
         """All that `--set` can change, with its defaults: the check's own, and the deadline where it runs trials."""
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
 
-    def explained(self, word: str) -> Explained:
+    def explained(self, word: str) -> FindingSpec:
         """What is declared of a finding of this check; KeyError if nothing is."""
         return self.findings[word] if word in self.findings else COMMON[word]
 

@@ -23,7 +23,7 @@ class Effect(Enum):
     USAGE = "an error is the user's mistake, and no verdict on the machine"
 
 
-class Explained(NamedTuple):
+class FindingSpec(NamedTuple):
     """The text of a finding on the manual page, its severity unless that depends on the data, and its effect.
 
     With `same_item` its text continues the item of the finding before it in the page's list. One that `slows` names a
@@ -37,27 +37,27 @@ class Explained(NamedTuple):
     slows: bool = False
 
     @classmethod
-    def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "Explained":
+    def error(cls, text: str, *, effect: Effect = Effect.UNFIT, same_item: bool = False) -> "FindingSpec":
         """A finding that is an error wherever it is made."""
         return cls(text, Severity.ERROR, effect, same_item)
 
     @classmethod
-    def warning(cls, text: str, *, same_item: bool = False, slows: bool = False) -> "Explained":
+    def warning(cls, text: str, *, same_item: bool = False, slows: bool = False) -> "FindingSpec":
         return cls(text, Severity.WARNING, same_item=same_item, slows=slows)
 
     @classmethod
-    def note(cls, text: str, *, same_item: bool = False) -> "Explained":
+    def note(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
         return cls(text, Severity.NOTE, same_item=same_item)
 
     @classmethod
-    def not_seen(cls, text: str, *, same_item: bool = False) -> "Explained":
+    def not_seen(cls, text: str, *, same_item: bool = False) -> "FindingSpec":
         """A warning that something could not be checked, so that the run is never healthy."""
         return cls(text, Severity.WARNING, Effect.NOT_SEEN, same_item)
 
 
 # What any check may find, and pages need not repeat.
 COMMON = {
-    "unreadable": Explained.not_seen("the check could not read what it needs; the verdict is UNKNOWN, never healthy.")
+    "unreadable": FindingSpec.not_seen("the check could not read what it needs; the verdict is UNKNOWN, never healthy.")
 }
 
 

@@ -15,9 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, NoReturn
 
-from ddpdiag.errors import ExitCode, Explained, UsageError
-from ddpdiag.foreign import printable, without_commands
+from ddpdiag.errors import ExitCode, UsageError, UserError
 from ddpdiag.render.files import size
+from ddpdiag.sanitize import printable, without_commands
 
 NAGIOS = "--nagios"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -40,7 +40,7 @@ def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
     def noted() -> None:
         try:
             codes.append(int(call() or 0))
-        except Explained as error:
+        except UserError as error:
             sentences.append(str(error))
             raise
 
@@ -52,7 +52,7 @@ def _exit_code(call: Callable[[], int | None]) -> int:
     try:
         code = call()
         _flush()
-    except Explained as error:
+    except UserError as error:
         complain(located(str(error), sys.argv[1:], os.environ))
         return error.exit_code
     except SystemExit as leaving:

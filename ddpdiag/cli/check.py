@@ -34,7 +34,7 @@ from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.progress import Silent, listener
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import Asked, Launch
+from ddpdiag.runtime.launchers.launch import Launch, LaunchArgs
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
 from ddpdiag.runtime.local_ranks import start_ranks
 from ddpdiag.runtime.record.failover import Published
@@ -89,10 +89,10 @@ def run(
 def launched(options: LaunchOptions) -> Launch:
     """How this process was started: by the command line, else by the launcher's variables."""
     gpus = visible_gpus(os.environ, proc_root(os.environ))
-    asked = {name: getattr(options, name) for name in Asked.__struct_fields__}
+    asked = {name: getattr(options, name) for name in LaunchArgs.__struct_fields__}
     return read_launch(
         os.environ,
-        Asked(**{**asked, "nproc_per_node": ranks_here(options.nproc_per_node, gpus)}),
+        LaunchArgs(**{**asked, "nproc_per_node": ranks_here(options.nproc_per_node, gpus)}),
         host=readable(socket.gethostname()),
         gpus=gpus,
         cores=os.cpu_count() or 1,

@@ -28,7 +28,7 @@ from ddpdiag.explain.lines import (
     window,
 )
 from ddpdiag.explain.tally import Call, Explanation, Sighting, Tally, in_order, related
-from ddpdiag.foreign import without_secrets
+from ddpdiag.sanitize import without_secrets
 
 __all__ = ["Call", "Explanation", "Sighting", "all_cards", "explain_log", "read_line"]
 

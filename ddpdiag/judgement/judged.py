@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from ddpdiag.checks.api import Check, Concern, Seen, Stage
-from ddpdiag.checks.findings import Effect, Explained, Section
+from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model import (
@@ -132,7 +132,7 @@ class Judged(Struct, frozen=True, kw_only=True):
         """What the check declares that one of its findings means for the verdict."""
         return self._declared(finding).effect
 
-    def _declared(self, finding: Finding) -> Explained:
+    def _declared(self, finding: Finding) -> FindingSpec:
         return self.check.explained(finding.code.partition(".")[2])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddpdiag.errors import UsageError
-from ddpdiag.foreign import without_commands
+from ddpdiag.sanitize import without_commands
 
 STANDARD_OUTPUT = "-"
 _MOST_LINKS = 40  # as the kernel (MAXSYMLINKS)

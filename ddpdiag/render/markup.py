@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ddpdiag.foreign import printable
 from ddpdiag.render.page import one_line
+from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
 # An invisible break: what follows is no name, number or address any more. A reference, so that the source stays ASCII.

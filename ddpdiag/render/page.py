@@ -20,8 +20,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ddpdiag.foreign import printable
 from ddpdiag.model import Scalar
+from ddpdiag.sanitize import printable
 from ddpdiag.text import Unit, cell, column_unit, figure, is_number
 
 # Below this, words stand one to a line and help nobody; longer lines are wrapped by the terminal.

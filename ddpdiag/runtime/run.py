@@ -14,7 +14,6 @@ from msgspec import structs
 import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.foreign import printable, without_commands
 from ddpdiag.judgement.judged import selected
 from ddpdiag.model import Arrival, Header, Options, Place, Report
 from ddpdiag.model.news import Joined, Listener, Seeking
@@ -24,7 +23,7 @@ from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
-from ddpdiag.runtime.control.join import Endpoint, Found, join
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Origin, Secrets
@@ -40,6 +39,7 @@ from ddpdiag.runtime.record.failover import Handover, Published, Rank0Address, v
 from ddpdiag.runtime.record.shared_folder import NoteReader, NoteWriter, shared_folder
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.runtime.supervisor.supervisor import Rank0Lost, Supervisor
+from ddpdiag.sanitize import printable, without_commands
 
 LOOPBACK = "127.0.0.1"
 
@@ -247,7 +247,7 @@ def _lead(
     endpoint = Endpoint(LOOPBACK, (server.port,), run.endpoint.wait_seconds)
     threads = ThreadPoolExecutor(2)
     served: Future[Shutdown] = threads.submit(
-        lambda: supervisor.run(join(endpoint, lambda: Found(wire), arrival, lambda: signals.told))
+        lambda: supervisor.run(join(endpoint, lambda: Rank0Endpoint(wire), arrival, lambda: signals.told))
     )
     patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
     listener, header = run.listener(arrival.place), run.header(0)

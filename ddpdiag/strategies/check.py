@@ -33,7 +33,7 @@ from importlib import import_module
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained, Section
+from ddpdiag.checks.findings import FindingSpec, Section
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.options import Figure, Sampling
@@ -43,16 +43,16 @@ from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.runs import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
 
 FINDINGS = {
-    "wrong": Explained.error(
+    "wrong": FindingSpec.error(
         "the loss is not that of single: first weights that differ, a collective that gives wrong values, arithmetic "
         "that differs between hosts. Ranks that began, or in ddp ended, with other parameters than most ranks are "
         "named."
     ),
     **dict.fromkeys(
         ("hangs", "fails"),
-        Explained.error("a training hangs or fails; the rank that stopped the others is named, as in RUN003."),
+        FindingSpec.error("a training hangs or fails; the rank that stopped the others is named, as in RUN003."),
     ),
-    "unmeasured": Explained.not_seen(
+    "unmeasured": FindingSpec.not_seen(
         "there was no time, no reference, or no strategy that was asked for is possible here, so nothing is known."
     ),
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.codec import readable
-from ddpdiag.errors import Explained
+from ddpdiag.errors import UserError
 from ddpdiag.probes.host.kernel import PROC, read_pairs
 from ddpdiag.watch.processes import read_process
 
@@ -34,7 +34,7 @@ _PROBE_SECONDS, _PROBE_POLL_SECONDS = 0.1, 0.005
 _PROBE_PROGRAM = "cat"  # a program of its own, for `pkill ddpdiag` shall not meet it
 
 
-class NotStarted(Explained):
+class NotStarted(UserError):
     """The command could not be started."""
 
     def __init__(self, command: str, error: OSError) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ddpdiag.codec import open_file
-from ddpdiag.errors import Explained
+from ddpdiag.errors import UserError
 
 SHIPPED = Path(__file__).parents[1] / "data" / "mnist"
 # Where files lie below --data-dir: directly, or as torchvision.datasets.MNIST(root) leaves them.
@@ -28,7 +28,7 @@ MOST_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
 
 
-class DataError(Explained):
+class DataError(UserError):
     """A file of digits is missing or damaged: the sentence says which, what was found, what was expected."""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from anonymise import Texts, anonymise_with, hosts_in
 
 from ddpdiag.codec import readable
-from ddpdiag.foreign import without_secrets
+from ddpdiag.sanitize import without_secrets
 
 NAME = "gpu-field-run"
 # "At most 8 minutes on one GPU"; what eight GPUs are asked for takes longer.

@@ -136,7 +136,7 @@ RECORDINGS: dict[str, Callable[[int], bytes]] = {
 def read(name: str, size: int, folder: Path) -> None:
     from ddpdiag.cli import judge
     from ddpdiag.cli.outputs import Outputs
-    from ddpdiag.errors import Explained
+    from ddpdiag.errors import UserError
 
     path = folder / "run.jsonl"
     path.write_bytes(RECORDINGS[name](size))
@@ -144,7 +144,7 @@ def read(name: str, size: int, folder: Path) -> None:
     try:
         files = {kind: f"{folder}/{kind}" for kind in ("json", "markdown")}
         judge.run([str(path)], Outputs(details=True, **files))
-    except Explained as error:
+    except UserError as error:
         print(str(error)[:200])
     seconds, most = time.process_time() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.stderr.write(f"{name}: {seconds:.1f} s, {most >> 10} MiB\n")

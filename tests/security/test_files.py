@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from readers import HEALTHY, READERS, stall
 
-from ddpdiag.errors import Explained, UsageError
+from ddpdiag.errors import UsageError, UserError
 from ddpdiag.model import Header, Options
 from ddpdiag.render import files
 from ddpdiag.runtime.control.messages import Shutdown
@@ -210,7 +210,7 @@ def test_no_reader_waits_for_the_writer_of_a_pipe(
     said = ""
     try:
         READERS[name].read(path)
-    except Explained as error:
+    except UserError as error:
         said = str(error)
     assert f"{path}" in said + capsys.readouterr().err
 

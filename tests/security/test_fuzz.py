@@ -20,7 +20,7 @@ import pytest
 from mutations import mutated
 from readers import READERS
 
-from ddpdiag.errors import Explained
+from ddpdiag.errors import UserError
 
 USUAL, LONG, BATCH = 40, 25_000, 1_000  # for each reader
 FILE_SECONDS, MEMORY_BYTES = 10, 1 << 30
@@ -34,7 +34,7 @@ def read_mutation(name: str, number: int, folder: Path) -> None:
     path = folder / ("train.py" if name == "lint" else "file")
     path.write_bytes(mutated(rng.choice(sound(name)), rng))
     silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with silent[0], silent[1], contextlib.suppress(Explained):
+    with silent[0], silent[1], contextlib.suppress(UserError):
         READERS[name].read(path)
 
 

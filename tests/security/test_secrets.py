@@ -19,7 +19,7 @@ from ddpdiag.probes.host.kernel import open_files, tcp_sockets
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file, secret
 from ddpdiag.runtime.control.client import RelayedClient
-from ddpdiag.runtime.control.join import Endpoint, Found, join, mechanism
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
 from ddpdiag.runtime.control.relay import ASK as ASK_RELAY
 from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
@@ -45,7 +45,7 @@ def joined(server_wire: Wire, client_wire: Wire) -> str:
     thread.start()
     endpoint = Endpoint("127.0.0.1", (server.port,), 0.4, greet_seconds=0.3)
     try:
-        join(endpoint, lambda: Found(client_wire), arrival_of(1, 2), lambda: None).close()
+        join(endpoint, lambda: Rank0Endpoint(client_wire), arrival_of(1, 2), lambda: None).close()
         return ""
     except RunLost as lost:
         return str(lost).partition(": ")[2].replace(str(server.port), "PORT")

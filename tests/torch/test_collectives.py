@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddpdiag.checks.blame import without_backend
-from ddpdiag.checks.collective.all_reduce import guilt
+from ddpdiag.checks.collective.all_reduce import find_culprit
 from ddpdiag.errors import UnknownBackend
 from ddpdiag.model import Outcome, Status
 from ddpdiag.workloads.collectives import RANK_PERIOD, pattern, total
@@ -88,7 +88,7 @@ def answers(tmp_path_factory):
 
 
 def guilty(answers):
-    return guilt({rank: own["wrong_from"] for rank, own in enumerate(answers)}, RANKS).ranks
+    return find_culprit({rank: own["wrong_from"] for rank, own in enumerate(answers)}, RANKS).ranks
 
 
 def test_right_sums_are_timed_as_often_as_the_slowest_can_afford(answers):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddpdiag.errors import Explained
+from ddpdiag.errors import UserError
 from ddpdiag.workloads.mnist import SHIPPED, DataError, load, read_idx
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -118,7 +118,7 @@ def test_damage_is_explained(golden, tmp_path: Path, name: str):
         read_idx(path)
     golden(str(caught.value).replace(str(path), "FILE"))
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, Explained)
+    assert isinstance(caught.value, UserError)
 
 
 MISFITS = {

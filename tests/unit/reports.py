@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.registry import by_code
 from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import CheckLine, Finding, Report, Scalar, Severity, StageLine, Verdict, WorldLine
@@ -41,7 +41,7 @@ def finding_of(severity: Severity = Severity.ERROR, **fields: object) -> Finding
 def judged_of(findings: Sequence[Finding]) -> list[Judged]:
     """All of these as if COL001 had made them; what their own check does not declare ("COL001.slow") is made up."""
     words = {finding.code.partition(".")[2]: by_code(finding.code) for finding in findings}
-    declared = {word: {**COMMON, **check.findings}.get(word, Explained("")) for word, check in words.items()}
+    declared = {word: {**COMMON, **check.findings}.get(word, FindingSpec("")) for word, check in words.items()}
     return [Judged(check=replace(by_code("COL001"), findings=declared), findings=tuple(findings))]
 
 

@@ -14,7 +14,7 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
-from ddpdiag.runtime.control.join import Endpoint, Found, join, refusal
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, refusal
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Ping, Pong, Refused
 from ddpdiag.runtime.control.server import ControlServer, control_ports
 from ddpdiag.runtime.control.wire import Wire
@@ -89,7 +89,7 @@ def _join(
 
     def run() -> None:
         try:
-            result.append(join(endpoint, lambda: Found(WIRE), arrival_of(1, 2), lambda: signum))
+            result.append(join(endpoint, lambda: Rank0Endpoint(WIRE), arrival_of(1, 2), lambda: signum))
         except RunLost as lost:
             result.append(lost)
 
@@ -113,14 +113,14 @@ def test_who_is_refused_leaves_with_the_sentence(server: ControlServer) -> None:
 def test_who_does_not_reach_rank_0_is_told_why(golden, address: str) -> None:
     port = free_port("127.0.0.1")
     with pytest.raises(RunLost) as lost:
-        join(Endpoint(address, (port,), 0.2), lambda: Found(WIRE), ME, lambda: None)
+        join(Endpoint(address, (port,), 0.2), lambda: Rank0Endpoint(WIRE), ME, lambda: None)
     assert lost.value.exit_code == 3
     golden(str(lost.value).replace(str(port), "PORT"))
 
 
 def test_a_signal_ends_the_search() -> None:
     with pytest.raises(RunLost) as lost:
-        join(Endpoint("127.0.0.1", (1,), 60.0), lambda: Found(WIRE), ME, lambda: 15)
+        join(Endpoint("127.0.0.1", (1,), 60.0), lambda: Rank0Endpoint(WIRE), ME, lambda: 15)
     assert lost.value.exit_code == 143
 
 
@@ -143,7 +143,7 @@ def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
     with pytest.raises(RunLost) as lost:
         join(
             Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.5),
-            lambda: Found(WIRE),
+            lambda: Rank0Endpoint(WIRE),
             ME,
             lambda: None,
             troubled=heard.append,
@@ -154,6 +154,12 @@ def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
 def test_a_rank_that_looks_for_rank_0_says_how_long_it_still_does() -> None:
     left: list[float] = []
     with pytest.raises(RunLost):
-        join(Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.2), lambda: Found(WIRE), ME, lambda: None, left.append)
+        join(
+            Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.2),
+            lambda: Rank0Endpoint(WIRE),
+            ME,
+            lambda: None,
+            left.append,
+        )
     assert 0.1 < left[0] <= 0.2
     assert left == sorted(left, reverse=True)

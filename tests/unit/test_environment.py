@@ -11,7 +11,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import Asked, Launch, places, worker_variables
+from ddpdiag.runtime.launchers.launch import Launch, LaunchArgs, places, worker_variables
 from ddpdiag.runtime.launchers.slurm import first_of, node_name, task_hosts
 
 TORCHRUN = {
@@ -76,7 +76,7 @@ HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 
 def launch(env: Mapping[str, str], *, gpus: int = 0, cores: int = 8, **asked: int | str) -> Launch:
-    return read_launch(env, Asked(**asked), host="here", gpus=gpus, cores=cores, fresh="f4e5")
+    return read_launch(env, LaunchArgs(**asked), host="here", gpus=gpus, cores=cores, fresh="f4e5")
 
 
 def refused(env: Mapping[str, str], *, gpus: int = 0, **asked: int | str) -> str:
@@ -214,14 +214,15 @@ def test_a_host_has_the_name_that_slurm_takes(own, nodes, said, named):
 
 def test_a_rank_is_on_the_node_that_slurm_names_under_torchrun_as_well():
     for env in (STEP, STEP | TORCHRUN, ONE_TASK_A_NODE, BATCH | {"SLURMD_NODENAME": "h3", "SLURM_JOB_NODELIST": "h3"}):
-        assert read_launch(env, Asked(), host="ip-3", gpus=0, cores=8, fresh="f").place.node == "h3"
+        assert read_launch(env, LaunchArgs(), host="ip-3", gpus=0, cores=8, fresh="f").place.node == "h3"
 
 
 def test_variables_that_an_mpi_launcher_brought_along_name_no_host_that_is_called_otherwise():
     brought = STEP | {"SLURMD_NODENAME": "h0"}
     for env in (brought | HYDRA, brought | OPEN_MPI | {"MASTER_ADDR": "h0"}):
         named = [
-            read_launch(env, Asked(), host=own, gpus=0, cores=8, fresh="f").place.node for own in ("h3.example", "ip-3")
+            read_launch(env, LaunchArgs(), host=own, gpus=0, cores=8, fresh="f").place.node
+            for own in ("h3.example", "ip-3")
         ]
         assert named == ["h3", "ip-3"]
 

@@ -7,7 +7,7 @@ import pytest
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import Asked
+from ddpdiag.runtime.launchers.launch import LaunchArgs
 from ddpdiag.strategies.command import as_json, checked, refuse_launched, refuse_others, render
 from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankTimes, Start, judged
 from ddpdiag.strategies.options import TrainOptions
@@ -217,7 +217,7 @@ def test_an_option_of_the_strategies_is_refused():
 
 
 def launched(env: dict[str, str], **asked):
-    return read_launch(env, Asked(**asked), host="n0", gpus=0, cores=2, fresh="x")
+    return read_launch(env, LaunchArgs(**asked), host="n0", gpus=0, cores=2, fresh="x")
 
 
 def test_a_process_that_was_launched_is_refused(golden):

@@ -14,7 +14,7 @@ import pytest
 import ddpdiag
 import ddpdiag.checks
 from ddpdiag.checks.api import Check, Scope, Stage
-from ddpdiag.checks.findings import COMMON, Explained
+from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.registry import all_checks, by_code, module_of
 from ddpdiag.cli.manual import manual_page, page_of
@@ -164,8 +164,8 @@ Sources: d.
 
 
 def page(text: str) -> Check[object]:
-    said, more = Explained.warning("said of both; and more."), Explained.note("of the third.", same_item=True)
-    findings = {"one": said, "two-words": said, "third": more, "fourth": Explained.error("with: a colon.")}
+    said, more = FindingSpec.warning("said of both; and more."), FindingSpec.note("of the third.", same_item=True)
+    findings = {"one": said, "two-words": said, "third": more, "fourth": FindingSpec.error("with: a colon.")}
     return Check(
         "X", "x", Stage.HOST, Scope.RANK, manual=text, findings=findings, judge=lambda _: iter(()), data=object
     )

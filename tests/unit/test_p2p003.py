@@ -134,7 +134,7 @@ def test_a_recording_cut_anywhere_is_judged(data):
     assert len(found) <= 1
     # What is recommended was tried, and worked, three times with all ranks.
     if wanted := fallback.needed(seen).variables:
-        good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.went_well(t)]
+        good = [t for t in seen.trials if t.env == wanted and len(t.groups) == 1 and seen.succeeded(t)]
         assert len(good) >= 3
     report = judge(seen.recording, all_checks())
     assert not any("P2P003" in note for note in report.notes)

@@ -18,7 +18,7 @@ from ddpdiag.model import Arrival, Place
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import client as control_client
 from ddpdiag.runtime.control.client import ControlClient, RelayedClient, connected, identity_of
-from ddpdiag.runtime.control.join import Endpoint, Found, join
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join
 from ddpdiag.runtime.control.messages import AnyHello, Hello, HelloAck, Leaving, Partial, Ping, Pong, Upward
 from ddpdiag.runtime.control.relay import Path, shares_connection
 from ddpdiag.runtime.control.server import ControlServer, raise_open_files
@@ -77,7 +77,7 @@ def joined(server: ControlServer, wire: Wire, *numbers: int, ports: tuple[int, .
     endpoint = Endpoint("127.0.0.1", ports or (server.port,), 2 * SECONDS, relayed_ranks=1)
 
     def run(number: int) -> None:
-        clients[number] = join(endpoint, lambda: Found(wire), rank(number), lambda: None)
+        clients[number] = join(endpoint, lambda: Rank0Endpoint(wire), rank(number), lambda: None)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in numbers]
     for thread in threads:

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from reports import finding_of, fit
 
-from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Report, Severity
 from ddpdiag.render.terminal import render
 from ddpdiag.render.terminal.findings import beyond
+from ddpdiag.sanitize import printable
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpdiag.checks.collective.all_reduce import guilt, suspects
+from ddpdiag.checks.collective.all_reduce import find_culprit, suspects
 from ddpdiag.checks.fabric.matching import round_robin
 
 
@@ -16,7 +16,7 @@ def heard(ranks, *wrong):
 
 
 def judged(ranks, *wrong):
-    found = guilt(heard(ranks, *wrong), ranks)
+    found = find_culprit(heard(ranks, *wrong), ranks)
     return found.ranks, found.links
 
 
@@ -72,13 +72,13 @@ def test_scattered_errors_blame_nobody():
 
 
 def test_right_broadcasts_point_at_the_summing(golden):
-    found = guilt(heard(4), 4)
+    found = find_culprit(heard(4), 4)
     assert (found.ranks, found.links) == ((), ())
     golden(found.why)
 
 
 def test_fewer_senders_than_ranks_still_show_a_receiver():
-    assert guilt({0: (), 1: (), 2: (0, 1), 3: ()}, 2).ranks == (2,)
+    assert find_culprit({0: (), 1: (), 2: (0, 1), 3: ()}, 2).ranks == (2,)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
@@ -101,5 +101,5 @@ def test_pairs_that_all_sum_right_leave_nobody():
 
 @given(st.integers(3, 64), st.integers(1, 2))
 def test_one_way_alone_condemns_neither_end_however_few_broadcast(ranks, senders):
-    found = guilt({rank: (0,) if rank == 2 else () for rank in range(ranks)}, senders)
+    found = find_culprit({rank: (0,) if rank == 2 else () for rank in range(ranks)}, senders)
     assert (found.ranks, found.links) == ((), ((0, 2),))

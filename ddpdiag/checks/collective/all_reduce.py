@@ -34,7 +34,7 @@ from msgspec import Struct
 from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
@@ -43,7 +43,7 @@ from ddpdiag.stats import Samples, odd_ones_out, samples
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "wrong": Explained.error(
+    "wrong": FindingSpec.error(
         "a sum differs from what the ranks contributed. The message names the rank whose part is wrong, if it can be "
         "decided."
     )
@@ -139,7 +139,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         if not whole:
             return (new_trial(seen, params={"backend": backend}),)
         rounds = len(_trials(seen, backend, in_pairs=True))
-        if rounds < MAX_ROUNDS and _is_a_riddle(seen, backend, whole[0]):
+        if rounds < MAX_ROUNDS and _needs_pair_tests(seen, backend, whole[0]):
             groups = round_robin(whole[0].ranks, rounds)
             return (new_trial(seen, groups=groups, params={"backend": backend, "round": rounds}),)
     return ()
@@ -149,10 +149,10 @@ def _trials(seen: Seen[Data], backend: str, *, in_pairs: bool) -> list[Trial]:
     return [t for t in seen.trials if t.params["backend"] == backend and ("round" in t.params) is in_pairs]
 
 
-def _is_a_riddle(seen: Seen[Data], backend: str, whole: Trial) -> bool:
+def _needs_pair_tests(seen: Seen[Data], backend: str, whole: Trial) -> bool:
     """Is a sum wrong, and may several ranks be the cause?"""
     rows = _rows(seen, whole)
-    if len(rows) < 3 or not seen.went_well(whole) or not any(data.wrong for data in rows.values()):
+    if len(rows) < 3 or not seen.succeeded(whole) or not any(data.wrong for data in rows.values()):
         return False
     found = _by_broadcasts(rows)
     return not found.ranks and not found.links and len(_suspects(seen, backend, rows)) > 1
@@ -228,7 +228,7 @@ def _as_if(rows: Mapping[int, Data]) -> str:
     return f", as if the part of rank {abs(off) - 1} had been {'counted twice' if off > 0 else 'left out'}"
 
 
-class Guilt(NamedTuple):
+class Culprit(NamedTuple):
     """Ranks, or else links (sender, receiver), to blame, and why; neither if the evidence cannot decide."""
 
     why: str
@@ -236,7 +236,7 @@ class Guilt(NamedTuple):
     links: tuple[tuple[int, int], ...] = ()
 
 
-def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
+def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Culprit:
     """By broadcasts and sums; where they cannot decide, a rank whose pair is wrong in each round is at fault."""
     found, rounds = _by_broadcasts(rows), _trials(seen, backend, in_pairs=True)
     if found.ranks or found.links or not rounds:
@@ -245,25 +245,25 @@ def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Guilt:
     if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
         one, other = left
         why = "the sum of these two is wrong, and there was no time left to test them with other ranks"
-        return Guilt(why, links=((one, other), (other, one)))
+        return Culprit(why, links=((one, other), (other, one)))
     if 0 < 2 * len(left) < len(rows):
-        return Guilt("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
-    return Guilt(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
+        return Culprit("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
+    return Culprit(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
 
 
-def _by_broadcasts(rows: Mapping[int, Data]) -> Guilt:
+def _by_broadcasts(rows: Mapping[int, Data]) -> Culprit:
     """The ranks or links that the broadcasts show; else the ranks whose sums differ from most."""
     senders = min(data.senders for data in rows.values())
-    found = guilt({rank: data.wrong_from for rank, data in rows.items()}, senders)
+    found = find_culprit({rank: data.wrong_from for rank, data in rows.items()}, senders)
     if found.ranks or found.links:
         return found
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
-        return Guilt("only its sum is wrong", odd.ranks)
-    return found if senders else Guilt("there was no time left to find out whose values are wrong")
+        return Culprit("only its sum is wrong", odd.ranks)
+    return found if senders else Culprit("there was no time left to find out whose values are wrong")
 
 
-def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
+def find_culprit(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Culprit:
     """Which rank or link corrupts values, by what each receiver got wrong when ranks below `senders` broadcast.
 
     In the matrix of senders and receivers, a wrong row is a sender and a wrong column a receiver; a row and a column
@@ -271,12 +271,12 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     """
     received = sorted(wrong_from.items())
     if changed := tuple(rank for rank, wrong in received if rank in wrong):
-        return Guilt("its values are corrupted in its own memory, before they are sent", changed)
+        return Culprit("its values are corrupted in its own memory, before they are sent", changed)
     links = tuple((sender, rank) for rank, wrong in received for sender in sorted(wrong))
     if not links:
-        return Guilt("the values that ranks broadcast arrive unchanged, so the summation is at fault")
+        return Culprit("the values that ranks broadcast arrive unchanged, so the summation is at fault")
     if len(links) == 1:  # it has two ends, and condemns neither
-        return Guilt(
+        return Culprit(
             "only values on this link arrive wrong; the sender, the receiver or the path between them is at fault",
             links=links,
         )
@@ -287,15 +287,15 @@ def guilt(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Guilt:
     bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
     bad_receivers = tuple(rank for rank, share in columns.items() if share > _MOST)
     if bad_senders and not bad_receivers:
-        return Guilt("the values that it sends arrive wrong, and those of the others arrive unchanged", bad_senders)
+        return Culprit("the values that it sends arrive wrong, and those of the others arrive unchanged", bad_senders)
     if bad_receivers and not bad_senders:
-        return Guilt("the values that it receives are wrong, and at the others they are correct", bad_receivers)
+        return Culprit("the values that it receives are wrong, and at the others they are correct", bad_receivers)
     # One sender that all get wrong, and one receiver that gets all wrong: in a ring, neighbours. Broadcasts pass
     # through other ranks, so that a bad cable spoils what others send as well.
     whole = [(a, b) for a, row in rows.items() for b, column in columns.items() if a != b and row == column == 1.0]
     if len(whole) == 1:
-        return Guilt("the sender, the receiver or the path between them corrupts what is sent here", links=tuple(whole))
-    return Guilt("neither a single sender nor a single receiver explains the wrong values")
+        return Culprit("the sender, the receiver or the path between them corrupts this data", links=tuple(whole))
+    return Culprit("neither a single sender nor a single receiver explains the wrong values")
 
 
 def _busbw(data: Data) -> float:

@@ -40,7 +40,7 @@ from ddpdiag.checks.fabric.hosts.judge import (
 from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import follow, localise
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.checks.p2p import paths
@@ -51,17 +51,17 @@ from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
-    "rank": Explained("a rank, with its GPU, is slow or fails with every partner on its host.", slows=True),
-    "path": Explained.warning(
+    "rank": FindingSpec("a rank, with its GPU, is slow or fails with every partner on its host.", slows=True),
+    "path": FindingSpec.warning(
         "two ranks are slow or fail together, and pass with others: the path between the two (NVLink, PCIe) is at "
         "fault, and neither GPU."
     ),
-    "systemic": Explained.note(
+    "systemic": FindingSpec.note(
         "half of all pairs are slow or fail (of up to 8 ranks: half of the ranks, with all others): the cause is the "
         "host, or a setting, and no single GPU."
     ),
-    "clear": Explained.note("no rank is slow or fails; the smallest slowdown that would have been found."),
-    "unmeasured": Explained.not_seen("the run ended before the search was complete."),
+    "clear": FindingSpec.note("no rank is slow or fails; the smallest slowdown that would have been found."),
+    "unmeasured": FindingSpec.not_seen("the run ended before the search was complete."),
 }
 
 _SHOWN = 8

@@ -21,22 +21,22 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
-    "slowdown": Explained.warning(
+    "slowdown": FindingSpec.warning(
         "hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself "
         "from heat, or the host's power supply asked for less."
     ),
-    "warm": Explained.warning("software thermal slowdown (0x20): the driver lowers the clocks for heat."),
-    "margin": Explained.warning(
+    "warm": FindingSpec.warning("software thermal slowdown (0x20): the driver lowers the clocks for heat."),
+    "margin": FindingSpec.warning(
         "the GPU is close to its slowdown temperature before there is any load: a fan, a pump, hot air from a "
         "neighbouring device."
     ),
-    "power-limit": Explained(
+    "power-limit": FindingSpec(
         "a lower limit than most GPUs of that model have (a warning; a note if it is that card's own default), or all "
         "have one below the default (a note)."
     ),

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.cards import Action, Card, by_model
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import leave_out, names_text
@@ -34,12 +34,12 @@ from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import count
 
 FINDINGS = {
-    **dict.fromkeys(("driver", "ecc"), Explained.warning("the driver version or the ECC mode differs (a warning).")),
-    "vbios": Explained.warning(
+    **dict.fromkeys(("driver", "ecc"), FindingSpec.warning("the driver version or the ECC mode differs (a warning).")),
+    "vbios": FindingSpec.warning(
         "the VBIOS differs (a warning; a note for consumer cards, which several makers build).", same_item=True
     ),
-    "persistence": Explained.note("the persistence mode differs (a note)."),
-    "unreadable": Explained.not_seen("the settings of a host's GPUs could not be read."),
+    "persistence": FindingSpec.note("the persistence mode differs (a note)."),
+    "unreadable": FindingSpec.not_seen("the settings of a host's GPUs could not be read."),
 }
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of, key_of
 from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLOCKS, events_text
@@ -35,28 +35,28 @@ from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.text import count
 
 FINDINGS = {
-    "gone": Explained.error(
+    "gone": FindingSpec.error(
         "the GPU was present and cannot be opened any more, or is not listed: it fell off the bus (Xid 79)."
     ),
-    "broken": Explained.error("NVML reports that the GPU is lost, or must be reset."),
+    "broken": FindingSpec.error("NVML reports that the GPU is lost, or must be reset."),
     **dict.fromkeys(
         ("uncorrected", "sram", "remapped"),
-        Explained.error("new uncorrectable errors, or rows that were remapped because of them."),
+        FindingSpec.error("new uncorrectable errors, or rows that were remapped because of them."),
     ),
     **dict.fromkeys(
         ("remap-pending", "remap-failed", "retirement-pending", "recovery"),
-        Explained.error("states of the GPU that are present at the end, but not at the beginning."),
+        FindingSpec.error("states of the GPU that are present at the end, but not at the beginning."),
     ),
-    "nvlink-down": Explained("a link that was up is down at the end."),
-    "nvlink-errors": Explained.warning("replays and recoveries.", same_item=True),
-    "nvlink-crc": Explained("CRC errors; a note up to `crc_per_second`, as the data are resent.", same_item=True),
-    "pcie-replays": Explained("packets that PCIe sent again; a note up to `pcie_replays_per_minute`."),
+    "nvlink-down": FindingSpec("a link that was up is down at the end."),
+    "nvlink-errors": FindingSpec.warning("replays and recoveries.", same_item=True),
+    "nvlink-crc": FindingSpec("CRC errors; a note up to `crc_per_second`, as the data are resent.", same_item=True),
+    "pcie-replays": FindingSpec("packets that PCIe sent again; a note up to `pcie_replays_per_minute`."),
     **dict.fromkeys(
         ("corrected", "remapped-corrected", "retired"),
-        Explained.warning("ECC corrected the errors; `corrected` is a note below GPU003's own limit."),
+        FindingSpec.warning("ECC corrected the errors; `corrected` is a note below GPU003's own limit."),
     ),
-    "slowdown": Explained.warning("clocks held down by heat or power at the end, but not at the beginning."),
-    "unreadable": Explained.not_seen("the second reading failed, although the first one worked."),
+    "slowdown": FindingSpec.warning("clocks held down by heat or power at the end, but not at the beginning."),
+    "unreadable": FindingSpec.not_seen("the second reading failed, although the first one worked."),
 }
 
 _START_SECONDS = 0.5  # for a worker that has to be started anew, since the last one was ended

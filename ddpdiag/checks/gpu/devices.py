@@ -25,7 +25,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.known_errors import known_error
@@ -37,11 +37,11 @@ from ddpdiag.probes.gpu.visibility import device_index
 from ddpdiag.text import begun, count
 
 FINDINGS = {
-    "cpu-build": Explained.error("torch was built without CUDA, and the host has GPUs."),
-    "cuda-start": Explained.error("CUDA does not start: the error is shown."),
-    "count": Explained("torch sees another number of GPUs than NVML."),
-    "uuid": Explained.warning("torch sees GPUs that NVML does not list."),
-    "shared": Explained("two ranks use one GPU. If it is a slice of one (MIG), GPU008.mig is the error."),
+    "cpu-build": FindingSpec.error("torch was built without CUDA, and the host has GPUs."),
+    "cuda-start": FindingSpec.error("CUDA does not start: the error is shown."),
+    "count": FindingSpec("torch sees another number of GPUs than NVML."),
+    "uuid": FindingSpec.warning("torch sees GPUs that NVML does not list."),
+    "shared": FindingSpec("two ranks use one GPU. If it is a slice of one (MIG), GPU008.mig is the error."),
 }
 
 D = TypeVar("D")

@@ -24,7 +24,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
 from ddpdiag.checks.gpu.nvswitch import recovery_of
@@ -37,7 +37,7 @@ from ddpdiag.probes.gpu.kernel_log import MOST_LINES, KernelLog, Xid, kernel_log
 FINDINGS = {
     **dict.fromkeys(
         ("xid", "sxid"),
-        Explained(
+        FindingSpec(
             "an error if the number requires a reboot or a repair. A GPU may have been reset meanwhile, so a number "
             "that requires a reset is a warning before the run and an error during it, and so are errors of links. A "
             "program's own fault is a note before the run, and an error during it. Numbers that this version does not "
@@ -45,9 +45,9 @@ FINDINGS = {
             "144 to 150 whose text contains Nonfatal."
         ),
     ),
-    "aftermath": Explained.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
-    "elsewhere": Explained.note("lines about GPUs that do not belong to this job."),
-    "unread": Explained.note(
+    "aftermath": FindingSpec.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
+    "elsewhere": FindingSpec.note("lines about GPUs that do not belong to this job."),
+    "unread": FindingSpec.note(
         "this user may not read the log, as is usual on clusters (kernel.dmesg_restrict); a note. If the check was "
         "selected by its code, the finding is `unreadable`, and the verdict UNKNOWN."
     ),

@@ -28,7 +28,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, nvml_fix
@@ -40,20 +40,20 @@ from ddpdiag.probes.host.kernel import sys_root
 from ddpdiag.text import count
 
 FINDINGS = {
-    "uncorrected": Explained.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),
-    "sram": Explained.error(
+    "uncorrected": FindingSpec.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),
+    "sram": FindingSpec.error(
         "uncorrectable errors in SRAM since the driver was loaded. Reset; above `sram_errors` ever, or NVIDIA's own "
         "threshold: isolate."
     ),
     **dict.fromkeys(
-        ("remap-pending", "retirement-pending"), Explained.error("a row or page waits to be replaced. Reset.")
+        ("remap-pending", "retirement-pending"), FindingSpec.error("a row or page waits to be replaced. Reset.")
     ),
     **dict.fromkeys(
         ("remap-failed", "remaps", "retired-pages"),
-        Explained.error("no spare is left to replace bad rows or pages. Isolate."),
+        FindingSpec.error("no spare is left to replace bad rows or pages. Isolate."),
     ),
-    "corrected": Explained.warning("more than `corrected_errors` correctable errors; ECC corrects them. Monitor."),
-    "unreadable": Explained.not_seen("a host has GPUs, but their health cannot be read."),
+    "corrected": FindingSpec.warning("more than `corrected_errors` correctable errors; ECC corrects them. Monitor."),
+    "unreadable": FindingSpec.not_seen("a host has GPUs, but their health cannot be read."),
 }
 
 D = TypeVar("D")
@@ -214,7 +214,7 @@ def health_check(
     code: str,
     name: str,
     manual: str | None,
-    findings: Mapping[str, Explained],
+    findings: Mapping[str, FindingSpec],
     judge: Callable[[Seen[Nothing], tuple[Card, ...]], Iterator[Finding]],
     *,
     figures: Callable[[Seen[Nothing]], Mapping[str, Scalar]] | None = None,

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
 from ddpdiag.checks.gpu.memory_errors import health_check
 from ddpdiag.checks.hosts import leave_out, names_text
@@ -29,16 +29,16 @@ from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.text import count, fold_ranks
 
 FINDINGS = {
-    "down": Explained(
+    "down": FindingSpec(
         "links are down that most GPUs of that model have up: a bridge not seated, a bad link, a switch or its "
         "partition. An error if these GPUs have joined an NVSwitch fabric, otherwise a warning: a card may just have "
         "no bridge."
     ),
-    "uneven": Explained.warning(
+    "uneven": FindingSpec.warning(
         "links that only half of the GPUs have up: no majority shows which GPUs are wrong, so none is blamed."
     ),
-    "untold": Explained.warning("NVML reports no link state of a GPU, but does for most GPUs of its model."),
-    "errors": Explained.warning(
+    "untold": FindingSpec.warning("NVML reports no link state of a GPU, but does for most GPUs of its model."),
+    "errors": FindingSpec.warning(
         "more than `link_errors` replays and recoveries since the driver was loaded: a marginal link. GPU010 shows "
         "whether they rose during the run; CRC errors alone are evidence and no finding, since NVIDIA's limit is 100 a "
         "second."

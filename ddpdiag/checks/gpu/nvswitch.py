@@ -18,7 +18,7 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, finding_of
 from ddpdiag.checks.gpu.memory_errors import health_check
@@ -28,16 +28,16 @@ from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.gpu.nvml import Broken
 
 FINDINGS = {
-    "fabric": Explained(
+    "fabric": FindingSpec(
         "the GPU has not joined, or joining failed: nvidia-fabricmanager does not run, has another version than the "
         "driver, or a switch is down. A warning where torch's CUDA started on a GPU that has not joined yet, as it "
         "does on one that was given to a virtual machine without its switches."
     ),
-    "fabric-health": Explained("joined, but routes or bandwidth are degraded, or the configuration is wrong."),
-    "recovery": Explained(
+    "fabric-health": FindingSpec("joined, but routes or bandwidth are degraded, or the configuration is wrong."),
+    "recovery": FindingSpec(
         "the driver requests a reset, a reboot or a drain after an error (Xid 154 reports the same in `dmesg`)."
     ),
-    **dict.fromkeys(("lost", "reset-required"), Explained.error("NVML returned that code for the GPU.")),
+    **dict.fromkeys(("lost", "reset-required"), FindingSpec.error("NVML returned that code for the GPU.")),
 }
 
 # nvml.h: nvmlGpuFabricState_t, nvmlDeviceGpuRecoveryAction_t.

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
 from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
@@ -30,18 +30,18 @@ from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "in-use": Explained(
+    "in-use": FindingSpec(
         "more than `used_mib` of memory in use: a process that was left over, or another job. In a container the pids "
         "are those of the host, or hidden. Less memory than any CUDA process takes, or what a desktop uses for "
         "graphics, is only a note."
     ),
-    "prohibited": Explained.error('compute mode "prohibited"; no CUDA process can start.'),
-    "exclusive": Explained(
+    "prohibited": FindingSpec.error('compute mode "prohibited"; no CUDA process can start.'),
+    "exclusive": FindingSpec(
         'compute mode "exclusive process". Harmless with one rank for each GPU (a note). A warning if another process '
         'has the GPU (CUDA reports "all CUDA-capable devices are busy or unavailable", unless it is the server of '
         "MPS), or several ranks use it."
     ),
-    "mig": Explained(
+    "mig": FindingSpec(
         "the GPU is split into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
         "rank. An error if ranks use the same slice: CUDA shows a process one slice only, and NCCL refuses that."
     ),

@@ -20,18 +20,18 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Nothing, Seen
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.text import share_text
 
 FINDINGS = {
-    "narrow": Explained(
+    "narrow": FindingSpec(
         "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only a note if all "
         "GPUs of that model have the same width: some boards and virtual machines are built so."
     ),
-    "slot": Explained.note(
+    "slot": FindingSpec.note(
         "as many lanes as the slot has, but fewer than the card has: the board's design, or the BIOS splits the slot."
     ),
 }

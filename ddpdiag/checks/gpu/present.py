@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
 from ddpdiag.checks.hosts import leave_out, names_text, nvml_fix, xid_fix
 from ddpdiag.checks.registry import by_code
@@ -50,19 +50,19 @@ from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import byte_count, count
 
 FINDINGS = {
-    "fewer": Explained.error(
+    "fewer": FindingSpec.error(
         "fewer GPUs than the bus shows, than the launcher or a variable names, or than the other hosts have."
     ),
-    "nvml": Explained.warning("the driver's library does not answer."),
-    "unreadable": Explained.not_seen("nor does another source show how many GPUs there are.", same_item=True),
-    "lost": Explained.error("a GPU is on the bus, but does not answer."),
-    "mismatch": Explained.error(
+    "nvml": FindingSpec.warning("the driver's library does not answer."),
+    "unreadable": FindingSpec.not_seen("nor does another source show how many GPUs there are.", same_item=True),
+    "lost": FindingSpec.error("a GPU is on the bus, but does not answer."),
+    "mismatch": FindingSpec.error(
         "the loaded driver and its library have different versions, so that no new CUDA process starts."
     ),
-    "hidden": Explained("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
-    "isolated": Explained("ranks of a host cannot open each other's GPUs."),
-    "mixed": Explained.warning("GPUs of different models on one host."),
-    "unlike-hosts": Explained.warning("hosts have different models of GPUs."),
+    "hidden": FindingSpec("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
+    "isolated": FindingSpec("ranks of a host cannot open each other's GPUs."),
+    "mixed": FindingSpec.warning("GPUs of different models on one host."),
+    "unlike-hosts": FindingSpec.warning("hosts have different models of GPUs."),
 }
 
 

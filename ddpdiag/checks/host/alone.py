@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.hosts import leave_out
@@ -32,11 +32,11 @@ from ddpdiag.model.trial import Context
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "wrong": Explained.error(
+    "wrong": FindingSpec.error(
         "elements of the product are wrong: the memory or the arithmetic units of that GPU (or CPU) are faulty."
     ),
-    "failed": Explained.error("a GPU that torch lists could not compute; torch's error is shown."),
-    "group": Explained.error(
+    "failed": FindingSpec.error("a GPU that torch lists could not compute; torch's error is shown."),
+    "group": FindingSpec.error(
         "the process group of one rank could not be opened, or its sum was wrong: a torch without this backend, a "
         "broken NCCL library, no loopback interface."
     ),

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
@@ -31,12 +31,12 @@ from ddpdiag.probes.host.limits import affinity, cgroup, cores
 from ddpdiag.text import begun, count
 
 FINDINGS = {
-    "one-core": Explained.warning("several ranks of a host may use only one core."),
-    "oversubscribed": Explained(
+    "one-core": FindingSpec.warning("several ranks of a host may use only one core."),
+    "oversubscribed": FindingSpec(
         "more ranks than cores, or than the quota allows: a note, since bandwidth is not judged then. A warning where "
         "the ranks also start more than `threads_per_core` (2) compute threads for each core."
     ),
-    "unreadable": Explained.not_seen("the cores of a host could not be read."),
+    "unreadable": FindingSpec.not_seen("the cores of a host could not be read."),
 }
 
 

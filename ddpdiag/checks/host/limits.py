@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Outcome, Severity, Status
 from ddpdiag.model.report import NONE
@@ -34,13 +34,13 @@ from ddpdiag.probes.host.limits import Limit, Limits, Share, cgroup, limits, use
 from ddpdiag.text import begun, count, size_text
 
 FINDINGS = {
-    "open-files": Explained.warning("too few open files are allowed."),
-    "locked-memory": Explained.warning("too little locked memory is allowed for the InfiniBand ports of this host."),
-    "processes": Explained(
+    "open-files": FindingSpec.warning("too few open files are allowed."),
+    "locked-memory": FindingSpec.warning("too little locked memory is allowed for the InfiniBand ports of this host."),
+    "processes": FindingSpec(
         "too few processes or threads are allowed, by the user's limit or the control group's: a warning, and an error "
         "where a rank failed because it could not start one."
     ),
-    "unreadable": Explained.not_seen("the limits of a host could not be read."),
+    "unreadable": FindingSpec.not_seen("the limits of a host could not be read."),
 }
 
 

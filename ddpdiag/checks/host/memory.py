@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import GIB, MIB, answers_by_host, leave_out
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.trial import Context
@@ -32,9 +32,9 @@ from ddpdiag.probes.host.limits import cgroup
 from ddpdiag.text import count, size_text
 
 FINDINGS = {
-    "short": Explained("less memory is left than the ranks of this host need to start."),
-    "oom-kills": Explained.warning("the kernel has killed processes in this control group."),
-    "unreadable": Explained.not_seen("the memory of a host could not be read."),
+    "short": FindingSpec("less memory is left than the ranks of this host need to start."),
+    "oom-kills": FindingSpec.warning("the kernel has killed processes in this control group."),
+    "unreadable": FindingSpec.not_seen("the memory of a host could not be read."),
 }
 
 _IN_GROUP = "left in its control group (the limit of the job or container)"

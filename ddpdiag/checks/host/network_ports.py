@@ -33,7 +33,7 @@ from functools import partial
 from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.port_deltas import INCIDENTS, CounterDelta, Incident, Pair, counter_deltas
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
@@ -46,26 +46,26 @@ from ddpdiag.probes.net.interfaces import chosen_address, interface_of, library_
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "link-down": Explained.warning(
+    "link-down": FindingSpec.warning(
         "a link was lost, even if it is back (carrier_down_count, link_downed): an error if the job uses this "
         "port, since all ranks wait until it is back, or fail; a warning for a member of a bond, or an RDMA port that "
         "the job does not use."
     ),
-    "gone": Explained.warning(
+    "gone": FindingSpec.warning(
         "a port that was present at the beginning is missing at the end: the card fell off the bus, or was removed."
     ),
-    "link-errors": Explained.warning(
+    "link-errors": FindingSpec.warning(
         "symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the standards "
         "allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than "
         "`receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors at all. The "
         "time counts as a minute at least (for port_rcv_errors a second), since a single event has no rate."
     ),
-    "damaged": Explained.warning(
+    "damaged": FindingSpec.warning(
         "TCP discarded more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
         "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
         "such segments has the right checksum although its data are wrong."
     ),
-    "not-ready": Explained.note(
+    "not-ready": FindingSpec.note(
         "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: a note, since "
         "storage traffic does the same."
     ),

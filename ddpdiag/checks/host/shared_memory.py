@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import MIB, Host, answers_by_host
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
@@ -33,9 +33,9 @@ from ddpdiag.probes.host.limits import SharedMemory, shared_memory
 from ddpdiag.text import count, size_text
 
 FINDINGS = {
-    "missing": Explained("there is no /dev/shm."),
-    "unusable": Explained("no memory can be allocated there: it is full, or not writable."),
-    "small": Explained(
+    "missing": FindingSpec("there is no /dev/shm."),
+    "unusable": FindingSpec("no memory can be allocated there: it is full, or not writable."),
+    "small": FindingSpec(
         "less room than NCCL or data loaders will need: an error with GPUs, unless NCCL's all-reduce passed (COL001)."
     ),
 }

@@ -22,33 +22,33 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, odd_text, ranks_text
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun, count
 
 FINDINGS = {
-    "duplicate": Explained.error(
+    "duplicate": FindingSpec.error(
         "two processes have the same rank; they overwrite each other's keys in the rendezvous, and hang."
     ),
-    "world-size": Explained.error("ranks state different world sizes."),
-    "uneven": Explained.warning(
+    "world-size": FindingSpec.error("ranks state different world sizes."),
+    "uneven": FindingSpec.warning(
         "hosts start different numbers of processes, which torchrun accepts without a warning."
     ),
-    "local-rank": Explained.error("two ranks of a host have the same LOCAL_RANK, and so would use the same GPU."),
-    "no-local-rank": Explained(
+    "local-rank": FindingSpec.error("two ranks of a host have the same LOCAL_RANK, and so would use the same GPU."),
+    "no-local-rank": FindingSpec(
         "RANK and WORLD_SIZE are set, but LOCAL_RANK is not. env:// does not need it, but scripts read it to choose a "
         "GPU: they stop with a KeyError, or all ranks of a host use the first GPU. ddpdiag itself counts the ranks of "
         "each host instead."
     ),
-    "fewer-gpus": Explained("a host shows fewer GPUs than it has ranks."),
-    "version": Explained.error("a rank runs another version of ddpdiag than rank 0, and cannot take part."),
-    "unauthenticated": Explained.note(
+    "fewer-gpus": FindingSpec("a host shows fewer GPUs than it has ranks."),
+    "version": FindingSpec.error("a rank runs another version of ddpdiag than rank 0, and cannot take part."),
+    "unauthenticated": FindingSpec.note(
         "ranks of several hosts had no shared secret to authenticate with, so another process on the network could "
         "have joined or led the run."
     ),
-    "idle-gpus": Explained.warning("GPUs that no rank uses are not tested."),
+    "idle-gpus": FindingSpec.warning("GPUs that no rank uses are not tested."),
 }
 
 _SHOWN = 8  # of the processes that joined as one rank

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
@@ -39,25 +39,25 @@ from ddpdiag.probes.host.environment import job_and_step, slurm_variables
 from ddpdiag.text import count
 
 FINDINGS = {
-    "step": Explained.note("the layout of the step: its tasks, hosts, processors and GPUs (a note)."),
-    "torchruns": Explained(
+    "step": FindingSpec.note("the layout of the step: its tasks, hosts, processors and GPUs (a note)."),
+    "torchruns": FindingSpec(
         "srun started several tasks, and each task started a torchrun that is not connected to the others. Each of "
         "them trains alone, and several on one host use the same GPUs, or the same port. --ntasks-per-node=1 does not "
         "help in a job with more tasks than nodes: srun ignores it there, so --nodes and --ntasks are both needed."
     ),
-    "cpus": Explained.warning(
+    "cpus": FindingSpec.warning(
         "since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound "
         "to fewer processors than the job asked for; data loaders and threads then share them."
     ),
-    "order": Explained.warning(
+    "order": FindingSpec.warning(
         "tasks are numbered in turn over the hosts (srun -m cyclic). Scripts that use rank % GPUs as the local rank "
         "then choose a wrong GPU, and groups of neighbouring ranks span hosts."
     ),
-    "few-tasks": Explained.error(
+    "few-tasks": FindingSpec.error(
         "WORLD_SIZE was exported from the job's size, but the step has fewer tasks: they wait forever for ranks that "
         "do not exist."
     ),
-    "time-left": Explained(
+    "time-left": FindingSpec(
         "the job ends before the budget is used up; the budget was shortened, so that the report is ready in time. "
         "With less than 10 s left this is an error, except if the time comes from SLURM_JOB_END_TIME, which does not "
         "follow a changed time limit. A step that Slurm ends (time limit, scancel) writes its files and its report at "

@@ -28,7 +28,7 @@ from itertools import islice
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding
 from ddpdiag.model.report import Setting, Value
@@ -38,18 +38,18 @@ from ddpdiag.stats import Odd, odd_ones_out
 from ddpdiag.text import count
 
 FINDINGS = {
-    "variable": Explained.warning("a variable differs between ranks."),
-    "process-group": Explained.warning(
+    "variable": FindingSpec.warning("a variable differs between ranks."),
+    "process-group": FindingSpec.warning(
         "ranks open different classes of process groups for NCCL. With torch 2.15 and newer they hang then; older ones "
         "have one class only."
     ),
-    "file": Explained.warning("a setting in one of NCCL's configuration files differs between hosts."),
-    "host-id": Explained.warning(
+    "file": FindingSpec.warning("a setting in one of NCCL's configuration files differs between hosts."),
+    "host-id": FindingSpec.warning(
         "NCCL_HOSTID is set: NCCL treats ranks of one host that have different values as ranks of different hosts, and "
         "uses neither P2P nor shared memory between them."
     ),
-    "set": Explained.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
-    "debug-level": Explained.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
+    "set": FindingSpec.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
+    "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
 }
 
 # These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.comparison.noise import median_without
@@ -46,17 +46,17 @@ from ddpdiag.stats import Odd, odd_ones_out
 FINDINGS = {
     **dict.fromkeys(
         ("torch", "cuda", "hip", "nccl"),
-        Explained(
+        FindingSpec(
             "ranks have different versions of it. A different torch brings different versions of the others, so only "
             "torch is reported then."
         ),
     ),
-    "python": Explained("another minor version is an error, another patch level a warning."),
-    "driver": Explained("NVIDIA driver versions differ; most of them work together, so this is a warning."),
-    "not-forked": Explained.note(
+    "python": FindingSpec("another minor version is an error, another patch level a warning."),
+    "driver": FindingSpec("NVIDIA driver versions differ; most of them work together, so this is a warning."),
+    "not-forked": FindingSpec.note(
         "an import of this environment starts CUDA, so each worker imports torch separately, and the run takes longer."
     ),
-    "slow-import": Explained.warning(
+    "slow-import": FindingSpec.warning(
         "`import torch` took longer than `slow_import_seconds` on some ranks, and at least `slow_import_ratio` times "
         "as long as the median of the other hosts, or most of it in waiting for files. Nothing is reported where all "
         "hosts are equally slow and their cores are busy."

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.hosts import nvml_fix
@@ -58,25 +58,25 @@ from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import proc_root, sys_root
 
 FINDINGS = {
-    "disabled": Explained.warning(
+    "disabled": FindingSpec.warning(
         "P2P is switched off in the driver (registry key), or is not allowed for a pair although it is for most pairs "
         "of these models with the same connection: a bridge that is not seated, another slot or BIOS setting."
     ),
-    "asymmetric": Explained.warning("one direction is allowed and the other is not."),
-    "no-p2p": Explained.note(
+    "asymmetric": FindingSpec.warning("one direction is allowed and the other is not."),
+    "no-p2p": FindingSpec.note(
         "the cards or the mainboard do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
     ),
-    "acs": Explained(
+    "acs": FindingSpec(
         "ACS redirects traffic between GPUs that have no NVLink, on a host that is not a virtual machine (which needs "
         "ACS). A warning where a PCIe switch could have carried the traffic, else a note."
     ),
-    "iommu": Explained.note(
+    "iommu": FindingSpec.note(
         "the IOMMU translates addresses for GPUs without NVLinks: the kernel then also sets ACS where it can."
     ),
-    "isolated": Explained.note(
+    "isolated": FindingSpec.note(
         "a control group shows each rank only some of the GPUs, so that NVML reports no paths between the others."
     ),
-    "unreadable": Explained.not_seen("NVML returned an error."),
+    "unreadable": FindingSpec.not_seen("NVML returned an error."),
 }
 
 # As `nvidia-smi topo -p2p` shows them; it has no letters for the registry key.

@@ -35,7 +35,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.other_users import not_free, used_meanwhile
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies import check as copies
@@ -63,7 +63,7 @@ from ddpdiag.stats import Samples, samples
 from ddpdiag.text import rate_text, reached_text, share_text, size_text
 
 FINDINGS = {
-    "far-below": Explained(
+    "far-below": FindingSpec(
         "less than `far_ratio` of what the path can do, twice; an error unless the message states why it is a warning, "
         "and a note if the second measurement is fast enough."
     )

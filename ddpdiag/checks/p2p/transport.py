@@ -27,7 +27,7 @@ from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.collective.all_reduce import LARGE_BYTES, SMALL_BYTES
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.p2p import transport_judge as findings
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport_judge import Data, transport_log
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
     import torch
 
 FINDINGS = {
-    "sockets": Explained(
+    "sockets": FindingSpec(
         "hosts communicate over sockets although their InfiniBand ports are up: NCCL_IB_DISABLE, NCCL_NET=Socket, "
         "libibverbs or /dev/infiniband missing in the container; an NCCL_IB_HCA that matches no port is reported by "
         "HST007. EFA ports need the plugin aws-ofi-nccl. (RoCE ports: INFO only, since clouds show some that reach no "
         "other host.)"
     ),
-    "no-gdr": Explained(
+    "no-gdr": FindingSpec(
         "some hosts, or all, do not use GPUDirect RDMA: nvidia-peermem not loaded and no DMA-BUF, GPU and adapter "
         "too far apart, NCCL_NET_GDR_LEVEL."
     ),
-    "inside": Explained.warning(
+    "inside": FindingSpec.warning(
         "ranks of one host communicate over shared memory or the network although NVLinks connect their GPUs: "
         "NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_HOSTID (LCH002), containers that do not see each other's GPUs."
     ),
-    "nvls": Explained(
+    "nvls": FindingSpec(
         "some GPUs offer NVLink SHARP and others do not; NCCL then uses it nowhere. Check the fabric manager."
     ),
-    "mixed-versions": Explained.error(
+    "mixed-versions": FindingSpec.error(
         "ranks load different NCCLs, although torch reports the same one (LCH003): LD_LIBRARY_PATH, LD_PRELOAD."
     ),
-    "warned": Explained.note("warnings in NCCL's own log."),
-    "unreadable": Explained.not_seen(
+    "warned": FindingSpec.note("warnings in NCCL's own log."),
+    "unreadable": FindingSpec.not_seen(
         "NCCL wrote no log, or none that this version understands, so the transport is not known."
     ),
 }

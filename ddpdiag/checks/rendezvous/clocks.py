@@ -20,15 +20,15 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import names_text
 from ddpdiag.checks.rendezvous.mesh import check as rdz004
 from ddpdiag.checks.rendezvous.mesh.data import mesh_of
 from ddpdiag.model import Finding
 
 FINDINGS = {
-    "off": Explained.warning("a host's clock differs from most others' by more than `off_seconds`."),
-    "unreadable": Explained.not_seen("RDZ004, which asks the hosts for their time, was not run."),
+    "off": FindingSpec.warning("a host's clock differs from most others' by more than `off_seconds`."),
+    "unreadable": FindingSpec.not_seen("RDZ004, which asks the hosts for their time, was not run."),
 }
 
 _HARM = "Training works, but log lines of different hosts are in the wrong order, and Kerberos and TLS may fail."

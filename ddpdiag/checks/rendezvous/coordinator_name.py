@@ -28,7 +28,7 @@ from shlex import quote
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.model import Finding, Scalar, Severity
@@ -37,25 +37,25 @@ from ddpdiag.probes.net.interfaces import family_of, is_reachable, own_families,
 from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 
 FINDINGS = {
-    "unknown": Explained.error("the resolver reports that there is no such name."),
-    "slow": Explained(
+    "unknown": FindingSpec.error("the resolver reports that there is no such name."),
+    "slow": FindingSpec(
         "the resolver answers late, or not within 12 s (glibc asks a silent name server twice, 5 s each).",
         same_item=True,
     ),
     **dict.fromkeys(
         ("loopback", "own"),
-        Explained(
+        FindingSpec(
             "/etc/hosts names 127.0.1.1. On the coordinator's own host that is harmless as long as the ranks can "
             "connect. For a host's own name it is harmless as long as gloo works: of two ranks the one that offers the "
             "higher address connects."
         ),
     ),
-    "differs": Explained.warning("hosts got different addresses, because of a split DNS or an old line in /etc/hosts."),
-    "family": Explained.error(
+    "differs": FindingSpec.warning("hosts got different addresses: a split DNS, or an old line in /etc/hosts."),
+    "family": FindingSpec.error(
         "the name resolves to IPv6 addresses only, and the host has none of its own that others reach (or the same "
         "with IPv4); or one host has IPv4 addresses only, and another one IPv6 addresses only."
     ),
-    "reverse": Explained.warning(
+    "reverse": FindingSpec.warning(
         "the look-up of the name of the coordinator's address takes long. c10d makes this look-up at each connection, "
         "so a silent name server costs a job of three hosts 20 s."
     ),
@@ -186,7 +186,7 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
 
 def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
     met = seen.of(methods.CHECK)
-    harmless = coordinator and any(t.params.get("method") == "tcp" and met.went_well(t) for t in met.trials)
+    harmless = coordinator and any(t.params.get("method") == "tcp" and met.succeeded(t) for t in met.trials)
     first = seen.world.node_of(0)
     message = (
         f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}, which is {node} itself. So the ranks on {node} "

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.rendezvous.mesh.data import Offers, offers
@@ -53,25 +53,25 @@ from ddpdiag.probes.net.tcp_connect import is_loopback, resolve
 from ddpdiag.text import link_rate
 
 FINDINGS = {
-    "missing": Explained(
+    "missing": FindingSpec(
         "the variable names an interface that this host does not have: names differ between hosts (eno1, eth0)."
     ),
     **dict.fromkeys(
         ("down", "no-address"),
-        Explained(
+        FindingSpec(
             "the interface exists, but is unusable: no carrier, or no address but a link-local one, as members of a "
             "bond have."
         ),
     ),
-    "loopback": Explained("the variable selects a loopback address, but there are several hosts."),
-    "shared": Explained(
+    "loopback": FindingSpec("the variable selects a loopback address, but there are several hosts."),
+    "shared": FindingSpec(
         "several hosts would offer the same address, such as 172.17.0.1 of docker0, or that of a cloned machine."
     ),
-    "wrong": Explained(
+    "wrong": FindingSpec(
         "the address belongs to another interface than the route to the coordinator; an error if the other hosts could "
         "not connect to it in RDZ004, no finding if all of them could."
     ),
-    "unreadable": Explained.not_seen("the interfaces of a host could not be read."),
+    "unreadable": FindingSpec.not_seen("the interfaces of a host could not be read."),
 }
 
 _NAME_SECONDS = 5.0

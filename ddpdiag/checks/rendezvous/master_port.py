@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import left_out
 from ddpdiag.checks.rendezvous.port_faults import Data, failure_finding, itself, not_even_itself, not_listening
 from ddpdiag.model import Finding, Scalar, Severity, Trial
@@ -35,33 +35,33 @@ from ddpdiag.probes.net.interfaces import ephemeral_ports, is_local
 from ddpdiag.probes.net.tcp_connect import PortAnswer, PortListener, Reach, answered, check_port, is_loopback
 
 FINDINGS = {
-    "taken": Explained.error(
+    "taken": FindingSpec.error(
         "another process listens on MASTER_PORT on rank 0's host, such as another job with the same default port, or "
         "one that did not end. The process and the port are named; the host is not to blame."
     ),
-    "unusable": Explained.error("rank 0 may not listen there (ports below 1024).", same_item=True),
-    "elsewhere": Explained.error(
+    "unusable": FindingSpec.error("rank 0 may not listen there (ports below 1024).", same_item=True),
+    "elsewhere": FindingSpec.error(
         "rank 0's host does not reach itself under MASTER_ADDR: the address is another host's."
     ),
-    "nobody": Explained.error(
+    "nobody": FindingSpec.error(
         "torchrun should serve the store (TORCHELASTIC_USE_AGENT_STORE), but no process listens; an outer or an older "
         "launcher set the variable.",
         same_item=True,
     ),
     **dict.fromkeys(
         ("refused", "dropped", "unreachable", "stranger"),
-        Explained.error(
+        FindingSpec.error(
             "a host cannot reach rank 0's port: a firewall that rejects or drops, no route, or another machine that "
             "answers under this name. If none of several other hosts can reach it, rank 0's host is blamed (but not "
             "for `stranger`), and also if it cannot even reach itself. Otherwise the failing links are named, and "
             "neither of their ends."
         ),
     ),
-    "itself": Explained.error(
+    "itself": FindingSpec.error(
         "MASTER_ADDR is also an address of that host, such as docker0's, or a name that /etc/hosts gives to it."
     ),
-    "partly": Explained.note("there are so many hosts that not all of them tried."),
-    "ephemeral": Explained.note(
+    "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
+    "ephemeral": FindingSpec.note(
         "the kernel also gives MASTER_PORT to outgoing connections (net.ipv4.ip_local_port_range), so it can be taken "
         "at any time."
     ),

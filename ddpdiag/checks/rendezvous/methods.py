@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed, unfinished
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.rendezvous import master_port, shared_dir
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Status, Trial
@@ -42,9 +42,9 @@ from ddpdiag.probes.host.shared_files import unfit_for_url
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "method": Explained("this method fails, and another one works."),
-    "absent": Explained.note("this method was not tried, because torch or the launcher lacks what it needs."),
-    "file": Explained.note(
+    "method": FindingSpec("this method fails, and another one works."),
+    "absent": FindingSpec.note("this method was not tried, because torch or the launcher lacks what it needs."),
+    "file": FindingSpec.note(
         "file:// was not tried, because no directory is known that all hosts share, or its name is unfit for a URL."
     ),
 }
@@ -81,7 +81,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     methods = _methods(seen)
     repeat = int(seen.number("repeat"))
     done = len(seen.trials)
-    if done >= len(methods) * repeat or (done >= 2 and not any(map(seen.went_well, seen.trials[-2:]))):
+    if done >= len(methods) * repeat or (done >= 2 and not any(map(seen.succeeded, seen.trials[-2:]))):
         return ()
     agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
     method = methods[done // repeat]
@@ -121,7 +121,7 @@ def _name(method: str) -> str:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Failed methods beside one that works are this check's finding; the ranks that failed are RUN003's."""
     # Where a rank was lost meanwhile (RUN002) or only needed more time (RUN004), the method is not to blame.
-    tried = {str(t.params["method"]): seen.went_well(t) for t in seen.trials if not _is_open(seen, t)}
+    tried = {str(t.params["method"]): seen.succeeded(t) for t in seen.trials if not _is_open(seen, t)}
     if seen.trials and "file" not in tried and len(seen.world.hosts) > 1 and not seen.options.shared_dir:
         yield seen.finding(
             "file",

@@ -25,7 +25,7 @@ from shlex import quote
 from msgspec import structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, locks, unwritable, where_of
 from ddpdiag.checks.world import World
@@ -38,27 +38,27 @@ from ddpdiag.stats import odd_ones_out
 FINDINGS = {
     **dict.fromkeys(
         ("missing", "denied", "read-only", "full", "broken"),
-        Explained.error(
+        FindingSpec.error(
             "the directory cannot be written to. torch reports it only after five minutes of silence: it opens the "
             "file again and again, whatever time-out the job gave."
         ),
     ),
-    "not-shared": Explained.error(
+    "not-shared": FindingSpec.error(
         "a host does not see what the others write: its file server is not mounted, or another one is."
     ),
-    "locks": Explained("flock fails."),
-    "local-locks": Explained.error(
+    "locks": FindingSpec("flock fails."),
+    "local-locks": FindingSpec.error(
         "two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with `localflock`. torch's "
         "FileStore needs both.",
         same_item=True,
     ),
-    "fcntl-locks": Explained("lockf fails, which other libraries use.", same_item=True),
-    "slow": Explained.warning(
+    "fcntl-locks": FindingSpec("lockf fails, which other libraries use.", same_item=True),
+    "slow": FindingSpec.warning(
         "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
     ),
-    "partly": Explained.note("there are so many hosts that not all of them tried."),
-    "little-room": Explained.warning("the directory is nearly full."),
-    "stale": Explained.warning(
+    "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
+    "little-room": FindingSpec.warning("the directory is nearly full."),
+    "stale": FindingSpec.warning(
         "a file there is the store of an earlier job that ended without removing it. A job that uses it again connects "
         "to processes that no longer exist, and hangs."
     ),
@@ -147,7 +147,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 def usable(seen: Seen[Data]) -> bool:
     """May a job meet over a file there, as far as is known?"""
-    return all(map(seen.went_well, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
+    return all(map(seen.succeeded, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
 
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:

@@ -33,19 +33,19 @@ tests/benchmarks/compare.py (how often a difference was found between equal runs
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Direction, changed_facts, comparable, compared_figures
 from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "worse": Explained.warning("a rank, or the whole world, is slower than in the baseline."),
-    "incomparable": Explained.not_seen(
+    "worse": FindingSpec.warning("a rank, or the whole world, is slower than in the baseline."),
+    "incomparable": FindingSpec.not_seen(
         "the runs have different numbers of ranks or hosts, or another backend, so nothing was compared."
     ),
-    "changed": Explained.note("versions or variables that differ."),
-    "better": Explained.note("a figure is better than in the baseline."),
+    "changed": FindingSpec.note("versions or variables that differ."),
+    "better": FindingSpec.note("a figure is better than in the baseline."),
 }
 
 _SHOWN = 20

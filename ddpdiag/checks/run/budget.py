@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import goes_on, is_starting, unfinished
-from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import who_text
 from ddpdiag.checks.run.trials import failures
 from ddpdiag.model import EventKind, Finding, Severity, Status
@@ -25,19 +25,19 @@ from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import begun, count
 
 FINDINGS = {
-    "budget": Explained.error(
+    "budget": FindingSpec.error(
         "too little of the budget (`--budget`) was left for the next check; a note where a rank that hung, crashed or "
         "never joined explains why time ran out.",
         effect=Effect.UNKNOWN,
     ),
-    "unfinished": Explained.error(
+    "unfinished": FindingSpec.error(
         "a rank was still making progress at the deadline of a check: it had taken a step in the last twentieth of "
         "that time; or it used a core, in the import of torch or because the budget had left less time than usual; or "
         "the budget left less than 30 s for a CUDA context, a communicator or the first collective. Blame would be a "
         "guess.",
         effect=Effect.UNKNOWN,
     ),
-    "told": Explained(
+    "told": FindingSpec(
         "a signal ended the run: a time limit of the scheduler, a launcher that ends a job, or Ctrl-C (only a note, "
         "since the user pressed it).",
         effect=Effect.UNKNOWN,

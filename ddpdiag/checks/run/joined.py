@@ -27,14 +27,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
 from ddpdiag.model import Event, EventKind, Finding, Scalar
 from ddpdiag.text import count
 
 FINDINGS = {
-    "absent": Explained.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
+    "absent": FindingSpec.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
 }
 
 _NOTES_SHOWN = 8

@@ -26,17 +26,17 @@ from shlex import quote
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
 
 FINDINGS = {
-    "lost": Explained.error("a rank, or all ranks of a host, stopped responding."),
-    "cut-off": Explained.error(
+    "lost": FindingSpec.error("a rank, or all ranks of a host, stopped responding."),
+    "cut-off": FindingSpec.error(
         "all other hosts, two or more, stopped responding at once, and none answers a TCP connect. The one cause that "
         "explains this is on the side of the host that reports, so that host is blamed and not all the others."
     ),
-    "link": Explained.error(
+    "link": FindingSpec.error(
         "two hosts do not receive each other's messages. The evidence of two hosts cannot decide which is at fault: "
         "the link is named."
     ),

@@ -18,11 +18,11 @@ Sources: signal(7); proc_pid_stack(5); Linux's hung task detector (kernel.hung_t
 from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.model import Finding
 
 FINDINGS = {
-    "survived": Explained.error("a process survived SIGKILL. Its pid, and where in the kernel it waits, are named.")
+    "survived": FindingSpec.error("a process survived SIGKILL. Its pid, and where in the kernel it waits, are named.")
 }
 
 

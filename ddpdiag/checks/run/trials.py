@@ -42,7 +42,7 @@ from msgspec import structs
 from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.findings import Effect, Explained
+from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.host.limits import lacked_processes
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.posted import DTYPES
@@ -77,15 +77,15 @@ _STARTS = (
 )
 
 FINDINGS = {
-    "unheard": Explained.error("a rank's supervisor sent no result."),
-    "died": Explained.error("the process ended by a signal or an exit code, without an answer.", same_item=True),
-    "raised": Explained.error(
+    "unheard": FindingSpec.error("a rank's supervisor sent no result."),
+    "died": FindingSpec.error("the process ended by a signal or an exit code, without an answer.", same_item=True),
+    "raised": FindingSpec.error(
         "an exception, whose text is shown. If all ranks raised the same, none of them is to blame."
     ),
-    "unsupported": Explained.error(
+    "unsupported": FindingSpec.error(
         "torch does not know the requested backend on any rank (exit code 2).", effect=Effect.USAGE
     ),
-    "hung": Explained.error(
+    "hung": FindingSpec.error(
         "a rank passed the deadline of the check (`--set CODE.deadline_seconds=SECONDS`), or what was left of the "
         "budget, or its process was stopped or in uninterruptible sleep for 10 s without a step. A rank that was still "
         "making progress then is reported as unfinished (RUN004), not as hung. So is a check of `ddpdiag host` that "
@@ -93,13 +93,13 @@ FINDINGS = {
         "rank that is the first user of the GPUs, creates its CUDA context or its communicator, or posts the first "
         "collective, in which NCCL connects the ranks, has up to 60 s more for that."
     ),
-    "slow-start": Explained.warning(
+    "slow-start": FindingSpec.warning(
         "starting the GPUs, creating a CUDA context or a communicator, or the first collective, took more than "
         "`slow_start_seconds` (10). Each start of a training job takes as long. The usual causes are a driver without "
         "persistence mode, libraries on a slow file system, kernels that are loaded for the first time or compiled, "
         "and a host with many network adapters."
     ),
-    "mismatch": Explained.error("ranks posted different collectives under the same number (see below)."),
+    "mismatch": FindingSpec.error("ranks posted different collectives under the same number (see below)."),
 }
 
 D = TypeVar("D")

@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
@@ -39,18 +39,18 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import CoreUse, CoreWatch
 
 FINDINGS = {
-    "weights": Explained.warning(
+    "weights": FindingSpec.warning(
         "ranks draw different initial weights from one seed: different versions of torch, or memory errors. DDP hides "
         "it."
     ),
-    "gradient": Explained.error(
+    "gradient": FindingSpec.error(
         "a rank gives the all-reduce a different gradient than two others compute from the same images: its arithmetic "
         "or memory is at fault, or another model of CPU or GPU rounds differently."
     ),
-    "average": Explained.error("DDP's result is not the mean of the gradients of the ranks."),
-    "unequal": Explained.error("it is not the gradient that one process computes.", same_item=True),
-    "unreadable": Explained.not_seen("a rank could not read the images."),
-    "straggler": Explained.warning(
+    "average": FindingSpec.error("DDP's result is not the mean of the gradients of the ranks."),
+    "unequal": FindingSpec.error("it is not the gradient that one process computes.", same_item=True),
+    "unreadable": FindingSpec.not_seen("a rank could not read the images."),
+    "straggler": FindingSpec.warning(
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
@@ -58,7 +58,7 @@ FINDINGS = {
         "ranks share a core, none is named.",
         slows=True,
     ),
-    "network": Explained.warning(
+    "network": FindingSpec.warning(
         "the ranks work equally long, and one host, or rank, is slow with both of its neighbours.",
         slows=True,
     ),

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.stolen_cores import OTHERS_SHARE, WAITED_SHARE, stolen_cores
@@ -39,30 +39,30 @@ from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun, count
 
 FINDINGS = {
-    "diverged": Explained.error(
+    "diverged": FindingSpec.error(
         "ranks hold different parameters. Causes: an all-reduce with wrong results on one rank, memory errors in a "
         "GPU, or different versions of torch. Where hosts have different models of CPU or GPU, the last bits may "
         "differ."
     ),
-    "nan": Explained.error(
+    "nan": FindingSpec.error(
         "a loss or gradient is not finite. The ranks that had it first, before any exchange, are named: a GPU that "
         "computes wrong results, or its memory. If all ranks had it at once, suspect the learning rate or the images."
     ),
     **dict.fromkeys(
         ("inaccurate", "flat"),
-        Explained.error(
+        FindingSpec.error(
             "all ranks agree, but the network learned nothing: gradients are not averaged, or images and labels do not "
             "belong together (`--data-dir`)."
         ),
     ),
-    "stolen-cores": Explained.warning(
+    "stolen-cores": FindingSpec.warning(
         "processes that are not the job's use `others_share` (20 %) of the cores on which the ranks of a host may run "
         "(twice that where the ranks are more than these cores), and a rank waits for a core in `waited_share` (10 %) "
         "of the time in which it could run. They are named as far as they can be seen. Or the hypervisor gives as much "
         "to other virtual machines.",
         slows=True,
     ),
-    "data": Explained.error(
+    "data": FindingSpec.error(
         "a file of images is missing or damaged on some hosts. Copy it again; compare with `gzip -t` and `sha256sum`."
     ),
 }

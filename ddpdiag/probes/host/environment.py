@@ -11,8 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.foreign import is_secret, without_secrets
 from ddpdiag.probes.host.kernel import read_pairs, read_text
+from ddpdiag.sanitize import is_secret, without_secrets
 
 PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_", "RCCL_", "HSA_", "PYTORCH_")
 NAMES = frozenset(

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.foreign import words_without_secrets
 from ddpdiag.probes.host.kernel import PROC, age_seconds, environ, names_in, open_files, read_text, stat_of, tcp_sockets
+from ddpdiag.sanitize import words_without_secrets
 
 # Variables that name the job of a process. Nothing else of a stranger's environment is read out.
 _JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")

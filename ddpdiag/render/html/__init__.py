@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ddpdiag.errors import UsageError
-from ddpdiag.foreign import printable
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Sections
 from ddpdiag.render.html.page import Cell, Fact, FindingBox, Listed, Page, Table, Text, columns, paragraphs, words
@@ -27,6 +26,7 @@ from ddpdiag.render.html.world import environment_section, inventory_section, pa
 from ddpdiag.render.plots import drawing, page_style
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import grouped, subjects
+from ddpdiag.sanitize import printable
 from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Container
 
 from msgspec import Struct
 
-from ddpdiag.foreign import printable
 from ddpdiag.render.page import one_line
+from ddpdiag.sanitize import printable
 
 # A text beyond this is no message; a page must stay one that opens.
 MOST_LETTERS = 4_000

@@ -38,7 +38,7 @@ class Endpoint:
         return max(self.greet_seconds, min(self.wait_seconds / 3, answer_seconds(arrival.place.world_size)))
 
 
-class Found(NamedTuple):
+class Rank0Endpoint(NamedTuple):
     """The means to trust rank 0, and the only port to try, where a rank knows that."""
 
     wire: Wire
@@ -72,7 +72,7 @@ _LAST_TRY_SECONDS = 0.5
 
 def join(
     endpoint: Endpoint,
-    secret: Callable[[], Found | None],
+    secret: Callable[[], Rank0Endpoint | None],
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
@@ -141,7 +141,7 @@ def _try_ports(
 
 def _join_through_relay(
     endpoint: Endpoint,
-    secret: Callable[[], Found | None],
+    secret: Callable[[], Rank0Endpoint | None],
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None],

@@ -12,7 +12,6 @@ from typing import Protocol
 from msgspec import structs
 
 from ddpdiag.errors import ExitCode
-from ddpdiag.foreign import printable
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
@@ -29,6 +28,7 @@ from ddpdiag.runtime.control.messages import (
     Upward,
 )
 from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
+from ddpdiag.sanitize import printable
 
 
 @dataclass(frozen=True)

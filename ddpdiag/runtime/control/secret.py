@@ -23,7 +23,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.programs import holder_of, run_bounded
 from ddpdiag.probes.net.tcp_connect import resolve
 from ddpdiag.runtime.control import key_file
-from ddpdiag.runtime.control.join import SHARE_A_SECRET, Found
+from ddpdiag.runtime.control.join import SHARE_A_SECRET, Rank0Endpoint
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.launchers.launch import digest
 
@@ -102,11 +102,11 @@ class Secrets:
         elif self.origin is Origin.MUNGE:
             self._server = offer_by_munge(self._run_id, self._found, port, self._munge_ports)
 
-    def of_rank(self) -> Found | None:
+    def of_rank(self) -> Rank0Endpoint | None:
         """The secret of a run that this process joins; None as long as it may still appear."""
         if self.origin is Origin.SAME_HOST:
             there = ask_on_host(self._run_id)
-            return None if there is None else Found(Wire(self._run_id, there[0]), there[1])
+            return None if there is None else Rank0Endpoint(Wire(self._run_id, there[0]), there[1])
         if self.origin is Origin.KEY_FILE and not self._found:
             self._since = time.monotonic() if self._since is None else self._since
             may_appear = self._take_key_file(create=False) and time.monotonic() - self._since < _KEY_SECONDS
@@ -114,10 +114,10 @@ class Secrets:
                 return None
             self._turns_to_munge()
         if self.origin is not Origin.MUNGE:
-            return Found(self._settled())
+            return Rank0Endpoint(self._settled())
         for address in resolve(self._host, self._munge_ports[0], _RESOLVE_SECONDS) or ():
             if (there := ask_by_munge(self._run_id, address, self._munge_ports)) is not None:
-                return Found(Wire(self._run_id, there[0]), there[1])
+                return Rank0Endpoint(Wire(self._run_id, there[0]), there[1])
         return None
 
     def _turns_to_munge(self) -> bool:

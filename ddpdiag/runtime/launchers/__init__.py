@@ -23,11 +23,11 @@ from ddpdiag.runtime.launchers.launch import (
     TORCH_PORT,
     TORCHRUN,
     TORCHRUN_EXTRAS,
-    Asked,
     Environ,
     Given,
     Here,
     Launch,
+    LaunchArgs,
     Names,
     agreed,
     check_below,
@@ -49,7 +49,7 @@ from ddpdiag.runtime.launchers.launch import (
 )
 
 
-def read_launch(env: Environ, asked: Asked, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
+def read_launch(env: Environ, asked: LaunchArgs, *, host: str, gpus: int, cores: int, fresh: str) -> Launch:
     """The place of this process, or a `UsageError` that names the variable or option to change.
 
     `host` is what this host calls itself, `gpus` are those that this process may use; `fresh` is an id that no other
@@ -99,7 +99,7 @@ def _set_by_slurm(env: Environ, names: Names) -> bool:
     return names is PMI and "PMI_SIZE" in env and env["PMI_SIZE"] == env.get("SLURM_STEP_NUM_TASKS")
 
 
-def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
+def _from_env(env: Environ, asked: LaunchArgs, here: Here, rank: Given) -> Launch:
     """torchrun, torch.distributed.launch, or any other launcher that sets what torch's env:// reads."""
     # A RANK alone is mostly left over in the shell: one error names all that is missing, and how to do without it.
     given = {"WORLD_SIZE": asked.world_size, "MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
@@ -131,7 +131,7 @@ def _from_env(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
     )
 
 
-def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tuple[str, int]:
+def _env_endpoint(env: Environ, asked: LaunchArgs, who: str, *, needed: bool) -> tuple[str, int]:
     """MASTER_ADDR and MASTER_PORT, without which torch's env:// fails as well."""
     address, port = master_addr(env, asked.master_addr), master_port(env, asked.master_port)
     if needed and address is None:
@@ -141,7 +141,7 @@ def _env_endpoint(env: Environ, asked: Asked, who: str, *, needed: bool) -> tupl
     return address or "127.0.0.1", port or TORCH_PORT
 
 
-def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> Launch:
+def _from_mpi(env: Environ, asked: LaunchArgs, here: Here, names: Names, rank: Given) -> Launch:
     """An MPI launcher started one process per rank. It names no host for rank 0: on several hosts, the user must."""
     world, ours = _one_rank(env, asked, here, names, rank)
     _check_same_world(env, world)
@@ -160,7 +160,7 @@ def _from_mpi(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     return Launch(place=ours, coordinator=coordinator, port=port, run_id=run_id(asked, own, port))
 
 
-def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given) -> tuple[Given, Place]:
+def _one_rank(env: Environ, asked: LaunchArgs, here: Here, names: Names, rank: Given) -> tuple[Given, Place]:
     """The world's size and the place of a process for which the launcher set the variables of one rank."""
     refuse_block(asked, agreed(rank, option("--rank", asked.rank)) or rank)
     world = agreed(number(env, *names.world_size), option("--world-size", asked.world_size))
@@ -178,7 +178,7 @@ def _one_rank(env: Environ, asked: Asked, here: Here, names: Names, rank: Given)
     )
 
 
-def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Launch:
+def _from_step(env: Environ, asked: LaunchArgs, here: Here, step: slurm.Step) -> Launch:
     """srun started this process: as one rank, or alone on its host, to start one rank per GPU."""
     # The command line's options for hosts must be true of the step.
     agreed(step.node_rank, option("--node-rank", asked.node_rank))
@@ -206,7 +206,7 @@ def _from_step(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Laun
     )
 
 
-def _ranks_per_task(asked: Asked, here: Here, step: slurm.Step) -> int | None:
+def _ranks_per_task(asked: LaunchArgs, here: Here, step: slurm.Step) -> int | None:
     """How many ranks this task must start; `None` when it is a rank."""
     wanted = ranks_here(asked)
     if step.one_task_per_node and (wanted is not None or here.gpus > 1):
@@ -217,7 +217,7 @@ def _ranks_per_task(asked: Asked, here: Here, step: slurm.Step) -> int | None:
     return None
 
 
-def _task_place(env: Environ, asked: Asked, here: Here, step: slurm.Step) -> Place:
+def _task_place(env: Environ, asked: LaunchArgs, here: Here, step: slurm.Step) -> Place:
     """The place of a task that is a rank."""
     rank = agreed(step.rank, option("--rank", asked.rank)) or step.rank
     local_rank = agreed(step.local_rank, option("--local-rank", asked.local_rank))
@@ -239,7 +239,7 @@ def _check_same_world(env: Environ, world: Given) -> None:
 # The command line alone ----------------------------------------------------------------------------------------------
 
 
-def _by_rank(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
+def _by_rank(env: Environ, asked: LaunchArgs, here: Here, rank: Given) -> Launch:
     """The user starts each rank with --rank and --world-size."""
     refuse_block(asked, rank)
     world = agreed(number(env, "WORLD_SIZE"), option("--world-size", asked.world_size))
@@ -258,7 +258,7 @@ def _by_rank(env: Environ, asked: Asked, here: Here, rank: Given) -> Launch:
     )
 
 
-def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
+def _by_node(env: Environ, asked: LaunchArgs, here: Here) -> Launch:
     """The user starts one process per host, as with torchrun --nnodes --node-rank."""
     nodes, node = option("--nnodes", asked.nnodes), option("--node-rank", asked.node_rank)
     check_positive(nodes)
@@ -284,7 +284,7 @@ def _by_node(env: Environ, asked: Asked, here: Here) -> Launch:
     )
 
 
-def _alone(env: Environ, asked: Asked, here: Here) -> Launch:
+def _alone(env: Environ, asked: LaunchArgs, here: Here) -> Launch:
     """No launcher started this process: it tests this host with ranks that it starts."""
     refuse_single(asked, "--rank is not given")
     # A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps.
@@ -320,7 +320,7 @@ def _default_count(here: Here, *, alone: bool) -> int:
     return here.gpus or (2 if alone else 1)
 
 
-def _endpoint(env: Environ, asked: Asked, who: Given, *, others: bool) -> tuple[str, int]:
+def _endpoint(env: Environ, asked: LaunchArgs, who: Given, *, others: bool) -> tuple[str, int]:
     """--master-addr is needed as soon as there are others; --master-port has torch's default."""
     address = master_addr(env, asked.master_addr)
     if address is None and others:

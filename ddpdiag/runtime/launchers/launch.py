@@ -179,7 +179,7 @@ TORCHRUN_EXTRAS = (
 )
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class LaunchArgs(Struct, frozen=True, kw_only=True):
     """The options of the command line; `None` means not given."""
 
     rank: int | None = None
@@ -299,7 +299,7 @@ def place(
     )
 
 
-def ranks_here(asked: Asked) -> int | None:
+def ranks_here(asked: LaunchArgs) -> int | None:
     """--nproc-per-node, within reason."""
     wanted = option("--nproc-per-node", asked.nproc_per_node)
     check_positive(wanted)
@@ -314,7 +314,7 @@ def check_world(world: Given) -> None:
         raise UsageError(f"{world}: expected at most {MOST_RANKS:,} ranks")
 
 
-def refuse_block(asked: Asked, rank: Given) -> None:
+def refuse_block(asked: LaunchArgs, rank: Given) -> None:
     """A process that is a rank starts none."""
     blocks = {"--nproc-per-node": asked.nproc_per_node, "--nnodes": asked.nnodes, "--node-rank": asked.node_rank}
     for name, value in blocks.items():
@@ -322,14 +322,14 @@ def refuse_block(asked: Asked, rank: Given) -> None:
             raise UsageError(f"{name} {value} contradicts {rank}: this process is that rank, and starts no others")
 
 
-def refuse_single(asked: Asked, because: str) -> None:
+def refuse_single(asked: LaunchArgs, because: str) -> None:
     """A process that starts several ranks is none of them."""
     for name, value in {"--rank": asked.rank, "--local-rank": asked.local_rank}.items():
         if value is not None:
             raise UsageError(f"{name} {value} has no meaning here: {because}")
 
 
-def run_id(asked: Asked, own: str | None, *shared: object) -> str:
+def run_id(asked: LaunchArgs, own: str | None, *shared: object) -> str:
     """The same in all processes of this launch: asked for, the launcher's own, or from what all `shared`.
 
     Where people start ranks by hand that is the port alone: they spell the coordinator in many ways (a name, an

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 
-from ddpdiag.foreign import without_secrets
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.gpu.visibility import holds_gpu
 from ddpdiag.probes.host.kernel import PROC, cpu_ticks, process_state, stat_of
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.runtime.deadlines import DEADLINES
 from ddpdiag.runtime.supervisor.ipc import anonymous_file
+from ddpdiag.sanitize import without_secrets
 
 # Has a worker or fork server write its Python stack to a file; the handler is in C and needs no GIL (faulthandler).
 DUMP_SIGNAL = signal.SIGUSR1

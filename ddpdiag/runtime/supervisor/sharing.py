@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import ddpdiag
-from ddpdiag.foreign import is_secret
 from ddpdiag.probes.host.kernel import boot_id
 from ddpdiag.runtime.launchers.launch import digest
 from ddpdiag.runtime.supervisor.processes import OPEN_FILES
+from ddpdiag.sanitize import is_secret
 
 # Read when a process is exec'ed or when torch is imported: an override takes effect only in a worker of its own.
 EXEC_TIME = re.compile(

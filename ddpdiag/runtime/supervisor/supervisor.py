@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.foreign import printable
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
 from ddpdiag.model.trial import refused_override
 from ddpdiag.probes.host.programs import with_home
@@ -25,6 +24,7 @@ from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.forked import ForkedWorker, ForkServer
 from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
+from ddpdiag.sanitize import printable
 
 # A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all
 # import torch at once; after that each rank has its own.

@@ -15,7 +15,6 @@ from typing import NoReturn
 import msgspec
 
 from ddpdiag import codec
-from ddpdiag.foreign import without_secrets
 from ddpdiag.model import Kind, Options, Place, Status, Trial
 from ddpdiag.model.trial import BARRIER_STEP, CONTEXT_STEP, NVML_STEP, Context, Opening, is_first_use
 from ddpdiag.probes.gpu.nvml import is_exclusive
@@ -31,6 +30,7 @@ from ddpdiag.runtime.supervisor.ipc import (
     send_framed,
 )
 from ddpdiag.runtime.supervisor.processes import die_with_parent, dump_stacks_to, is_alive, leave_terminal
+from ddpdiag.sanitize import without_secrets
 
 _MAX_DETAIL = 8_000
 _POLL_SECONDS = 0.02

@@ -58,7 +58,7 @@ from ddpdiag.checks.fabric.hosts.judge import findings
 from ddpdiag.checks.fabric.notes import Phase
 from ddpdiag.checks.fabric.rules import Rules
 from ddpdiag.checks.fabric.search import Located
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World, without_gpu
@@ -67,33 +67,33 @@ from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 
 FINDINGS = {
-    "alone": Explained("a host is slow or fails when tested alone; it takes no part in the pairs.", slows=True),
-    "node": Explained(
+    "alone": FindingSpec("a host is slow or fails when tested alone; it takes no part in the pairs.", slows=True),
+    "node": FindingSpec(
         "a host is slow or fails with every partner. Hosts that are only slow are listed in the report (JSON: "
         "hosts.slow).",
         slows=True,
     ),
-    "path": Explained.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
-    "domain": Explained.error(
+    "path": FindingSpec.warning("two hosts are slow or fail together, and pass with others: neither host is blamed."),
+    "domain": FindingSpec.error(
         "so many hosts of one leaf or rack are slow or fail that the leaf or rack itself is at fault."
     ),
-    "systemic": Explained(
+    "systemic": FindingSpec(
         "half of all pairs (of up to 8 hosts: half of the hosts with all others) are far below the expected rate, or "
         "do not end: the configuration is at fault, not a host."
     ),
-    "congested": Explained(
+    "congested": FindingSpec(
         "pairs that share a part of the network are slow: only while other hosts communicate (a warning), or always. "
         "The hosts behind it are listed (JSON: evidence.hosts), and none is blamed."
     ),
-    "undecided": Explained.warning(
+    "undecided": FindingSpec.warning(
         "two hosts are slow, and no third one tells whether they are at fault or what they share: there are two hosts "
         "only, or both are all of their leaf."
     ),
-    "transient": Explained.note("pairs that failed and then passed, or failed when no round was left to repeat them."),
-    "unproven": Explained.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
-    "clear": Explained.note("no other host is slow or fails; the smallest slowdown that would have been found."),
-    "unmeasured": Explained.not_seen("the run ended before the search was complete."),
-    "topology": Explained.note("the file of `--topology` does not name all hosts."),
+    "transient": FindingSpec.note("pairs that failed and then passed, or that failed when no round was left."),
+    "unproven": FindingSpec.error("the hosts pass in pairs, but the all-reduce over all of them fails."),
+    "clear": FindingSpec.note("no other host is slow or fails; the smallest slowdown that would have been found."),
+    "unmeasured": FindingSpec.not_seen("the run ended before the search was complete."),
+    "topology": FindingSpec.note("the file of `--topology` does not name all hosts."),
 }
 
 _SMALL_BYTES = 64 << 10

@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.compute.data import MEMORY, Data, by_model, units_of
 from ddpdiag.checks.gpu.compute.judge import judge, signs, undecided
@@ -43,28 +43,28 @@ from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.visibility import device_index
 
 FINDINGS = {
-    "wrong": Explained(
+    "wrong": FindingSpec(
         "elements of a product deviate from fp64 by more than rounding can, or words of a copy within the memory "
         "differ. An error if both measurements show it, a warning if one does."
     ),
-    "bits": Explained(
+    "bits": FindingSpec(
         "a product has other bits than its repeat on the same GPU, or than most GPUs that must have the same ones. "
         "Severity as above."
     ),
-    "differ": Explained.warning("GPUs that must compute the same bits do not, and no majority says whose are right."),
-    "slow": Explained(
+    "differ": FindingSpec.warning("GPUs that must compute the same bits do not, and no majority says whose are right."),
+    "slow": FindingSpec(
         "less than `peer_ratio` of the median of the other GPUs of that model in this run. A warning; an error below "
         "`broken_ratio`; good to know where another process uses the GPU.",
         slows=True,
     ),
-    "nameplate": Explained(
+    "nameplate": FindingSpec(
         "less than `nameplate_ratio` of the products, or `memory_ratio` of the copies, that the data sheet promises. "
         "Severity as above."
     ),
-    "throttled": Explained.warning(
+    "throttled": FindingSpec.warning(
         "hardware slowdown, software or hardware thermal slowdown, or a power brake, seen several times under load."
     ),
-    "unmeasured": Explained.note(
+    "unmeasured": FindingSpec.note(
         "cuBLAS does not start, or the GPU has no memory left; the reason is shown. Whether a job can train "
         "there is for the training stage to say."
     ),

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu.cards import takers_of
 from ddpdiag.checks.host import limits as hst004
@@ -70,28 +70,28 @@ from ddpdiag.probes.net.rdma import (
 from ddpdiag.text import count, link_rate
 
 FINDINGS = {
-    "hca": Explained(
+    "hca": FindingSpec(
         "NCCL_IB_HCA allows no port that is up, so NCCL falls back to sockets: an error between several hosts."
     ),
-    "unmatched": Explained.warning("a name in NCCL_IB_HCA that no port of the host has, while other names match."),
-    "missing": Explained(
+    "unmatched": FindingSpec.warning("a name in NCCL_IB_HCA that no port of the host has, while other names match."),
+    "missing": FindingSpec(
         "fewer ports than most hosts have: a card that is not on the bus or has no driver, or a port with "
         "another link layer. An error where no port is left, else a warning."
     ),
-    "down": Explained("fewer ports are up than on most hosts; an error where none is up, else a warning."),
-    "slow": Explained.warning("a port has a lower rate than on most hosts."),
-    "narrow": Explained.warning("a port has fewer lanes than on most hosts, or an InfiniBand port one lane only."),
-    "gid": Explained(
+    "down": FindingSpec("fewer ports are up than on most hosts; an error where none is up, else a warning."),
+    "slow": FindingSpec.warning("a port has a lower rate than on most hosts."),
+    "narrow": FindingSpec.warning("a port has fewer lanes than on most hosts, or an InfiniBand port one lane only."),
+    "gid": FindingSpec(
         "a RoCE port without a GID of RoCE v2 that has an address, while most hosts have one: its interface has no "
         "address. NCCL then takes a GID that is good on one link only, and cannot connect: an error between hosts."
     ),
-    "gid-index": Explained(
+    "gid-index": FindingSpec(
         "NCCL_IB_GID_INDEX names an empty place of a port's table, or another type of GID than on most hosts."
     ),
-    "firmware": Explained.warning("firmware of another release than most adapters of that model have."),
-    "far": Explained.warning("the nearest port is farther from the GPUs than on most hosts: another slot, BIOS or VM."),
-    "uneven": Explained("hosts differ in one of these, and no majority says which is right; no host is blamed."),
-    "unreadable": Explained.not_seen("a host does not show its RDMA adapters, and the job may need them."),
+    "firmware": FindingSpec.warning("firmware of another release than most adapters of that model have."),
+    "far": FindingSpec.warning("the nearest port is farther from the GPUs than on most hosts: slot, BIOS or VM."),
+    "uneven": FindingSpec("hosts differ in one of these, and no majority says which is right; no host is blamed."),
+    "unreadable": FindingSpec.not_seen("a host does not show its RDMA adapters, and the job may need them."),
 }
 
 _SHOWN = 8

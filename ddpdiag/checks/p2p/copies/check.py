@@ -27,7 +27,7 @@ from functools import lru_cache
 from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
 from ddpdiag.checks.launch import variables
@@ -46,47 +46,47 @@ _NO_P2P = "NCCL_P2P_DISABLE"
 _COPIES = ("P2P002.wrong", "P2P002.far-below", "P2P002.hung", "P2P002.died", "P2P002.raised")
 
 FINDINGS = {
-    "wrong": Explained.error(
+    "wrong": FindingSpec.error(
         "words differ after a copy between two GPUs. Data is lost without an error, so a job may train on wrong values."
     ),
-    "host-wrong": Explained.error(
+    "host-wrong": FindingSpec.error(
         "words differ after a copy between a GPU and the host: the GPU, its link or the host's memory."
     ),
     **dict.fromkeys(
         ("hung", "died", "raised", "unheard"),
-        Explained.error(
+        FindingSpec.error(
             "a copy did not end, or ended its process; the step names the GPUs. The other pairs are tried in a new "
             "process, three times at most."
         ),
     ),
-    "asymmetric": Explained.warning("one direction of a pair has less than `asymmetric_ratio` of the other."),
-    "slow": Explained(
+    "asymmetric": FindingSpec.warning("one direction of a pair has less than `asymmetric_ratio` of the other."),
+    "slow": FindingSpec(
         "less than `slow_ratio` of what most GPUs of the host reach on paths of the same kind (with or without peer "
         "access). Between groups of GPUs (sockets, bridges) it is a note only."
     ),
-    "far-below": Explained(
+    "far-below": FindingSpec(
         "less than `far_ratio` of what the NVLinks or the PCIe switch between two GPUs carry, or of what most GPUs of "
         "the host reach: an error where it was measured twice, NCCL's log shows the path (or others reach it), and "
         "nothing else uses the GPUs; else a warning, which states what is missing."
     ),
-    "p2p-slower": Explained.warning(
+    "p2p-slower": FindingSpec.warning(
         "less than `indirect_ratio` of the rate through the host's memory; try NCCL_P2P_DISABLE=1. Paths across a "
         "processor do not count, unless it is of AMD and the host has two ranks: NCCL uses the host's memory there "
         "by itself."
     ),
-    "host-slow": Explained(
+    "host-slow": FindingSpec(
         "less than `host_slow_ratio` of GPUs of that model on the host, or than `expected_ratio` of what copies reach "
         "over such a slot (not in a virtual machine, whose bus is made up): half of the lanes, a lower generation. A "
         "warning; an error below `far_ratio` of these GPUs, where it was measured twice and nothing else uses the GPU."
     ),
-    "unmeasured": Explained.not_seen(
+    "unmeasured": FindingSpec.not_seen(
         "there was no time for all copies, or torch shows no GPU where some are expected, so that there is nothing to "
         "copy between (GPU001 and GPU002 find out why)."
     ),
     **dict.fromkeys(
-        ("apart", "taken"), Explained.note("ranks see GPUs of their own, or use them exclusively.", same_item=True)
+        ("apart", "taken"), FindingSpec.note("ranks see GPUs of their own, or use them exclusively.", same_item=True)
     ),
-    "peers": Explained.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
+    "peers": FindingSpec.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
 }
 
 # How often the copies after one that did not end are tried in a new process.

@@ -43,7 +43,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
-from ddpdiag.checks.findings import Explained, Workarounds, workarounds_text
+from ddpdiag.checks.findings import FindingSpec, Workarounds, workarounds_text
 from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
@@ -56,16 +56,16 @@ from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, C
 from ddpdiag.stats import Samples, samples
 
 FINDINGS = {
-    "fallback": Explained(
+    "fallback": FindingSpec(
         "the backend fails here, and works with the variables that are shown: an error, since the job fails as it is. "
         "With `--write-workaround FILE`, for a job that sources FILE, it is a warning, and training is tried with them."
     ),
-    "slow": Explained.warning("it works, but is at least `rescue` times as fast with them."),
-    "transient": Explained.warning("it failed in COL001, but not in three runs after that."),
-    "unreliable": Explained("a set of variables worked at first, and then failed."),
-    "nothing": Explained("no set of variables works.", same_item=True),
-    "unfinished": Explained.warning("the budget (or the run) ended before the search did."),
-    "both": Explained.note("gloo fails as well, so the paths between GPUs are not the cause.", same_item=True),
+    "slow": FindingSpec.warning("it works, but is at least `rescue` times as fast with them."),
+    "transient": FindingSpec.warning("it failed in COL001, but not in three runs after that."),
+    "unreliable": FindingSpec("a set of variables worked at first, and then failed."),
+    "nothing": FindingSpec("no set of variables works.", same_item=True),
+    "unfinished": FindingSpec.warning("the budget (or the run) ended before the search did."),
+    "both": FindingSpec.note("gloo fails as well, so the paths between GPUs are not the cause.", same_item=True),
 }
 
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
@@ -136,7 +136,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 def _slowest_seconds(seen: Seen[Any]) -> float | None:
     """What the slowest trial took that went well; None if none did."""
-    worked = [trial.number for trial in seen.trials if seen.went_well(trial)]
+    worked = [trial.number for trial in seen.trials if seen.succeeded(trial)]
     return max((outcome.seconds for outcome in seen.outcomes if outcome.trial in worked), default=None)
 
 

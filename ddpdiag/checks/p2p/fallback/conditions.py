@@ -93,7 +93,7 @@ def before(seen: Seen[Any], backend: str) -> Before | None:
     for trial in known.trials:
         if trial.params.get("backend") == backend and "round" not in trial.params:
             rows = [row.data for row in known.rows if row.trial is trial]
-            works = known.went_well(trial) and not any(data.wrong for data in rows)
+            works = known.succeeded(trial) and not any(data.wrong for data in rows)
             slowest = max((data.large_seconds.median for data in rows), default=0.0)
             rate = busbw("all_reduce", rows[0].large_bytes, slowest, rows[0].ranks) if works and slowest > 0 else None
             return Before(trial, works, rate)

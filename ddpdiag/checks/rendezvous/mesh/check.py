@@ -33,7 +33,7 @@ from statistics import median
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.blame import blamed
-from ddpdiag.checks.findings import Explained
+from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.rendezvous.mesh.data import AT_END, Data, failure, mesh_of
 from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
@@ -57,33 +57,33 @@ from ddpdiag.probes.net.tcp_connect import allowed_ports, resolve
 FINDINGS = {
     **dict.fromkeys(
         ("refused", "dropped", "unreachable"),
-        Explained(
+        FindingSpec(
             "a firewall that rejects or drops, or no route. gloo would wait five times its time-out. Over gloo only "
             "one of two ranks connects to the other: where gloo works all the same, this is a warning."
         ),
     ),
     **dict.fromkeys(
         ("silent", "broken"),
-        Explained("the connection is accepted, then no data arrive, or it is cut: a proxy, a host that is overloaded."),
+        FindingSpec("the connection is accepted, then no data arrive, or it is cut: a proxy, an overloaded host."),
     ),
-    "black-hole": Explained.error(
+    "black-hole": FindingSpec.error(
         "small messages pass, large ones are lost: hosts or switches with different MTUs, and ICMP filtered."
     ),
-    "slow": Explained(
+    "slow": FindingSpec(
         "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
         "longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of "
         "`expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to "
         "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
         "more). Of containers, what those on one machine reach among themselves is not compared with the network."
     ),
-    "loss": Explained(
+    "loss": FindingSpec(
         "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
         "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
         "1997). A warning; an error from `lossy_share` (1 %) on the interface that carries the job's traffic: that of "
         "the address which the job's library offers (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), unless NCCL takes an "
         "RDMA port. This also holds for a link that is slow."
     ),
-    "transient": Explained.note("it passed when it was repeated."),
+    "transient": FindingSpec.note("it passed when it was repeated."),
 }
 
 # A full mesh of more would take too long: groups of at most so many hosts.
@@ -140,7 +140,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if due else ()
     if not seen.trials:
         return (new_trial(seen, groups=groups, params=params),) if groups else ()
-    if len(seen.trials) > 1 or not seen.went_well(seen.trials[0]):
+    if len(seen.trials) > 1 or not seen.succeeded(seen.trials[0]):
         return ()
     mesh = mesh_of(seen)
     rates, cells = Rates(seen, mesh), mesh.cells.values()
