@@ -9,6 +9,7 @@ After a change that is meant, `python -m pytest --update-golden` rewrites the se
 then read `git diff tests/golden`. Where parameters were renamed, remove the module's file first.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,13 +45,21 @@ def golden(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
 
     def check(*things: Finding | str) -> None:
         texts.extend(text_of(thing) for thing in things)
-        assert updates or texts == expected[: len(texts)], f"not as in {path.name}; see tests/tools/golden.py"
+        if not updates and texts != expected[: len(texts)]:
+            pytest.fail(_difference(path.name, expected[: len(texts)], texts), pytrace=False)
 
     yield check
     if updates and texts:
         _update(path, module, test, _BETWEEN.join(texts))
     elif not updates and len(texts) < len(expected):
         pytest.fail(f"{path.name} has more texts than {test}")
+
+
+def _difference(name: str, expected: list[str], texts: list[str]) -> str:
+    """The lines that differ, and how to accept them."""
+    old, new = (_BETWEEN.join(each).splitlines() for each in (expected, texts))
+    lines = difflib.unified_diff(old, new, f"golden/{name}", "this run", lineterm="")
+    return "\n".join([*lines, "accept it with: python -m pytest --update-golden"])
 
 
 def text_of(thing: Finding | str) -> str:

@@ -26,6 +26,13 @@ FAMILIES = {
 }
 
 
+TESTS = "\n".join(
+    path.read_text(encoding="utf-8")
+    for pattern in ("unit/*.py", "golden/*.txt", "faults/gallery/*.py")
+    for path in sorted(Path(__file__).parents[1].glob(pattern))
+)
+
+
 def test_every_module_with_a_check_is_in_the_list() -> None:
     room = Path(ddpdiag.__file__).parent.parent
     files = {path for path in room.glob("ddpdiag/**/*.py") if "\nCHECK = " in path.read_text()}
@@ -78,6 +85,12 @@ def test_settings_that_a_check_reads_are_declared() -> None:
             if isinstance(name, ast.Constant)
         }
         assert read == set(check.settings), check.code
+
+
+@pytest.mark.parametrize("check", all_checks(), ids=lambda check: check.code)
+def test_a_test_makes_each_finding_that_a_check_declares(check: Check[object]) -> None:
+    missing = [word for word in check.findings if not re.search(rf"{check.code}\.{word}\b|[\"'{{]{word}[\"'}}]", TESTS)]
+    assert missing == []
 
 
 def test_a_finding_leads_to_its_check() -> None:
