@@ -16,7 +16,7 @@ from ddpdiag.errors import Unwritten, UsageError
 if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
-    from ddpdiag.render import Sections
+    from ddpdiag.render import Feature, Sections
     from ddpdiag.render.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
@@ -164,9 +164,10 @@ class Outputs(DisplayOptions):
         if self.quiet:
             return terminal.render_quiet(report, color=color, width=width)
         if features := features_of(report):
-            return features[-1].render(
-                report, tty=tty, color=color, width=width, details=self.details, timings=self.timings
-            )
+            # The benchmark has nccl-tests' own form.
+            if own := getattr(features[-1], "render", None):
+                return str(own(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings))
+            return terminal.render_feature(report, features, color=color, width=width, details=self.details)
         return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
@@ -245,9 +246,9 @@ class ManualOutputs(DisplayOptions):
 # Reports -------------------------------------------------------------------------------------------------------------
 
 
-def features_of(report: "Report") -> tuple["Sections", ...]:
+def features_of(report: "Report") -> tuple["Feature | Sections", ...]:
     """The features that have a part in this report; of others nothing is imported."""
-    features: list[Sections] = []
+    features: list[Feature | Sections] = []
     if report.bench is not None:
         from ddpdiag.bench import sections as bench
 

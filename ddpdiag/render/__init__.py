@@ -4,10 +4,11 @@ Everything here turns a finished `Report` into characters. Nothing is judged, an
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from ddpdiag.model import Report
+    from ddpdiag.render.blocks import Section as Blocks
     from ddpdiag.render.html.page import Section
     from ddpdiag.render.markup import Piece
 
@@ -19,6 +20,17 @@ class Sample(NamedTuple):
     says: str
     value: float
     labels: dict[str, str]
+
+
+@runtime_checkable
+class Feature(Protocol):
+    """A feature's module with its part of a report; it is asked only for reports that have such a part."""
+
+    def blocks(self, report: "Report") -> Iterator["Blocks"]:
+        """The sections that every format draws."""
+
+    def samples(self, report: "Report") -> Iterator[Sample]:
+        """The metrics for Prometheus."""
 
 
 class Sections(Protocol):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render import Sections
-from ddpdiag.render.markup import Piece, block, fitting, folded, listed, name, said, size, tabled, words
+from ddpdiag.render import Feature, Sections
+from ddpdiag.render.markup import Piece, fence, fitting, folded, listed, name, painted, said, size, tabled, words
 from ddpdiag.render.page import column_format
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.render.terminal import kinds_of_hosts
@@ -24,12 +24,12 @@ _SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000
 _SMALL_TABLE, _TABLE, _RANKS = 6_000, 10_000, 16_000
 
 
-def render(report: Report, features: Sequence[Sections] = ()) -> str:
+def render(report: Report, features: Sequence[Feature | Sections] = ()) -> str:
     """`report` as Markdown: GitHub, GitLab and most chats draw it."""
     return "\n".join(fitting(_pieces(report, features))).rstrip() + "\n"
 
 
-def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
+def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[Piece]:
     figures = report.measurements
     head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
@@ -43,7 +43,7 @@ def _pieces(report: Report, features: Sequence[Sections]) -> Iterator[Piece]:
     copied = _to_copy(report.workarounds, _WORKAROUNDS, ["**The job needs these variables:**", ""], needed)
     yield Piece("the variables that the job needs", copied)
     for feature in features:
-        yield from feature.pieces(report)
+        yield from painted(feature.blocks(report)) if isinstance(feature, Feature) else feature.pieces(report)
     yield Piece("notes", folded("Notes", _notes(report.findings)))
     yield Piece("ranks", folded("Ranks", _ranks(report)))
     yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
@@ -71,7 +71,7 @@ def _world(report: Report) -> str:
 
 def _to_copy(variables: Mapping[str, str | None], most: int, head: Sequence[str], otherwise: str) -> list[str]:
     """Lines to be copied behind a `head`: all of them, or none."""
-    lines = block("\n".join(shell_lines(variables)))
+    lines = fence("\n".join(shell_lines(variables)))
     return [*([*head, *lines] if size(lines) <= most else [otherwise]), ""] if variables else []
 
 

@@ -14,10 +14,11 @@ JSON report has all of it.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
+from ddpdiag.render.blocks import Block, Chart, Code, Fold, Items, Section, Table, Text, drawn_columns, first_places
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
@@ -62,16 +63,18 @@ def code(text: str, *, cell: bool = False) -> str:
     return words(text) if cell and "|" in line else span
 
 
-def block(text: str) -> list[str]:
+def fence(text: str) -> list[str]:
     """Lines for a shell to be copied, as a fenced block."""
     lines = printable(text).split("\n")
     ticks = "`" * max(3, max((len(run) for line in lines for run in _RUNS.findall(line)), default=0) + 1)
     return [f"{ticks}sh", *lines, ticks]
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: int = 0) -> list[str]:
-    """A table of cells that are escaped already; columns from number `right` on (1 is the first) stand right."""
-    aligned = ["---:" if right and number >= right else "---" for number in range(1, len(headers) + 1)]
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[bool] | int = 0) -> list[str]:
+    """A table of cells that are escaped already; `right`: for each column, or from that number (1 is the first) on."""
+    if isinstance(right, int):
+        right = [bool(right) and number >= right for number in range(1, len(headers) + 1)]
+    aligned = ["---:" if own else "---" for own in right]
     return [_row(headers), _row(aligned), *(_row(row) for row in rows)]
 
 
@@ -152,7 +155,13 @@ def listed(lines: Sequence[str], noun: str, *, total: int, most: int) -> list[st
 
 
 def tabled(
-    headers: Sequence[str], cells: Sequence[Sequence[str]], noun: str, *, total: int, most: int, right: int = 0
+    headers: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    noun: str,
+    *,
+    total: int,
+    most: int,
+    right: Sequence[bool] | int = 0,
 ) -> list[str]:
     """The first rows of a table that has `total`, and how many more there are; nothing where there are none."""
     if not cells:
@@ -173,6 +182,57 @@ def _first(lines: Sequence[str], noun: str, total: int, most: int) -> tuple[list
 def spaced(lines: list[str]) -> list[str]:
     """Lines with an empty one behind them; nothing where there are none."""
     return [*lines, ""] if lines else []
+
+
+# Blocks --------------------------------------------------------------------------------------------------------------
+
+
+_PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
+_ROWS_SHOWN = 64
+
+
+def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
+    """The blocks as Markdown, each a piece that is shown or left out as a whole."""
+    for block in blocks:
+        match block:
+            case Section(title=title, blocks=inner):
+                pieces = [*painted(inner)]
+                yield Piece(title, [f"### {words(title)}", ""] if any(piece.lines for piece in pieces) else [])
+                yield from pieces
+            case Fold(title=title, blocks=inner):
+                yield Piece(title, folded(title, (line for piece in painted(inner) for line in piece.lines)))
+            case Text(text=text, lead=lead):
+                strong = f"**{words(lead)}:** " if lead else ""
+                yield Piece("a sentence", [f"{strong}{said(text, _PARAGRAPH_BYTES)}", ""])
+            case Items(items=items, title=title):
+                lines = [f"- {said(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
+                lines = spaced(listed(lines, "line", total=len(items), most=_LIST_BYTES))
+                yield Piece(title or "a list", [*_titled(title), *lines] if lines else [])
+            case Code(text=text, title=title):
+                yield Piece(title or "commands", [*_titled(title), *fence(text), ""])
+            case Table():
+                lines = spaced(_painted_table(block))
+                yield Piece(block.title or f"a table of {block.noun}s", lines)
+            case Chart():
+                pass
+            case _:
+                assert_never(block)
+
+
+def _titled(title: str) -> list[str]:
+    return [f"**{words(title)}:**", ""] if title else []
+
+
+def _painted_table(own: Table) -> list[str]:
+    places = first_places(own, _ROWS_SHOWN)
+    columns = drawn_columns(own, places, "-")
+    cells = zip(*(column.cells for column in columns), strict=True)
+    rows = [tuple("-" if text == "-" else said(text, _CELL_BYTES) for text in row) for row in cells]
+    heads = [words(column.head) for column in columns]
+    right = [column.right for column in columns]
+    lines = tabled(heads, rows, own.noun, total=len(own.rows), most=_TABLE_BYTES, right=right)
+    note = ["", said(own.note, _PARAGRAPH_BYTES)] if lines and own.note else []
+    return [*(_titled(own.title) if lines else []), *lines, *note]
 
 
 # GitHub's workflow commands, which Actions shows at a line of a file. Source: "Setting a warning message",

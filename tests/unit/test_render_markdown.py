@@ -18,7 +18,7 @@ from ddpdiag.model import Finding, Report, Severity, Verdict, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown, terminal
 from ddpdiag.render.html import boxes
-from ddpdiag.render.markup import block, code, folded, table, words
+from ddpdiag.render.markup import code, fence, folded, table, words
 
 relaxed = settings(deadline=None)
 HEALTHY = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl"
@@ -198,5 +198,5 @@ def test_a_name_is_one_cell(name: str, cell: bool) -> None:
 @relaxed
 @given(st.text(alphabet="`~ab\n", max_size=20))
 def test_a_block_ends_where_it_should(text: str) -> None:
-    parsed = [token.type for token in PARSER.parse("\n".join([*block(text), "", "end"]))]
+    parsed = [token.type for token in PARSER.parse("\n".join([*fence(text), "", "end"]))]
     assert parsed == ["fence", "paragraph_open", "inline", "paragraph_close"]

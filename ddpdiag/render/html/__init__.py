@@ -18,10 +18,25 @@ from typing import TYPE_CHECKING
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render import Sections
-from ddpdiag.render.html.page import Cell, Fact, FindingBox, Listed, Page, Table, Text, columns, paragraphs, words
+from ddpdiag.render import Feature, Sections
+from ddpdiag.render.blocks import Section as Blocks
+from ddpdiag.render.html.charts import draw_chart, in_words
+from ddpdiag.render.html.page import (
+    Cell,
+    Fact,
+    FindingBox,
+    Listed,
+    Page,
+    Section,
+    Table,
+    Text,
+    columns,
+    paragraphs,
+    words,
+)
 from ddpdiag.render.html.ranks import ranks_section, steps_section
 from ddpdiag.render.html.run import checks_section, timeline_section
+from ddpdiag.render.html.views import shown_items, table_view
 from ddpdiag.render.html.world import environment_section, inventory_section, pairs_section, topology_section
 from ddpdiag.render.plots import drawing, page_style
 from ddpdiag.render.shell import exclude_lines, shell_lines
@@ -49,7 +64,7 @@ def check_available() -> None:
             raise UsageError(f"--html needs {name}: python -m pip install jinja2 matplotlib")
 
 
-def render(report: Report, features: Sequence[Sections] = ()) -> str:
+def render(report: Report, features: Sequence[Feature | Sections] = ()) -> str:
     """The page; UsageError if it cannot be made here."""
     check_available()
     with drawing("--html"), page_style():
@@ -67,11 +82,21 @@ def _source(name: str) -> str:
 @lru_cache(maxsize=1)
 def _environment() -> "Environment":
     from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
         loader=FunctionLoader(_source), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["code"] = _with_code
+    environment.filters |= {
+        "code": _with_code,
+        "kind": lambda block: type(block).__name__,
+        "line": words,
+        "printable": printable,
+        "items": shown_items,
+        "view": table_view,
+        "svg": lambda chart: Markup(draw_chart(chart)),  # its labels are escaped there
+        "words": in_words,
+    }
     return environment
 
 
@@ -93,11 +118,11 @@ def _with_code(text: str, *, copyable: bool = False) -> "Markup":
     return Markup(_TICKS.sub(code, str(escape(text))))
 
 
-def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
+def page_of(report: Report, features: Sequence[Feature | Sections] = ()) -> Page:
     """What the page says, that of `features` first; within `page_style`, since it draws."""
     sections = (
         inventory_section(report),
-        *(feature.section(report) for feature in features),
+        *(own for feature in features for own in _of_feature(feature, report)),
         pairs_section(report),
         ranks_section(report),
         steps_section(report),
@@ -121,10 +146,17 @@ def page_of(report: Report, features: Sequence[Sections] = ()) -> Page:
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
         findings=boxes(report.findings),
-        sections=tuple(section for section in sections if section.figures or section.tables),
+        sections=tuple(own for own in sections if isinstance(own, Blocks) or own.figures or own.tables),
         notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
+
+
+def _of_feature(feature: Feature | Sections, report: Report) -> Iterator[Section | Blocks]:
+    if isinstance(feature, Feature):
+        yield from feature.blocks(report)
+    else:
+        yield feature.section(report)
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

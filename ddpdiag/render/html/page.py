@@ -7,6 +7,7 @@ from collections.abc import Container
 
 from msgspec import Struct
 
+from ddpdiag.render import blocks
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 
@@ -144,6 +145,6 @@ class Page(Struct, frozen=True, kw_only=True):
     facts: tuple[Fact, ...]
     commands: tuple[Fact, ...]
     findings: tuple[FindingBox, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[Section | blocks.Section, ...]
     notes: tuple[str, ...]
     foot: str

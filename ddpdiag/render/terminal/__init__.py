@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.report import KINDS, NONE, UNKNOWN, Spent, Timings
+from ddpdiag.render import Feature, Sections
 from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.terminal.matrices import write_matrices
+from ddpdiag.render.terminal.painter import paint
 from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings
 from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
 
@@ -56,6 +58,22 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
         page.blank()
     write_verdict(page, report)
     _write_first_fix(page, report)
+    return page.text()
+
+
+def render_feature(
+    report: Report, features: Sequence[Feature | Sections], *, color: bool, width: int, details: bool
+) -> str:
+    """The report of a feature's command: the blocks of the `features` in place of stages and ranks."""
+    page = Page(color=color, width=width)
+    write_head(page, report)
+    page.blank()
+    for feature in features:
+        if isinstance(feature, Feature):
+            paint(page, feature.blocks(report), details=details)
+    write_findings(page, report.findings, details=details)
+    write_notes(page, report.notes)
+    write_verdict(page, report)
     return page.text()
 
 

@@ -1,0 +1,183 @@
+"""What a report shows, stated once: blocks, which the terminal, Markdown and HTML each draw.
+
+A feature has one function for all formats, `blocks(report) -> Iterator[Section]`, beside `samples(report)` for
+Prometheus. It states values, and no painter's matters: no width, colour, escaping, cut text or number of rows.
+
+    def blocks(report: Report) -> Iterator[Section]:
+        table = Table(
+            columns=(
+                Column("strategy"),
+                Column("samples/s", bar=True),
+                Column(name="peak_bytes"),  # titled "peak"; its numbers share one unit, such as GiB
+                Column("efficiency", "efficiency_share"),  # a share of 1, shown in %
+            ),
+            rows=tuple(
+                (row.name, row.rate, row.peak_bytes, Cell(row.efficiency, Mark.ERROR if row.is_low else Mark.NONE))
+                for row in report.train.rows
+            ),
+            noun="strategy",
+            note="Efficiency: the rate of each device over that of one alone.",
+        )
+        yield Section("Strategies", (table, Fold("Losses", (Chart(...),))), name="strategies")
+
+A value is a number in SI units, a text as it was recorded, or None where it is not known. Painters give numbers a unit,
+neutralise texts, and escape them. Words between backticks are code.
+
+| painter | shortens | has besides |
+|---|---|---|
+| terminal (`terminal/painter.py`) | tables beyond 16 rows, unless `--details`; leaves out folds and charts | colours |
+| Markdown (`markup.py`) | what does not fit a comment on GitHub; leaves out charts | folds |
+| HTML (`html/`) | tables beyond 400 rows | sorting, search, bars, coloured matrices, charts |
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.model import Scalar
+from ddpdiag.render.page import column_format
+from ddpdiag.text import label
+
+
+class Mark(Enum):
+    """How a text stands out; the values are classes of the HTML page."""
+
+    NONE = ""
+    GOOD = "good"
+    WARNING = "warn"
+    ERROR = "bad"
+    DIM = "dim"
+
+
+class Cell(NamedTuple):
+    """A marked value of a table. The mark repeats what the value says, for a quick look."""
+
+    value: Scalar
+    mark: Mark = Mark.NONE
+
+
+class Column(Struct, frozen=True):
+    """A column. The end of `name` is the unit of its numbers ("peak_bytes"), its beginning the title if none is given.
+
+    `bar`: HTML shows each number as a bar, too.
+    """
+
+    title: str = ""
+    name: str = ""
+    bar: bool = False
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """A table; `noun` names what one row is. `order`: the places of rows, the important ones first, if not all fit."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Scalar | Cell, ...], ...]
+    title: str = ""
+    noun: str = "row"
+    note: str = ""
+    order: tuple[int, ...] | None = None
+
+
+class Text(Struct, frozen=True):
+    """A paragraph; `lead` is a word or two before it, such as "Fix"."""
+
+    text: str
+    lead: str = ""
+    mark: Mark = Mark.NONE
+
+
+class Items(Struct, frozen=True):
+    """A list of sentences or names."""
+
+    items: tuple[str, ...]
+    title: str = ""
+
+
+class Code(Struct, frozen=True):
+    """Lines to be copied as they are."""
+
+    text: str
+    title: str = ""
+
+
+class Line(Struct, frozen=True):
+    """A curve: points in rising order; an expectation is `dashed`."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+
+
+class Chart(Struct, frozen=True, kw_only=True):
+    """Curves over `x`, which is drawn in powers of two; `x` and `y` are names that end in their unit ("size_bytes").
+
+    Only HTML draws it: its numbers are also in a table. `log`: `y` is drawn in powers of ten.
+    """
+
+    title: str
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    log: bool = False
+
+
+class Fold(Struct, frozen=True):
+    """Blocks behind a title, for readers who look for more; the terminal shows them with `--details`."""
+
+    title: str
+    blocks: tuple["Block", ...]
+
+
+class Section(Struct, frozen=True):
+    """Blocks under a heading; `name` is its anchor in HTML, where sections are not nested."""
+
+    title: str
+    blocks: tuple["Block", ...]
+    name: str = ""
+
+
+Block = Table | Text | Items | Code | Chart | Fold | Section
+
+
+class Drawn(NamedTuple):
+    """A column as text: its title, its unit, and a text for each row; numbers are aligned `right`."""
+
+    title: str
+    symbol: str
+    cells: list[str]
+    right: bool
+
+    @property
+    def head(self) -> str:
+        """The title with the unit, on one line."""
+        return f"{self.title} {self.symbol}".strip()
+
+
+def value_of(cell: Scalar | Cell) -> Scalar:
+    """The value of a cell, marked or not."""
+    return cell.value if isinstance(cell, Cell) else cell
+
+
+def mark_of(cell: Scalar | Cell) -> Mark:
+    """The mark of a cell."""
+    return cell.mark if isinstance(cell, Cell) else Mark.NONE
+
+
+def drawn_columns(table: Table, places: Sequence[int], absent: str) -> list[Drawn]:
+    """The rows at these `places` as text, each column in one unit; `absent` stands for what is not known."""
+    columns = []
+    for number, column in enumerate(table.columns):
+        values = [value_of(table.rows[place][number]) for place in places]
+        form = column_format(column.name, values)
+        cells = [absent if value is None else form.cell(value) for value in values]
+        right = any(not isinstance(value, str | None) for value in values)
+        columns.append(Drawn(column.title or label(column.name), form.unit.symbol, cells, right))
+    return columns
+
+
+def first_places(table: Table, most: int) -> list[int]:
+    """The places of the rows that a painter shows: all of them, or the `most` important ones."""
+    every = range(len(table.rows))
+    return list(every) if len(table.rows) <= most else list((table.order or every)[:most])

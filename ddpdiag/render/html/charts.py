@@ -1,0 +1,122 @@
+"""Line charts as inline SVG: the page's colours by CSS variables, sizes in CSS pixels of a phone.
+
+Lines differ in colour and in dashes, and each is named at its end in the legend, so that no reader needs colours.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from ddpdiag.render.blocks import Chart, Line
+from ddpdiag.render.page import one_line
+from ddpdiag.text import column_unit, count, label, quantity
+
+_COLORS, _LINES_SHOWN, _NAME_LETTERS = 8, 8, 40
+# A phone of 360 pixels has 302 for a chart; letters of 11.5 pixels are then still larger than 10.
+_WIDTH, _HEIGHT, _LETTERS = 330, 190, 11.5
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 18, 34
+_TICKS, _LINE_HEIGHT = 5, 16
+_DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
+
+
+def drawable(chart: Chart) -> list[Line]:
+    """The first lines, without points that no axis can show."""
+    lines = (
+        Line(own.name, tuple(point for point in own.points if _fits(chart, *point)), own.dashed) for own in chart.lines
+    )
+    return [line for line in lines if line.points][:_LINES_SHOWN]
+
+
+def _fits(chart: Chart, x: float, y: float) -> bool:
+    return math.isfinite(x) and x > 0 and math.isfinite(y) and (y > 0 if chart.log else y >= 0) and y < 1e30
+
+
+def draw_chart(chart: Chart) -> str:
+    """The SVG element; empty where there is no line to draw."""
+    lines = drawable(chart)
+    if not lines:
+        return ""
+    height = _HEIGHT + _LINE_HEIGHT * len(lines)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" font-size="{_LETTERS}" '
+        'fill="currentColor" font-family="var(--font)">'
+    )
+    return "".join((head, *_axes_and_lines(chart, lines), *_legend(lines), "</svg>"))
+
+
+def _axes_and_lines(chart: Chart, lines: Sequence[Line]) -> Iterator[str]:
+    xs = sorted({math.log2(x) for line in lines for x, _ in line.points})
+    values = [y for line in lines for _, y in line.points]
+    unit = column_unit(chart.y, values)
+    low = math.floor(math.log10(min(values))) if chart.log else 0.0
+    high = max(math.ceil(math.log10(max(values))), low + 1) if chart.log else max(values) or 1.0
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (math.log2(x) - xs[0]) / (xs[-1] - xs[0]) if xs[-1] > xs[0] else 0.5
+        up = ((math.log10(y) if chart.log else y) - low) / (high - low)
+        return _LEFT + across * (right - _LEFT), bottom - up * (bottom - _TOP)
+
+    yield _text(0, 11, f"{label(chart.y)} {unit.symbol}".strip())
+    ticks = (
+        [10.0**power for power in range(int(low), int(high) + 1)] if chart.log else [*_round_steps(high / unit.size)]
+    )
+    for tick in ticks:
+        y = place(2 ** xs[0], tick if chart.log else tick * unit.size)[1]
+        yield f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="var(--line)"/>'
+        yield _text(_LEFT - 5, y + 4, _short(tick / unit.size if chart.log else tick), "end")
+    for number, tick in enumerate(shown := xs[:: max(1, -(-len(xs) // _TICKS))]):
+        x, side = place(2**tick, values[0])[0], "start" if number == 0 else "middle"
+        yield _text(x, bottom + 15, quantity(chart.x, round(2**tick)), "end" if x > right - 20 and number else side)
+    yield _text((_LEFT + right) / 2, bottom + 30, label(chart.x), "middle") if shown else ""
+    for number, line in enumerate(lines):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line.points))
+        yield f'<polyline points="{points}" {_stroke(number, line)}/>'
+        if not line.dashed:
+            for x, y in (place(*point) for point in line.points):
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{_color(number)}"/>'
+
+
+def _legend(lines: Iterable[Line]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        y = _HEIGHT + _LINE_HEIGHT * number
+        yield f'<path d="M4 {y + 4}h26" {_stroke(number, line)}/>'
+        name = one_line(line.name)
+        yield _text(36, y + 8, name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS - 3]}...")
+
+
+def _stroke(number: int, line: Line) -> str:
+    dashes = "4 4" if line.dashed else _DASHES[number % _COLORS]
+    color = "var(--muted)" if line.dashed else _color(number)
+    return f'fill="none" stroke="{color}" stroke-width="1.6"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+
+
+def _color(number: int) -> str:
+    return f"var(--s{number % _COLORS + 1})"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _round_steps(most: float) -> Iterator[float]:
+    """Round numbers from 0 up to `most`: 0, 2, 4, ... or 0, 0.5, 1, ..."""
+    power = 10 ** math.floor(math.log10(most / 4))
+    step = next(power * times for times in (1, 2, 5, 10) if power * times >= most / 4)
+    for number in range(int(most / step + 1e-9) + 1):
+        yield number * step
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 and value < 1e7 else f"{value:g}"
+
+
+def in_words(chart: Chart) -> str:
+    """Where each line begins, ends and is highest: the alternative text of the chart."""
+    texts = []
+    for line in drawable(chart):
+        ends = dict.fromkeys((line.points[0], max(line.points, key=lambda point: point[1]), line.points[-1]))
+        texts.append(f"{line.name} {', '.join(f'{quantity(chart.y, y)} at {quantity(chart.x, x)}' for x, y in ends)}")
+    left = len(chart.lines) - len(texts)
+    rest = f"; {count(left, 'more line')} in the JSON report" if left else ""
+    return one_line(f"{label(chart.y)} over {label(chart.x)}: {'; '.join(texts)}{rest}.")

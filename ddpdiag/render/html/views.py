@@ -1,0 +1,81 @@
+"""Blocks as the templates need them: texts on one line, rows of a table with what they sort by."""
+
+from typing import NamedTuple
+
+from ddpdiag.model import Scalar
+from ddpdiag.render.blocks import Column, Items, Mark, Table, drawn_columns, first_places, mark_of, value_of
+from ddpdiag.render.html.page import more, words
+from ddpdiag.text import ABSENT, begun, count, is_number
+
+_ROWS_SHOWN, _ROWS_OPEN, _ITEMS_SHOWN = 400, 16, 48
+_SEARCHABLE_ROWS, _DENSE_COLUMNS = 9, 13
+_LONG, _SHORTEST_WORD, _LONGEST_WORD = 24, 5, 12
+
+
+class CellView(NamedTuple):
+    """A cell: its text, what it sorts by, its CSS classes, and the width of its bar in percent, if it has one."""
+
+    text: str
+    sort: float | str
+    classes: str
+    bar: str
+
+
+class TableView(NamedTuple):
+    """A table as texts; `folded` and `searchable` ones are long."""
+
+    caption: str
+    heads: list[tuple[str, bool]]
+    rows: list[tuple[CellView, ...]]
+    note: str
+    kinds: str
+    folded: bool
+    searchable: bool
+
+
+def table_view(table: Table) -> TableView:
+    """The rows that the page shows, and a note that says how many it leaves out."""
+    places = first_places(table, _ROWS_SHOWN)
+    columns = drawn_columns(table, places, ABSENT)
+    drawn = zip(columns, table.columns, strict=True)
+    cells = [
+        [
+            _cell(text, value_of(value), mark_of(value), right=own.right, longest=longest)
+            for text, value in zip(own.cells, values, strict=True)
+        ]
+        for number, (own, column) in enumerate(drawn)
+        for values in [[table.rows[place][number] for place in places]]
+        for longest in [_longest(column, table, number)]
+    ]
+    kinds = ["short"] * (len(places) <= _ROWS_OPEN) + ["dense"] * (len(columns) >= _DENSE_COLUMNS)
+    return TableView(
+        caption=begun(count(len(table.rows), table.noun)),
+        heads=[(words(column.head), column.right) for column in columns],
+        rows=list(zip(*cells, strict=True)),
+        note=" ".join(filter(None, (words(table.note), more(len(table.rows) - len(places))))),
+        kinds=" ".join(kinds),
+        folded=len(places) > _ROWS_OPEN,
+        searchable=len(places) >= _SEARCHABLE_ROWS,
+    )
+
+
+def _longest(column: Column, table: Table, number: int) -> float:
+    """The number whose bar takes the whole cell; 0 for a column without bars."""
+    values = (value_of(row[number]) for row in table.rows) if column.bar else ()
+    return max((value for value in values if is_number(value) and value < 1e30), default=0.0)
+
+
+def _cell(text: str, value: Scalar, mark: Mark, *, right: bool, longest: float) -> CellView:
+    text = words(text)
+    short = not right and _SHORTEST_WORD <= len(text) <= _LONGEST_WORD
+    classes = ["right"] * right + ["long"] * (len(text) > _LONG) + ["word"] * short
+    number = float(value) if is_number(value) and abs(value) < 1e30 else None
+    bar = f"{max(0.0, 100 * number / longest):.0f}" if longest > 0 and number is not None else ""
+    classes += [mark.value] * (mark is not Mark.NONE) + ["bar"] * bool(bar)
+    return CellView(text, text if number is None else number, " ".join(classes), bar)
+
+
+def shown_items(items: Items) -> list[str]:
+    """The items on one line each, and how many are left out."""
+    left = len(items.items) - _ITEMS_SHOWN
+    return [*map(words, items.items[:_ITEMS_SHOWN]), *([more(left)] if left > 0 else [])]

@@ -1,0 +1,97 @@
+"""Blocks on a page of the terminal."""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from ddpdiag.render.blocks import (
+    Block,
+    Chart,
+    Code,
+    Fold,
+    Items,
+    Mark,
+    Section,
+    Table,
+    Text,
+    drawn_columns,
+    first_places,
+    mark_of,
+)
+from ddpdiag.render.page import ALL_SHOWN, Column, Page, fitted, one_line
+from ddpdiag.text import ABSENT, count
+
+STYLES = {Mark.NONE: "", Mark.GOOD: "green", Mark.WARNING: "bold yellow", Mark.ERROR: "bold red", Mark.DIM: "dim"}
+_ITEMS_SHOWN = 8
+
+
+def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None:
+    """Write the blocks; `details` shortens nothing and shows what is folded."""
+    for block in blocks:
+        match block:
+            case Section(title=title, blocks=inner):
+                _write_title(page, title)
+                paint(page, inner, details=details)
+            case Fold(title=title, blocks=inner):
+                paint(page, (Section(title, inner),) if details else (), details=details)
+            case Text():
+                _write_text(page, block)
+            case Items():
+                _write_items(page, block, details=details)
+            case Code(text=text, title=title):
+                _write_title(page, title)
+                for line in text.split("\n"):
+                    page.verbatim(line, indent=4)
+                page.blank()
+            case Table():
+                write_table(page, block, details=details)
+            case Chart():
+                pass
+            case _:
+                assert_never(block)
+
+
+def _write_text(page: Page, block: Text) -> None:
+    style = STYLES[block.mark]
+    if block.lead:
+        page.write(block.text, lead=f"{block.lead}: ", lead_style=style or "bold")
+    else:
+        page.write(block.text, style=style)
+    page.blank()
+
+
+def _write_items(page: Page, block: Items, *, details: bool) -> None:
+    _write_title(page, block.title)
+    shown = block.items if details or len(block.items) <= _ITEMS_SHOWN + 1 else block.items[:_ITEMS_SHOWN]
+    for item in shown:
+        page.write(item, lead="- ")
+    _write_left(page, len(block.items) - len(shown), "line")
+    page.blank()
+
+
+def write_table(page: Page, table: Table, *, details: bool = False) -> None:
+    """Write a table, in as many pieces as the width asks for; each piece begins with the first column."""
+    if not table.rows:
+        return
+    places = first_places(table, len(table.rows) if details else ALL_SHOWN)
+    _write_title(page, table.title)
+    columns = []
+    for number, drawn in enumerate(drawn_columns(table, places, ABSENT if page.color else "-")):
+        styles = tuple(STYLES[mark_of(table.rows[place][number])] for place in places)
+        header = f"{one_line(drawn.title)}\n{drawn.symbol}".rstrip("\n")
+        columns.append(Column(header, tuple(map(one_line, drawn.cells)), drawn.right, styles))
+    for piece in fitted(columns[:1], columns[1:], len(places), width=page.width):
+        page.table(piece)
+    _write_left(page, len(table.rows) - len(places), table.noun)
+    if table.note:
+        page.write(table.note, style="dim")
+    page.blank()
+
+
+def _write_title(page: Page, title: str) -> None:
+    if title:
+        page.write(one_line(title), style="bold")
+
+
+def _write_left(page: Page, left: int, noun: str) -> None:
+    if left:
+        page.write(f"{count(left, f'more {noun}')}, with --details, or in the JSON report", style="dim")
