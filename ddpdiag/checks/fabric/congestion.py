@@ -6,16 +6,15 @@ that is slow while its neighbours are not is at fault itself. Without known doma
 - Neighbours. Schedulers number hosts along their cables, so that hosts next to each other mostly share a switch. A row
   of slow ones counts as one if chance would make such a row in fewer than 0.05 runs (Chernoff bound of a scan).
 - Time: units that were slow as long as others communicated, and are not in quiet rounds.
-- A cut: two groups that are fast inside and slow across. What joins the groups is slow, and no unit.
+- Pairs: units that pass with some partners fail with many others. What lies between them is slow, and no unit.
 
 With two units alone, or of two that are all of a domain, this cannot be told.
 """
 
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
-from random import Random
-from statistics import fmean, median, pvariance
+from statistics import median
 
 from ddpdiag.checks.fabric.matching import Domain, Pair, apart, partners
 from ddpdiag.checks.fabric.notes import (
@@ -28,7 +27,8 @@ from ddpdiag.checks.fabric.notes import (
     Results,
     Round,
 )
-from ddpdiag.checks.fabric.rules import MOST_ROUNDS, SOME_UNITS, by_chance
+from ddpdiag.checks.fabric.rules import MOST_ROUNDS, SOME_UNITS
+from ddpdiag.checks.matrix import explain
 
 # Two that are slow together may be two that are slow.
 _LEAST = 3
@@ -42,12 +42,9 @@ _WITNESSES = 3
 _QUIET_SHARE = 1 / 8
 # So many pairs are tried with nothing beside them: each costs a round.
 _ALONE_ROUNDS = 2
-_STEPS = 100  # of the power iteration; two sides that differ at all part in fewer
-_MEANS = 20
-# What tests saw of noise in themselves may be the congestion that is looked for.
-_MOST_NOISE = 0.3
-
-Sides = tuple[tuple[int, ...], ...]
+# More than this share of the pairs of good units must fail for the network between them to be at fault. Between two
+# halves half of the pairs are slow; of transients, a twentieth would be much.
+_FAILING_SHARE = 0.2
 
 
 # Quiet rounds: is a unit slow alone, or only while others communicate? -----------------------------------------------
@@ -65,12 +62,24 @@ def retest(notes: Notes) -> Generator[Round, Results, None]:
     2. Last: the suspects that never passed, in two rounds, with witnesses. These are units that are next to a suspect
        (in its domain, else in the order of ranks) and passed. Witnesses that fail both times show that the slowness is
        shared.
-    3. Pairs one at a time: a few of those across a cut, or paths.
+    3. Pairs one at a time: a few of those that fail between good ends.
+
+    Where the network between good units is slow, no suspect is blamed, and only pairs are tried.
 
     Only suspects, witnesses and their cleared partners communicate. It costs at most six rounds, and none without
     suspects: congestion that others cause and that half of the time is over by the next round is over by the last with
     98 %.
     """
+    if not notes.slow_between:
+        yield from _retest_units(notes)
+    for pair in _open_pairs(notes)[:_ALONE_ROUNDS]:
+        if notes.rounds < MOST_ROUNDS or len(notes.units) <= SOME_UNITS:
+            results = yield Round(Phase.QUIET, (pair,))
+            notes.rounds += 1
+            notes.alone |= results
+
+
+def _retest_units(notes: Notes) -> Generator[Round, Results, None]:
     # Slow and no more: congestion does not keep a test from ending time after time.
     notes.retested = [
         unit
@@ -82,11 +91,6 @@ def retest(notes: Notes) -> Generator[Round, Results, None]:
     for part in range(count if len(dealt) > 1 else 0):  # one suspect is alone in the last rounds
         yield from _try(notes, dealt[part::count])
     yield from _last(notes)
-    for pair in _open_pairs(notes)[:_ALONE_ROUNDS]:
-        if notes.rounds < MOST_ROUNDS or len(notes.units) <= SOME_UNITS:
-            results = yield Round(Phase.QUIET, (pair,))
-            notes.rounds += 1
-            notes.alone |= results
 
 
 def _last(notes: Notes) -> Generator[Round, Results, None]:
@@ -98,16 +102,14 @@ def _last(notes: Notes) -> Generator[Round, Results, None]:
         if number == 0:
             room = max(0, int(len(notes.units) * _QUIET_SHARE) - len(left))
             witnesses = list(islice(_next_to(notes, left), room))
-        yield from _try(notes, [*left, *witnesses], () if number or notes.cut else _open_pairs(notes))
+        yield from _try(notes, [*left, *witnesses], () if number else _open_pairs(notes))
 
 
 def _try(notes: Notes, subjects: Sequence[int], pairs: Sequence[Pair] = ()) -> Generator[Round, Results, None]:
     """One round of these with cleared partners that were no suspects, and of `pairs` that fail between good ends."""
     beside = apart(pairs, subjects)
     taken = {*subjects, *notes.retested, *chain.from_iterable(beside)}
-    # A suspect may be on either side of a cut: it is tried with both.
-    side = notes.cut[notes.rounds % 2] if notes.cut else notes.units
-    free = [unit for unit in side if unit in notes.cleared and unit not in taken]
+    free = [unit for unit in notes.units if unit in notes.cleared and unit not in taken]
     if found := partners(subjects, free, notes.domains, notes.partners_of, notes.random):
         results = yield Round(Phase.QUIET, (*found, *beside))
         notes.book_quiet({pair: results[pair] for pair in found}, {*subjects})
@@ -132,12 +134,11 @@ def _next_to(notes: Notes, suspects: Sequence[int]) -> Iterator[int]:
 
 
 def _open_pairs(notes: Notes) -> list[Pair]:
-    """Pairs across a cut, the slowest first; else those that failed each time, often enough to be blamed."""
-    if notes.cut:
-        across = [pair for pair in notes.tests if _is_across(pair, notes.cut[0]) and notes.cleared.issuperset(pair)]
-        return sorted(across, key=lambda pair: notes.tests[pair][0].rate or 0.0)
-    pairs = [pair for pair in notes.between_good() if not notes.passed(pair) and pair not in notes.alone]
-    return [pair for pair in pairs if len(notes.tests[pair]) >= PATH_FAILURES]
+    """Pairs of good units that failed each time, the slowest first: often enough to be blamed, or very many."""
+    failing = [pair for pair in notes.between_good() if not notes.passed(pair) and pair not in notes.alone]
+    if notes.slow_between:
+        return sorted(failing, key=lambda pair: notes.tests[pair][0].rate or 0.0)
+    return [pair for pair in failing if len(notes.tests[pair]) >= PATH_FAILURES]
 
 
 # What they share -----------------------------------------------------------------------------------------------------
@@ -145,6 +146,8 @@ def _open_pairs(notes: Notes) -> list[Pair]:
 
 def congested_parts(notes: Notes) -> tuple[Congested, ...]:
     """The parts of the fabric that slow down several units: always, or only while others communicate."""
+    if notes.slow_between:
+        return (_slow_between(notes),)
     slow = [unit for unit in notes.retested if unit not in notes.cleared and unit in notes.quiet]
     suspects = set(notes.retested)
     witnesses = [unit for unit, own in notes.quiet.items() if unit not in suspects and len(own) >= FINAL_ROUNDS]
@@ -157,15 +160,13 @@ def congested_parts(notes: Notes) -> tuple[Congested, ...]:
             parts.append((domain, sorted([*bad, *(unit for unit in slow if notes.domains.get(unit) == domain)])))
     unknown = sorted(unit for unit in (*slow, *failing) if unit not in notes.domains)
     parts += [(None, row) for row in rows(unknown, notes.units, notes.rules.alpha) if not failing.issuperset(row)]
-    cut = tuple(_across_cut(notes))
-    if not cut:
-        parts += _eased(notes)
+    parts += _eased(notes)
     found = []
     for shared, units in parts:
         loaded = tuple(tested for unit in units for tested in notes.loaded_tests(unit))
         quiet = tuple(notes.quiet[unit][-1] for unit in units if unit in notes.quiet)
         found.append(Congested(tuple(units), loaded, quiet, shared))
-    return (*found, *cut)
+    return tuple(found)
 
 
 def _eased(notes: Notes) -> list[tuple[Domain | None, list[int]]]:
@@ -227,113 +228,32 @@ def usual_of(tests: Iterable[Reached]) -> float | None:
     return median(rates) if rates else None
 
 
-# Two groups of units that are fast inside and slow across ------------------------------------------------------------
+# A network that is slow between hosts --------------------------------------------------------------------------------
 
 
-def cut_of(notes: Notes) -> Sides:
-    """The two sides among good units, the smaller one first; or nothing.
+def is_slow_between(notes: Notes) -> bool:
+    """Whether pairs of good units fail so often that the network between them is at fault.
 
-    The rates of pairs (their logarithms, since some are many times faster than others) are explained by two sides: one
-    rate inside, another one across. The sides are those of the leading eigenvector of the pairs' weights (how far each
-    is above or below the middle of fast and slow pairs), as in spectral clustering. They count if in fewer than `alpha`
-    runs chance would explain the rates as well, over all ways to choose sides of these sizes: by the likelihood ratio
-    of normal rates with one mean and with two, and by the number of slow pairs. And pairs across must be slower than
-    the noise, and by the least slowdown that matters. All tests together decide, whichever of them fail: noise of
-    single ones hides nothing.
-
-    Of more than SOME_UNITS each is tried in too few pairs for that.
+    A unit is cleared by one partner. Where a link that many share is slow, such as the one between two switches, units
+    pass with some partners and fail with others; a unit that met only the latter must not be blamed. Of more than
+    SOME_UNITS each is tried in too few pairs for that.
     """
-    if len(notes.units) > SOME_UNITS:
-        return ()
-    # What each pair reached in its first test, if that ended.
-    reached = {pair: own[0].rate for pair, own in notes.tests.items() if notes.cleared.issuperset(pair)}
-    rates = {pair: math.log(rate) for pair, rate in reached.items() if rate}
-    if not rates:
-        return ()
-    first, second = _sides(rates)
-    across = [rate for pair, rate in rates.items() if _is_across(pair, first)]
-    inside = [rate for pair, rate in rates.items() if not _is_across(pair, first)]
-    # Two units that are slow with all others may be two slow ones.
-    if min(len(first), len(second)) < _LEAST or not inside or not across:
-        return ()
-    ways = _log_choices(len(first) + len(second), len(first))
-    least = math.log(notes.rules.alpha) - ways
-    least_slower = max(notes.rules.floor, min(notes.bar.sigma, _MOST_NOISE))
-    is_slow = median(across) <= median(inside) + math.log(1 - least_slower)
-    if not is_slow or max(_log_ratio(inside, across), _log_failing(notes, inside, across)) > least:
-        return ()
-    return tuple(sorted((first, second), key=lambda side: (len(side), side)))
+    pairs = _between_cleared(notes)
+    failing = sum(not notes.passed(pair) for pair in pairs)
+    return len(notes.units) <= SOME_UNITS and failing > max(_LEAST, _FAILING_SHARE * len(pairs))
 
 
-def _across_cut(notes: Notes) -> Iterator[Congested]:
-    sides = cut_of(notes)
-    if not sides:
-        return
-    across = [pair for pair in notes.tests if _is_across(pair, sides[0]) and notes.cleared.issuperset(pair)]
-    tests = [tested for pair in across for tested in notes.tests[pair]]
-    loaded = tuple(tested for tested in tests if not notes.passes(tested)) or tuple(tests)
-    eased = (notes.quiet[unit][-1] for unit in notes.retested if unit in notes.quiet and unit in notes.cleared)
-    # Few beside many: the few share what is slow.
-    units = sides[0] if 2 * len(sides[0]) <= len(sides[1]) else tuple(sorted(chain(*sides)))
-    yield Congested(units, loaded, tuple(notes.alone.values()) or tuple(eased), sides=sides)
+def _between_cleared(notes: Notes) -> list[Pair]:
+    return [pair for pair in notes.tests if notes.cleared.issuperset(pair)]
 
 
-def _is_across(pair: Pair, side: Sequence[int]) -> bool:
-    """Is one of its ends on that side, and the other not?"""
-    return (pair[0] in side) != (pair[1] in side)
-
-
-def _sides(rates: Mapping[Pair, float]) -> Sides:
-    """Units by the sign of the leading eigenvector."""
-    middle = _middle([*rates.values()])
-    units = sorted({unit for pair in rates for unit in pair})
-    random = Random(0)
-    vector = {unit: random.uniform(-1, 1) for unit in units}
-    degree = dict.fromkeys(units, 0.0)
-    for pair, rate in rates.items():
-        for unit in pair:
-            degree[unit] += abs(rate - middle)
-    shift = max(degree.values())  # no eigenvalue is below -shift: with it the leading one is the largest in size
-    for _ in range(_STEPS if shift else 0):
-        following = {unit: shift * own for unit, own in vector.items()}
-        for (one, other), rate in rates.items():
-            following[one] += (rate - middle) * vector[other]
-            following[other] += (rate - middle) * vector[one]
-        length = math.hypot(*following.values())
-        vector = {unit: own / length for unit, own in following.items()}
-    return tuple(unit for unit in units if vector[unit] < 0), tuple(unit for unit in units if vector[unit] >= 0)
-
-
-def _middle(rates: Sequence[float]) -> float:
-    """Between the mean of the slow ones and that of the fast ones (two means)."""
-    middle = (min(rates) + max(rates)) / 2
-    for _ in range(_MEANS):
-        slow, fast = [rate for rate in rates if rate < middle], [rate for rate in rates if rate >= middle]
-        if not slow or not fast:
-            break
-        middle = (fmean(slow) + fmean(fast)) / 2
-    return middle
-
-
-def _log_failing(notes: Notes, inside: Sequence[float], across: Sequence[float]) -> float:
-    """The logarithm of the chance that so many of the pairs across are slow, if each is as seldom as a test may fail.
-
-    Pairs that are slow for no reason are further away than noise would have them.
-    """
-    middle = (median(inside) + median(across)) / 2
-    slow = sum(rate < middle for rate in across)
-    return _log_choices(len(across), slow) + slow * math.log(by_chance(len(notes.units), notes.rules))
-
-
-def _log_ratio(inside: Sequence[float], across: Sequence[float]) -> float:
-    """The logarithm of the likelihood ratio of one mean for all rates, and of one for each group."""
-    whole = pvariance([*inside, *across])
-    left = (len(inside) * pvariance(inside) + len(across) * pvariance(across)) / (len(inside) + len(across))
-    if whole <= 0:
-        return 0.0
-    return (len(inside) + len(across)) / 2 * math.log(max(left / whole, 1e-9))
-
-
-def _log_choices(count: int, chosen: int) -> float:
-    """The logarithm of the binomial coefficient."""
-    return math.lgamma(count + 1) - math.lgamma(chosen + 1) - math.lgamma(count - chosen + 1)
+def _slow_between(notes: Notes) -> Congested:
+    """The pairs that fail, and if all pairs were tried, the two groups between which they do."""
+    failing = [pair for pair in _between_cleared(notes) if not any(map(notes.passes, notes.tests[pair]))]
+    passing = notes.tests.keys() - failing
+    pattern = explain({(one, other) for one, other in failing}, {(one, other) for one, other in passing})
+    islands = pattern.islands if pattern is not None else ()
+    units = tuple(sorted({*chain(*failing), *notes.suspects}))
+    loaded = tuple(tested for pair in failing for tested in notes.tests[pair])
+    sides = islands if len(islands) == 2 and min(map(len, islands)) >= _LEAST else (units,)
+    return Congested(units, loaded, tuple(notes.alone.values()), sides=sides)

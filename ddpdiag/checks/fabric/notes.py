@@ -71,7 +71,8 @@ class Path(NamedTuple):
 class Congested(NamedTuple):
     """Units that share a slow part of the fabric, and what they reached while others communicated and in quiet rounds.
 
-    `sides` are two groups whose pairs are slow only across, if that is what was seen; `domain` is the leaf, if known.
+    `sides` are two groups whose pairs are slow only across, or one group with many slow pairs inside. `domain` is the
+    leaf, if known.
     """
 
     units: tuple[int, ...]
@@ -133,7 +134,7 @@ class Notes:
         self.retested: list[int] = []  # the suspects of the quiet rounds
         self.quiet: dict[int, list[Reached]] = {}  # what these and their witnesses reached there
         self.alone: dict[Pair, Reached] = {}  # what a pair reached while no other one communicated
-        self.cut: tuple[tuple[int, ...], ...] = ()
+        self.slow_between = False  # the network between good units is at fault, as their pairs show
         self.rounds = 0
         self.bar = Bar(0.0, 0.0, 0.0)
 

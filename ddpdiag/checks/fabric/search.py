@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ddpdiag.checks.fabric.congestion import congested_parts, cut_of, retest
+from ddpdiag.checks.fabric.congestion import congested_parts, is_slow_between, retest
 from ddpdiag.checks.fabric.matching import Domain, Pair, apart, pair_up, partners, round_robin
 from ddpdiag.checks.fabric.notes import (
     LOST,
@@ -175,8 +175,8 @@ def localise(
     if reason := _systemic(notes, tests):
         return _diagnose(notes, systemic=reason)
     yield from _confirm(notes)
-    notes.cut = cut_of(notes) if notes.has_quiet_rounds else ()
-    if not notes.cut:
+    notes.slow_between = notes.has_quiet_rounds and is_slow_between(notes)
+    if not notes.slow_between:
         yield from _repeat(notes)
     yield from _cover(notes)
     if notes.has_quiet_rounds:

@@ -92,16 +92,14 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
     """A part of the fabric that slows down several hosts, with the hosts behind it."""
     units = fabric.of_domain(part.domain) or part.units
     names = [[fabric.fleet.names[unit] for unit in side] for side in part.sides or (units,)]
-    where = f"between {_side(names[0])} and {_side(names[1])}" if part.sides else f"behind {_side(names[0])}"
+    where = f"between {' and '.join(map(_side, names))}" if part.sides else f"behind {_side(names[0])}"
     loaded, quiet = usual_of(part.loaded), usual_of(part.quiet)
     in_quiet = quiet is not None and quiet < bar.least
     rate = "not measured" if quiet is None else f"{rate_text(quiet)} busbw"
     known = f"{part.domain}: " if part.domain is not None else ""
-    pairs = (
-        "Pairs with one host of each group"
-        if part.sides
-        else f"Pairs of one of these {len(part.units)} hosts with another host"
-    )
+    pairs = f"Pairs of one of these {len(part.units)} hosts with another host"
+    if part.sides:
+        pairs = "Pairs with one host of each group" if len(part.sides) > 1 else "The slow pairs of these hosts"
     serious = severity(part.quiet, bar.usual, seen.number("error_share"))
     return seen.finding(
         "congested",
