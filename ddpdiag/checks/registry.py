@@ -42,7 +42,6 @@ MODULES = {
     "RDZ004": "rendezvous.mesh.check",
     "RDZ005": "rendezvous.master_port",
     "RDZ006": "rendezvous.shared_dir",
-    "RDZ007": "rendezvous.clocks",
     "COL001": "collective.all_reduce",
     "COL002": "ddpdiag.bench.check",
     "P2P001": "p2p.paths",

@@ -38,7 +38,6 @@ Of a whole host, by a variable of their own:
     DDPDIAG_TEST_TORCH        torch says that it has this version
     DDPDIAG_TEST_TORCH_GPUS   torch says that it has CUDA, and GPUs of these UUIDs (with commas): those that
                               CUDA_VISIBLE_DEVICES names, in that order; nothing can be computed on them
-    DDPDIAG_TEST_CLOCK        the clock is so many seconds off
     DDPDIAG_TEST_RELAYED      worlds of more than so many ranks have one connection to rank 0 for each host
     DDPDIAG_TEST_GPUS         it has so many GPUs, which only copy; "COUNT hang SOURCE TARGET": that copy never ends,
                               "COUNT die SOURCE TARGET": its process ends, "COUNT wrong SOURCE TARGET": a word is wrong
@@ -537,16 +536,6 @@ def _set_gpus(uuids):
     sys.meta_path.insert(0, _Changed("torch", change))
 
 
-def _set_clock(seconds):
-    """Python's clock; what C reads stays right."""
-    real, real_ns, real_clock, real_clock_ns = time.time, time.time_ns, time.clock_gettime, time.clock_gettime_ns
-    off_ns = round(seconds * 1e9)
-    time.time = lambda: real() + seconds
-    time.time_ns = lambda: real_ns() + off_ns
-    time.clock_gettime = lambda clock: real_clock(clock) + (seconds if clock == time.CLOCK_REALTIME else 0)
-    time.clock_gettime_ns = lambda clock: real_clock_ns(clock) + (off_ns if clock == time.CLOCK_REALTIME else 0)
-
-
 def _have_gpus(count, fault="", *ends):
     """In place of CUDA, for the copies between GPUs only."""
 
@@ -585,8 +574,6 @@ if "DDPDIAG_TEST_TORCH" in os.environ:
     _set_version(os.environ["DDPDIAG_TEST_TORCH"])
 if "DDPDIAG_TEST_TORCH_GPUS" in os.environ:
     _set_gpus(os.environ["DDPDIAG_TEST_TORCH_GPUS"].split(","))
-if "DDPDIAG_TEST_CLOCK" in os.environ:
-    _set_clock(float(os.environ["DDPDIAG_TEST_CLOCK"]))
 if "DDPDIAG_TEST_RELAYED" in os.environ:
     _share_connections(int(os.environ["DDPDIAG_TEST_RELAYED"]))
 if "DDPDIAG_TEST_GPUS" in os.environ:

@@ -43,7 +43,6 @@ def cell(peer: int, **more: object) -> Cell:
         "address": f"10.0.0.{peer + 1}",
         "connect_seconds": 1e-4,
         "round_trip_seconds": 1e-4,
-        "offset_seconds": 0.0,
         "passed_bytes": LARGE,
         "bytes_per_s": 1e9,
         "segments": 10_000,

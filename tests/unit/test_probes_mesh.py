@@ -58,8 +58,6 @@ def test_everybody_measures_the_way_to_everybody_else(size):
             assert cell.bytes_per_s > 0
             assert cell.round_trip_seconds is not None
             assert 0 < cell.round_trip_seconds < 1
-            assert cell.offset_seconds is not None
-            assert abs(cell.offset_seconds) < 1  # one machine, one clock
 
 
 def test_a_closed_port_is_refused(listener):

@@ -12,8 +12,8 @@ be decided which of them is at fault.
 
 Findings:
 
-Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU007), memory errors (GPU003), another
-user (GPU009). Fix: exclude the host, or that GPU (CUDA_VISIBLE_DEVICES), and check the GPU itself.
+Causes of a slow GPU: its clocks (GPU005), its PCIe link (GPU004), its NVLinks (GPU006), memory errors (GPU003), another
+user (GPU008). Fix: exclude the host, or that GPU (CUDA_VISIBLE_DEVICES), and check the GPU itself.
 
 Confirm by hand: Nccl-tests' `all_reduce_perf -g 1` on two ranks of the named host with
 CUDA_VISIBLE_DEVICES=FAILING,HEALTHY, and the same with two healthy ones.
@@ -222,7 +222,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
             evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
             fix=f"On {node} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. "
-            "Findings P2P001, P2P002 and GPU007 of this report have more."
+            "Findings P2P001, P2P002 and GPU006 of this report have more."
             if seen.world.gpus
             else f"Look with `top` and `lscpu` on {node} for other processes on their cores, or cores on different "
             "sockets.",

@@ -15,7 +15,6 @@ from functools import partial
 from msgspec import Struct, structs
 
 from ddpdiag.probes.net.mesh_listener import (
-    CLOCKS,
     CONNECT_SECONDS,
     DONE,
     GRANTED,
@@ -67,7 +66,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     `passed_bytes` is the largest size that went through, 0 if not even a hello was answered; `stalled_bytes` is the one
     that did not, and `broken` says that the connection was cut then. Rates count from the first byte to the
     acknowledgement of the last one. `segments` and `retransmitted` are those of the repetition with the least loss.
-    `offset_seconds` is the peer's clock minus ours. None: not measured, or the kernel does not say.
+    None: not measured, or the kernel does not say.
     """
 
     peer: int
@@ -77,7 +76,6 @@ class Cell(Struct, frozen=True, kw_only=True):
     source: str | None = None
     connect_seconds: float | None = None
     round_trip_seconds: float | None = None
-    offset_seconds: float | None = None
     passed_bytes: int = 0
     stalled_bytes: int | None = None
     broken: bool = False
@@ -174,15 +172,14 @@ class Connection:
             self.close(politely=False)
 
     def _ping(self, sock: socket.socket) -> None:
-        """Round trips; the shortest one says most about the peer's clock (RFC 5905, section 8)."""
+        """Round trips, of which the shortest counts."""
         for _ in range(_PINGS):
-            before, begin = time.time(), time.perf_counter()
+            begin = time.perf_counter()
             sock.sendall(request(Request.PING))
-            received, replied = CLOCKS.unpack(receive(sock, CLOCKS.size, STALL_SECONDS))
+            receive(sock, len(DONE), STALL_SECONDS)
             round_trip = time.perf_counter() - begin
-            if self.cell.round_trip_seconds is None or round_trip < self.cell.round_trip_seconds:
-                offset = ((received - before) + (replied - before - round_trip)) / 2
-                self.cell = structs.replace(self.cell, round_trip_seconds=round_trip, offset_seconds=offset)
+            shortest = min(round_trip, self.cell.round_trip_seconds or round_trip)
+            self.cell = structs.replace(self.cell, round_trip_seconds=shortest)
 
     def _granted(self) -> bool:
         """Is the peer's host free? A peer that says nothing ends the connection, and nothing is known of the rate."""

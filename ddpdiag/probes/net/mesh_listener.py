@@ -2,7 +2,7 @@
 
 A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
 - hello: my number in the group, then the listener's token -> a byte. A stranger's token ends the connection.
-- ping -> the listener's clock at receipt and at reply, as NTP does it.
+- ping -> a byte.
 - data: so many bytes, then these -> a byte when all are there.
 - turn: wait so many milliseconds at most for the listener's host to be free -> granted or busy.
 - end of the turn, and bye: no answer.
@@ -21,7 +21,6 @@ from enum import Enum
 from ddpdiag.probes.net.tcp_connect import listen, polled
 
 REQUEST = struct.Struct("!cI")
-CLOCKS = struct.Struct("!dd")
 TOKEN_BYTES = 16
 KIB = 1 << 10
 MIB = 1 << 20
@@ -136,7 +135,7 @@ class Listener:
                 kind, number = REQUEST.unpack(receive(sock, REQUEST.size, self._end - time.monotonic()))
                 match Request(kind):
                     case Request.PING:
-                        sock.sendall(CLOCKS.pack(time.time(), time.time()))
+                        sock.sendall(DONE)
                     case Request.DATA:
                         _swallow(sock, number)
                     case Request.TURN:

@@ -172,12 +172,4 @@ FAULTS = {
         bed=Bed(ranks=(1, 1), launcher=Launcher.ENV),
         options=("--shared-dir", "{shared}", "--stage", "rendezvous"),
     ),
-    "clock_is_off": Fault(
-        about="One host's clock is four minutes off (R16): nobody fails, and the order of log lines is a lie.",
-        expect=("RDZ007.skew", "RDZ007.clock", "RDZ007.off"),
-        blame=Blame(nodes={"h2"}),
-        severity="warning",
-        exit_code=0,
-        before=variable(2, "DDPDIAG_TEST_CLOCK", "240"),
-    ),
 }

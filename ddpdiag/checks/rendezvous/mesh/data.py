@@ -145,14 +145,14 @@ def better(one: Cell, other: Cell) -> Cell:
         return math.inf if value is None else value
 
     best, rest = sorted((one, other), key=rank, reverse=True)
-    nearer = min((best, rest), key=lambda cell: or_endless(cell.round_trip_seconds))
     cleaner = min((best, rest), key=lambda cell: or_endless(lost_share(cell)))
     return structs.replace(
         best,
         missed=None if None in (one.missed, other.missed) else best.missed,
         bytes_per_s=max((cell.bytes_per_s for cell in (one, other) if cell.bytes_per_s is not None), default=None),
-        round_trip_seconds=nearer.round_trip_seconds,
-        offset_seconds=nearer.offset_seconds,
+        round_trip_seconds=min(
+            (cell.round_trip_seconds for cell in (one, other) if cell.round_trip_seconds is not None), default=None
+        ),
         segments=cleaner.segments,
         retransmitted=cleaner.retransmitted,
     )
