@@ -40,7 +40,7 @@ from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy, TrainReport
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
-from ddpdiag.strategies.runs import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
+from ddpdiag.strategies.trainings import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
 
 FINDINGS = {
     "wrong": FindingSpec.error(

@@ -11,24 +11,22 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from tempfile import TemporaryDirectory
 
-import msgspec
-
 from ddpdiag.cli import check
 from ddpdiag.cli.check import refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, spelled, split
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
-from ddpdiag.codec import encode, readable
+from ddpdiag.codec import pretty, readable
 from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model.train import Ended, Strategy, Train
 from ddpdiag.render import files
 from ddpdiag.render.page import Column, Page, one_line
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.strategies.launchers import Compare, LauncherRow, LaunchersReport, LaunchMethod, judged
+from ddpdiag.strategies.launchers import Compare, LauncherRow, LaunchersReport, LaunchMethod, judge
+from ddpdiag.strategies.launching import Rounds
 from ddpdiag.strategies.options import TrainOptions
-from ddpdiag.strategies.runs import BLOCKS, TOLERANCES
 from ddpdiag.strategies.sections import STYLES, shown, write_table
-from ddpdiag.strategies.turns import Rounds
+from ddpdiag.strategies.trainings import BLOCKS, TOLERANCES
 from ddpdiag.text import count, seconds
 
 # Membership, versions, cores, the trainings, and what happened to the run.
@@ -111,28 +109,27 @@ def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outp
         files.check_writable(json)
     begin = time.monotonic()
     signals = Signals(children=True)
-    # Only this user may read it, and it is gone afterwards with all that launchers left in it.
+    # Only this user may read it, and it is removed afterwards with all files that launchers left in it.
     with (
         counter(quiet=outputs.quiet) as progress,
         TemporaryDirectory(prefix="ddpdiag-launchers-", ignore_cleanup_errors=True) as folder,
     ):
         rounds = Rounds(compare, folder, signals, lambda method, n: progress.tell(f"round {n + 1}: {method.value} ..."))
         rounds.run()
-    report = judged(
+    report = judge(
         compare,
         rounds.starts,
-        rounds.controls,
         host=launch.place.node,
         cores=len(os.sched_getaffinity(0)),
         seconds=time.monotonic() - begin,
-        told=signals.told,
+        stop_signal=signals.told,
     )
     stream = sys.stderr if json == "-" else sys.stdout
     width, colored = terminal(stream, outputs.color)
     try:
         if json is not None:
-            files.write(json, as_json(report))
-    finally:  # a file that cannot be written shall not cost the table
+            files.write(json, pretty(report))
+    finally:  # the table is shown even if the file cannot be written
         show(render(report, color=colored, width=width), stream)
     return report.exit_code
 
@@ -178,23 +175,18 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
     )
 
 
-# For people and for scripts ------------------------------------------------------------------------------------------
-
-
-def as_json(report: LaunchersReport) -> str:
-    """The whole report, indented, with a newline at the end."""
-    return msgspec.json.format(encode(report), indent=2).decode() + "\n"
+# The table -----------------------------------------------------------------------------------------------------------
 
 
 def render(report: LaunchersReport, *, color: bool, width: int) -> str:
-    """The table, what explains it, and the verdict, as text of `width` columns."""
+    """The table and the verdict, as text of `width` columns."""
     page = Page(color=color, width=width)
-    asked = report.asked
+    asked, rows = report.asked, report.rows
     torch = f"torch {report.torch_version}" if report.torch_version else ""
-    who = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
-    told = ", ".join(map(one_line, filter(None, (who, report.backend or asked.backend, report.device, torch))))
+    ranks = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
+    facts = ", ".join(map(one_line, filter(None, (ranks, report.backend or asked.backend, report.device, torch))))
     took = f"took {seconds(report.seconds)} (limit {seconds(asked.budget_seconds)})"
-    page.write(f"{told}; {took}", lead="ddpdiag: ", lead_style="bold")
+    page.write(f"{facts}; {took}", lead="ddpdiag: ", lead_style="bold")
     page.write(
         f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
         f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
@@ -203,45 +195,39 @@ def render(report: LaunchersReport, *, color: bool, width: int) -> str:
         style="dim",
     )
     page.blank()
-    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in report.rows]
+    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in rows]
     figures = (
-        ("start", [shown(row.start_seconds, "{:.2f} s") for row in report.rows]),
-        ("x", [shown(row.start_ratio, "{:.2f}") for row in report.rows]),
-        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in report.rows]),
-        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in report.rows]),
-        ("x", [shown(row.step_ratio, "{:.2f}") for row in report.rows]),
+        ("start", [shown(row.start_seconds, "{:.2f} s") for row in rows]),
+        ("x", _ratios([row.start_seconds for row in rows])),
+        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in rows]),
+        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in rows]),
+        ("x", _ratios([row.step_seconds for row in rows])),
         ("threads", ["-".join(map(str, each)) or "-" for each in threads]),
     )
-    names = Column("started by", tuple(row.method.value for row in report.rows), right=False)
-    write_table(page, names, [row.ended for row in report.rows], figures)
-    _reasons(page, report.rows)
-    for sentence in report.explained:
-        page.write(one_line(sentence))
-    if report.explained:
-        page.blank()
+    names = Column("started by", tuple(row.method.value for row in rows), right=False)
+    write_table(page, names, [row.ended for row in rows], figures)
+    _write_reasons(page, rows)
     page.write(one_line(report.sentence), style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
     return page.text()
 
 
-def _reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
-    """Why, of those that do not work, and the command of one that is alone with its reason."""
+def _ratios(values: Sequence[float | None]) -> list[str]:
+    """Each value as a multiple of torchrun's, which is the first."""
+    return ["-" if value is None or not values[0] else f"{value / values[0]:.2f}" for value in values]
+
+
+def _write_reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
+    """The reasons of failures; the command, too, where only one launcher has this reason."""
     alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
     for row in rows:
         if row.ended is not Ended.WORKS:
             alike.setdefault((row.ended, row.reason), []).append(row)
-    for (ended, reason), those in alike.items():
-        lead = f"{', '.join(row.method.value for row in those)} {ended.value}: "
-        if len(those) == 1:
+    for (ended, reason), failed in alike.items():
+        lead = f"{', '.join(row.method.value for row in failed)} {ended.value}: "
+        if len(failed) == 1:
             page.write(one_line(reason), lead=lead, lead_style=STYLES[ended])
-            page.write(one_line(those[0].command), indent=4, style="dim")
+            page.write(one_line(failed[0].command), indent=4, style="dim")
         else:
             page.write(lead + one_line(reason))
-    deprecated = [
-        row.method
-        for row in rows
-        if row.ended is Ended.WORKS and row.method in (LaunchMethod.LAUNCH, LaunchMethod.LAUNCH_USE_ENV)
-    ]
-    if deprecated:
-        page.write("torch.distributed.launch is deprecated in favour of torchrun.", style="dim")
-    if alike or deprecated:
+    if alike:
         page.blank()

@@ -13,7 +13,7 @@ from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
 from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
-from ddpdiag.strategies.runs import (
+from ddpdiag.strategies.trainings import (
     Apart,
     Data,
     Run,

@@ -17,7 +17,7 @@ from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
 from ddpdiag.strategies.check import CHECK, plan, report
-from ddpdiag.strategies.runs import Data, Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
+from ddpdiag.strategies.trainings import Data, Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
 
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.mnist import Digits
 

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack, local_part
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group

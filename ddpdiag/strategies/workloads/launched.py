@@ -5,13 +5,13 @@
     python -m ddpdiag.strategies.workloads.launched --spawn ...
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.workloads.launched ...
 
-All of them must answer three questions for each process: its rank, the number of ranks, and the address of rank 0. Each
-rank writes what it saw as JSON to `rank-<n>.json` in its first argument, or `error-<n>.json` if it gave up.
+Each method must give a process its rank, the number of ranks, and the address of rank 0. Each rank writes its times as
+JSON to `rank-<n>.json` in the folder that is its first argument, or an error to `error-<n>.json`.
 """
 
 import time
 
-# Before torch, whose import takes most of a start: what came before this line is the launcher's time.
+# Before torch, whose import takes most of a start: the time up to this line is the launcher's.
 BEGAN_AT = time.monotonic()
 
 import argparse  # noqa: E402
@@ -33,10 +33,9 @@ from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
 from ddpdiag.workloads.mnist import load  # noqa: E402
 
-IMPORTED_AT = time.monotonic()
 # The first steps find algorithms and buffers.
 UNTIMED_STEPS = 3
-# Threads that fight for cores make steps dozens of times slower; that is to be measured, and not to look like a hang.
+# Threads that compete for cores make steps dozens of times slower; that must be measured, and not look like a hang.
 STEPS_SHARE = 0.3
 
 
@@ -52,9 +51,9 @@ class Arguments(argparse.Namespace):
 
 
 def read_arguments() -> Arguments:
-    """The command line, with `--local-rank`, which torch.distributed.launch adds without being asked."""
+    """The command line, with `--local-rank`, which torch.distributed.launch adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for what each rank saw")
+    parser.add_argument("out", type=Path, help="folder for the times of each rank")
     parser.add_argument("seconds", type=float, help="time-out of the process group")
     parser.add_argument("asked", type=lambda text: decode(text.encode(), Compare), help="what is trained, as JSON")
     parser.add_argument("--data-dir", help="MNIST files other than those shipped")
@@ -64,11 +63,11 @@ def read_arguments() -> Arguments:
     return parser.parse_args(namespace=Arguments())
 
 
-def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int, learnt_from: str) -> None:
-    """Train, write down what was seen, and leave; an error is written down and raised."""
+def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> None:
+    """Train, write the times to a file, and exit; an error is written to a file and raised."""
     try:
-        seen = train(arguments, rank, local_rank, world_size, learnt_from)
-        (arguments.out / f"rank-{rank}.json").write_bytes(encode(seen))
+        times = train(arguments, rank, local_rank, world_size)
+        (arguments.out / f"rank-{rank}.json").write_bytes(encode(times))
     except Exception as error:
         cause = RankError(rank=rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
         (arguments.out / f"error-{rank}.json").write_bytes(encode(cause))
@@ -79,8 +78,8 @@ def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int,
     os._exit(0)
 
 
-def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, learnt_from: str) -> RankTimes:
-    """DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
+def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> RankTimes:
+    """Train DistributedDataParallel on MNIST's digits, from the process group's opening to its end."""
     asked = arguments.asked
     backend = ("nccl" if torch.cuda.is_available() else "gloo") if asked.backend == "auto" else asked.backend
     device = choose_device(backend, local_rank)
@@ -113,30 +112,28 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int, lea
     return RankTimes(
         rank=rank,
         world_size=world_size,
-        learnt_from=learnt_from,
         threads=torch.get_num_threads(),
         backend=backend,
         device="CPU" if device.type == "cpu" else torch.get_device_module(device).get_device_name(device),
         torch_version=str(torch.__version__),  # it is no plain string
         began_at=BEGAN_AT,
-        imported_at=IMPORTED_AT,
         group_at=group_at,
         step_seconds=tuple(seconds[UNTIMED_STEPS:]),
     )
 
 
 def agreed_steps(step_seconds: float, seconds: float, device: torch.device) -> int:
-    """How many steps like the slowest rank's fit into `seconds`, at least three; every rank must take as many."""
+    """The number of steps like the slowest rank's that fit into `seconds`, at least three; the same on all ranks."""
     slowest = torch.tensor(step_seconds, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return max(3, int(seconds / slowest.item()))
 
 
 def spawned(index: int, arguments: Arguments) -> None:
-    """A process of torch.multiprocessing.spawn: its rank is the first argument, and nothing is in the environment."""
+    """A process of torch.multiprocessing.spawn: its rank is the first argument; the environment holds none."""
     world_size = arguments.asked.ranks
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world_size))
-    take_part(arguments, index, index, world_size, "spawn's argument")
+    take_part(arguments, index, index, world_size)
 
 
 def main() -> None:
@@ -146,10 +143,10 @@ def main() -> None:
         mp.spawn(spawned, args=(arguments,), nprocs=arguments.asked.ranks)
         return
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if arguments.local_rank is not None:  # the old launcher's users read its argument, torchrun's the variable
-        take_part(arguments, rank, arguments.local_rank, world_size, "--local-rank")
-    else:  # by hand, nobody may have set LOCAL_RANK; on a single host it is the rank
-        take_part(arguments, rank, int(os.environ.get("LOCAL_RANK", rank)), world_size, "environment")
+    local_rank = arguments.local_rank  # scripts for the old launcher read its argument, those for torchrun the variable
+    if local_rank is None:  # by hand, LOCAL_RANK may be unset; on a single host it is the rank
+        local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    take_part(arguments, rank, local_rank, world_size)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.strategies.workloads.trainer import DTYPES, Task, Trainer, agreed_lack
 from ddpdiag.workloads.devices import describe
 from ddpdiag.workloads.group import process_group

@@ -3,7 +3,7 @@
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.devices import choose_device
 from ddpdiag.workloads.mnist import Digits

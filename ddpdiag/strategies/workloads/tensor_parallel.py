@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.functional import cross_entropy
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.strategies.workloads.trainer import Task, Trainer
 from ddpdiag.workloads.group import process_group
 from ddpdiag.workloads.mnist import Digits

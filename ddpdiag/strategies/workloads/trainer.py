@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.trial import Context
-from ddpdiag.strategies.runs import Data
+from ddpdiag.strategies.trainings import Data
 from ddpdiag.workloads.collectives import on_any_rank
 from ddpdiag.workloads.devices import describe, synchronize
 from ddpdiag.workloads.mnist import CLASSES, Digits

@@ -1,7 +1,7 @@
-"""Start a training by each launcher, watch it, and leave nothing of it: no process, and no file.
+"""Start a training by each launcher, wait for it, and leave no process and no file behind.
 
-torchrun puts every rank into a session of its own, so ending a process group is not enough. Whatever descends from a
-command inherits a mark in its environment, and by that mark it is found and ended.
+torchrun puts every rank into a separate session, so ending a process group is not enough. All descendants of a command
+inherit a mark in their environment; they are found and ended by that mark.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
 # By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-# A turn that worked is repeated if so many times its seconds are left, and has not hung before it took that long.
+# A training that worked is repeated if so many times its seconds are left, and counts as hung only after that time.
 _NOISE = 2.0
 _MARK = "DDPDIAG_LAUNCHED"
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
@@ -60,7 +60,7 @@ _STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 
 
 class Command(Struct, frozen=True):
-    """One process to start: its words, and the variables that its launch method sets beside the user's."""
+    """One process to start: its arguments, and the variables that its launch method adds to the user's."""
 
     words: tuple[str, ...]
     variables: dict[str, str] = {}
@@ -79,7 +79,7 @@ def find_torchrun() -> str | None:
 def commands(
     method: LaunchMethod, torchrun: str | None, asked: Compare, *, port: int, out: str, seconds: float
 ) -> tuple[Command, ...] | None:
-    """What to start, in this order; None if the tool is not there. All but "by hand" are one command."""
+    """The commands to start, in this order; None without torchrun. All methods but "by hand" are one command."""
     training = [MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
     # Apart from the others: a path need not be UTF-8.
     training += [] if asked.data_dir is None else ["--data-dir", asked.data_dir]
@@ -97,19 +97,15 @@ def commands(
     return (Command((*head, "--nproc-per-node", count, "--master-port", str(port), "-m", *training)),)
 
 
-def environment(env: Mapping[str, str], own: Mapping[str, str], *, folder: str) -> dict[str, str]:
-    """The user's environment for a command, without what an earlier launch left there; `own` wins over it.
-
-    `folder` takes the temporary files of launchers.
-    """
+def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
+    """The user's environment without variables of an earlier launch; `folder` takes temporary files of launchers."""
     return {
         **{name: value for name, value in env.items() if name not in _STALE},
         # A module in the user's current directory must not take the place of one of the standard library.
         "PYTHONSAFEPATH": "1",
-        # torchrun's ranks run under the Python that runs this, wherever torchrun comes from.
+        # torchrun's ranks run under the Python that runs this, wherever torchrun is from.
         "PYTHON_EXEC": sys.executable,
         "TMPDIR": folder,
-        **own,
     }
 
 
@@ -117,17 +113,13 @@ def environment(env: Mapping[str, str], own: Mapping[str, str], *, folder: str) 
 
 
 class Rounds:
-    """The turns of all methods, whose launchers write into `folder`.
-
-    `starts` are those that were made, `controls` those of the experiment on threads.
-    """
+    """All trainings of a comparison, in `starts`; the launchers write into `folder`."""
 
     def __init__(
         self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod, int], None]
     ) -> None:
         self.asked = asked
         self.starts: list[Start] = []
-        self.controls: list[Start] = []
         self._torchrun = find_torchrun()
         self._signals = signals
         self._tell = tell
@@ -135,68 +127,57 @@ class Rounds:
         self._end = time.monotonic() + asked.budget_seconds
 
     def run(self) -> None:
-        """Let each have its turns. What fails is not repeated; what is left of the budget is not exceeded."""
+        """Start a training by each method, round after round. What fails is not repeated; the budget is kept."""
         for index, method in enumerate(LaunchMethod):
             self._tell(method, 0)
-            self._turn(method, self._left() / (len(LaunchMethod) - index))
-        self._control(0)
+            self._start(method, self._left() / (len(LaunchMethod) - index))
         for number in range(1, self.asked.rounds):
             for method in LaunchMethod:
                 self._repeat(method, number)
-            self._control(number)
 
-    def _control(self, number: int) -> None:
-        """If ranks that no launcher started have other threads than torchrun's: again, with its OMP_NUM_THREADS."""
-        launched = self._good(LaunchMethod.TORCHRUN)
-        free = self._good(LaunchMethod.SPAWN) or self._good(LaunchMethod.BY_HAND)
-        if free and launched and free[0].ranks[0].threads != launched[0].ranks[0].threads:
-            self._repeat(free[0].method, number, threads=launched[0].ranks[0].threads)
-
-    def _repeat(self, method: LaunchMethod, number: int, *, threads: int | None = None) -> None:
-        """Another turn, if all before worked and there is time for it."""
-        done = self._good(method)
+    def _repeat(self, method: LaunchMethod, number: int) -> None:
+        """Another training by a method whose earlier ones all worked, if there is time for it."""
+        done = [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
         if len(done) < number:
             return
         longest = _NOISE * max(start.seconds for start in done) + END_SECONDS
         if longest < self._left():
             self._tell(method, number)
             usual = self.asked.budget_seconds / len(LaunchMethod)
-            self._turn(method, min(self._left(), max(usual, longest)), threads=threads)
+            self._start(method, min(self._left(), max(usual, longest)))
 
     def _left(self) -> float:
         return self._end - time.monotonic()
 
-    def _good(self, method: LaunchMethod) -> list[Start]:
-        return [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
-
-    def _turn(self, method: LaunchMethod, seconds: float, *, threads: int | None = None) -> None:
-        """One training, with so many threads a rank; none if there is no time, or a signal asked to stop."""
+    def _start(self, method: LaunchMethod, seconds: float) -> None:
+        """One training; none if there is no time, or a signal asked to stop."""
         seconds -= END_SECONDS
         if seconds <= 0 or self._signals.told is not None:
             return
-        starts = self.starts if threads is None else self.controls
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
-        found = commands(method, self._torchrun, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
-        if found is None:
-            why = f"there is no torchrun beside {sys.executable} or on PATH; reinstall torch"
-            starts.append(Start(method=method, begun_at=time.monotonic(), seconds=0.0, ended=Ended.FAILS, reason=why))
-            return
-        own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        environ = environment(with_home(os.environ), own, folder=self._folder)
-        done = self._start(method, found, environ, out, seconds)
+        to_run = commands(method, self._torchrun, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
+        if to_run is None:
+            start = Start(
+                method=method,
+                begun_at=time.monotonic(),
+                seconds=0.0,
+                ended=Ended.FAILS,
+                reason=f"there is no torchrun beside {sys.executable} or on PATH; reinstall torch",
+            )
+        else:
+            start = self._run(method, to_run, out, seconds)
         if self._signals.told is None:  # else it was ended from here, and nothing is known of it
-            starts.append(done)
+            self.starts.append(start)
 
-    def _start(
-        self, method: LaunchMethod, found: Sequence[Command], environ: Mapping[str, str], out: Path, limit: float
-    ) -> Start:
+    def _run(self, method: LaunchMethod, to_run: Sequence[Command], out: Path, limit: float) -> Start:
         """Run the commands for at most `limit` seconds, or until a signal; the ranks write into `out`."""
+        environ = environment(with_home(os.environ), folder=self._folder)
         log = Log()
         processes: list[subprocess.Popen[bytes]] = []
         begun_at = time.monotonic()
         in_time, reason = True, ""
         try:
-            for command in found:
+            for command in to_run:
                 # Its own session: Ctrl-C is handled here. If this process is killed, the command is asked to stop.
                 process = subprocess.Popen(
                     command.words,
@@ -213,10 +194,10 @@ class Rounds:
             reason = f"it cannot be started: {error}"
         finally:
             seconds = time.monotonic() - begun_at
-            output = log.tail(1 << 16)  # before they say that we ended them
+            output = log.tail(1 << 16)  # before it holds what they print when they are ended from here
             left = _end_all(processes, out.name)
         log.close()
-        ranks = tuple(sorted(_read_all(out, "rank", RankTimes), key=lambda seen: seen.rank))
+        ranks = tuple(sorted(_read_all(out, "rank", RankTimes), key=lambda times: times.rank))
         ended = Ended.FAILS
         if left:
             reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
@@ -229,26 +210,28 @@ class Rounds:
     def _result(
         self, ranks: Sequence[RankTimes], errors: Sequence[RankError], output: str, failed: int, late: float | None
     ) -> tuple[Ended, str]:
-        """Whether all of it worked, and if not, why: the first rank's own error, else the launcher's words.
+        """Whether all of it worked, and if not, the reason: the first rank's error, else the launcher's output.
 
-        `failed` is the first exit code that is not 0, `late` are the seconds within which it did not end.
+        `failed` is the first exit code that is not 0, `late` the limit in seconds that the training exceeded.
         """
-        words = first_error(errors, output)
+        error = first_error(errors, output)
         if errors or (late is None and failed):
-            return Ended.FAILS, words or how_it_ended(failed)
+            return Ended.FAILS, error or how_it_ended(failed)
         if late is not None:
-            last = f"; its last output: {words}" if words else ""
+            last = f"; its last output: {error}" if error else ""
             return Ended.HANGS, f"it did not end within {late:.3g} s, its share of --budget{last}"
         wanted = self.asked.ranks
-        if [seen.rank for seen in ranks] != [*range(wanted)] or any(seen.world_size != wanted for seen in ranks):
-            trained = ", ".join(f"{seen.rank} of {seen.world_size}" for seen in ranks) or "none"
-            said = f"it ended without an error, but the ranks that trained are {trained}; expected {wanted}"
-            return Ended.FAILS, said
+        if [times.rank for times in ranks] != [*range(wanted)] or any(times.world_size != wanted for times in ranks):
+            trained = ", ".join(f"{times.rank} of {times.world_size}" for times in ranks) or "none"
+            return (
+                Ended.FAILS,
+                f"there was no error, but the ranks that trained are {trained}; expected {wanted}",
+            )
         return Ended.WORKS, ""
 
 
 def _wait(processes: Processes, end: float, signals: Signals) -> bool:
-    """Did all end before `end`? Ranks whose group reports that another one has failed are not waited for."""
+    """Whether all ended before `end`; ranks whose group reports that another one failed are not waited for."""
     failed_at: float | None = None
     while any(process.poll() is None for process in processes):
         now = time.monotonic()
@@ -264,7 +247,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
 
 
 def _end_all(processes: Processes, mark: str) -> list[int]:
-    """End the commands, politely first, then all that descends from them; the pids that cannot be ended."""
+    """End the commands with SIGTERM, then their descendants with SIGKILL; the pids that cannot be ended."""
     for process in processes:
         if process.poll() is None:
             signal_process(process.pid, signal.SIGTERM)
@@ -306,9 +289,9 @@ def first_error(errors: Sequence[RankError], output: str) -> str:
 
 
 def _read_all(out: Path, name: str, kind: type[T]) -> list[T]:
-    """What the ranks wrote; a file that was cut off counts as none."""
-    found: list[T] = []
+    """The records that the ranks wrote; a truncated file is ignored."""
+    records: list[T] = []
     for path in out.glob(f"{name}-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            found.append(decode(path.read_bytes(), kind))
-    return found
+            records.append(decode(path.read_bytes(), kind))
+    return records
