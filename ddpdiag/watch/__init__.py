@@ -12,9 +12,10 @@ class WatchOptions(DisplayOptions):
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
     kill: bool = option(
         False,
-        "Then end the command (default: report, and let it continue). Set --stall above the longest silence of a "
-        "healthy job: imports, validation, checkpoints. Only if it has ever written something; on hosts without rank "
-        "0, mostly the only rank that prints, only with --output or --flight-recorder.",
+        "Then end the command (default: report, and let it continue), at the second look where a rank may validate or "
+        "save. Set --stall above the longest silence of a healthy job: imports, validation, checkpoints. Only if it "
+        "has ever written something; on hosts without rank 0, mostly the only rank that prints, only with --output or "
+        "--flight-recorder.",
     )
     output: tuple[str, ...] = option(
         (), "A file that the ranks write besides their output, or a pattern (*, **) (repeatable).", metavar="FILE"

@@ -23,18 +23,19 @@ from ddpdiag.cli import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError
+from ddpdiag.model import Finding
 from ddpdiag.text import ranks_text
 from ddpdiag.watch import WatchOptions, report
+from ddpdiag.watch.bundle import Bundle, merged, read_bundle
 from ddpdiag.watch.child import ENDING, Child, end_all, leave_as
 from ddpdiag.watch.evidence import NO_PY_SPY, find_py_spy, recorder_variables, timed_out
-from ddpdiag.watch.judge import is_start, judged, merged, progress_age, read_failure
-from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.judge import LAST_TO_END, judge, notes
+from ddpdiag.watch.look import Activity, Failure, Look, subject
 from ddpdiag.watch.observer import Observer
-from ddpdiag.watch.output import CommandOutput, OutputMonitor, TerminalSink, open_output
+from ddpdiag.watch.output import CommandOutput, OutputMonitor, TerminalSink, open_output, read_failure
 from ddpdiag.watch.peers import Peers, identity, job_name
 from ddpdiag.watch.processes import refuse_remote_launchers
-from ddpdiag.watch.report import Bundle, Reporter
-from ddpdiag.watch.rules import is_unmoved, is_without_rank_0
+from ddpdiag.watch.report import Reporter
 
 _POLL_SECONDS = 1.0
 # A turn of the loop that took so much longer than expected: this process, or the whole machine, was stopped.
@@ -57,26 +58,33 @@ _UNOBSERVED = (
 _LEAST_STALL = 1.0
 # A rank that imports for longer hangs in it.
 _LONGEST_START_SECONDS = 600.0
+# torchrun ends the other ranks, in at most 30 s, before it ends itself; NCCL's watchdog first writes for some seconds.
+_FAILING_SECONDS = 90.0
+# None of these can validate or save a checkpoint.
+_HALTED = frozenset({Activity.GONE, Activity.STOPPED, Activity.WAITING})
 
 
 class Silence:
-    """How long nothing was written, and when to look."""
+    """The time in which nothing is written, and the looks at it; `ended` is when the last one was over that had one."""
 
     def __init__(self, stall_seconds: float) -> None:
         self._stall = stall_seconds
         self.number = 0
         self.looks = 0
+        self.ended = -math.inf
         self._next = stall_seconds
 
     def is_due(self, silent_seconds: float) -> bool:
-        """Is it time for a look? Whatever is written ends the silence."""
+        """Whether it is time for a look. Whatever is written ends the silence."""
         if silent_seconds < self._stall:
+            if self.looks:
+                self.ended = time.monotonic()
             self.looks, self._next = 0, self._stall
             return False
         return silent_seconds >= self._next
 
     def looked(self) -> None:
-        """A look was taken: the next one is due after twice the time."""
+        """Note that a look was taken: the next one is due after twice the time."""
         self.number += self.looks == 0
         self.looks += 1
         self._next *= 2
@@ -100,21 +108,22 @@ class Watch:
         self._command = command
         self._output = output
         self._peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
-        self._reporter = Reporter(lambda look, verdict: report.show(look, verdict, kept, how), complain)
+        self._reporter = Reporter(lambda look, finding, new: report.show(look, finding, new, kept, how), complain)
         self._monitor = OutputMonitor(output.sinks)
         self._observer = Observer([command.pid])
         self._silence = Silence(how.stall + output.step_seconds)
         self._since = time.monotonic()  # when there was any other progress than output
         self._turn = time.monotonic()
         self._timed_out = False  # a rank has written its recorder by itself
-        self._before: Stall | None = None
+        self._before: Look | None = None
+        self._looks: list[Look] = []  # at the last silence
         self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
         self._signalled = False  # the command was told to end
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
     def run(self) -> None:
-        """Until the command has ended."""
+        """Watch until the command has ended."""
         while not self._command.is_over():
             signalled = self._command.next_signal(_POLL_SECONDS)
             now = time.monotonic()
@@ -141,10 +150,14 @@ class Watch:
         if status is None or self._signalled or self.killed is not None or self.bug is not None:
             return
         if (failure := read_failure(self._output.sinks, status)) is not None:
-            ended = structs.replace(self._stall(0.0, asked=False), failure=failure)
-            self._reporter.tell(ended, judged(ended))
+            ended = failed_look(self._look(0.0, asked=False), failure, self._looks if self._is_silent() else ())
+            self._reporter.report(ended, judge(ended))
         elif status and self._output.sinks and all(isinstance(sink, TerminalSink) for sink in self._output.sinks):
             self._say(_UNREAD)
+
+    def _is_silent(self) -> bool:
+        """Whether the command is silent, or was so shortly before it began to fail."""
+        return self._silence.looks > 0 or time.monotonic() - self._silence.ended < _FAILING_SECONDS
 
     def _obey(self, signum: int, *, shared: bool) -> None:
         if signum == signal.SIGUSR1:
@@ -180,51 +193,55 @@ class Watch:
             self._stalled(silent)
         elif not self._timed_out and self._recorders is not None and timed_out(self._recorders):
             self._timed_out = True  # torch ends the rank soon after that
-            self._report(structs.replace(self._looked(silent, asked=False), timed_out=True))
+            look = structs.replace(self._looked(silent, asked=False), timed_out=True)
+            self._looks = [look]
+            self._silence.ended = time.monotonic()
+            self._report(look)
         elif news.asked:
             self._report(self._looked(silent, asked=True))
 
     def _stalled(self, silent: float) -> None:
-        stall = self._looked(silent, asked=False)
-        posted = progress_age(stall)
-        if posted is not None and posted < self._how.stall:
-            self._since = time.monotonic() - posted
-        elif is_start(stall) and silent < _LONGEST_START_SECONDS:
+        look = self._looked(silent, asked=False)
+        if look.progress_age is not None and look.progress_age < self._how.stall:
+            self._since = time.monotonic() - look.progress_age
+        elif look.is_start and silent < _LONGEST_START_SECONDS:
             self._since = time.monotonic()
         # If the job continued during the look, the ranks were seen at different moments.
         if time.monotonic() - max(self._monitor.last, self._since) < silent:
             return
-        why = self._why_not_kill(stall) if self._how.kill else ""
-        stall = structs.replace(stall, notes=(*stall.notes, why) if why else stall.notes)
+        finding = judge(look)
+        why = self._why_not_kill(look) if self._how.kill else ""
+        earlier = earlier_text(self._looks) if look.looks > 1 and not finding.ranks else ""
+        look = structs.replace(look, notes=(*look.notes, *filter(None, (earlier, why))))
+        self._looks = [*self._looks, look] if look.looks > 1 else [look]
         self._silence.looked()
-        verdict = self._report(stall, why)
-        if self._how.kill and not why and not verdict.moving:
-            self.killed = ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+        self._report(look, why)
+        if self._how.kill and not why and finding.code != LAST_TO_END:
+            self.killed = ExitCode.UNFIT if finding.ranks else ExitCode.UNKNOWN
             others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
-            self._say(kill_text(stall, verdict, [self._command.pid, *others]))
+            self._say(kill_text(look, finding, [self._command.pid, *others]))
             self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
 
-    def _why_not_kill(self, stall: Stall) -> str:
-        """A sentence where the silence does not prove that a healthy job would be seen to write; else nothing."""
-        if progress_age(stall) is not None or self._output.files in self._monitor.active:
-            return ""
-        if not self._monitor.active:
-            files = f", nor to {' '.join(map(readable, self._how.output))}" if self._how.output else ""
-            return f"Not ended: the command has never written to its output{files}, so silence does not prove a hang."
-        if is_without_rank_0(stall):
-            return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
-        return ""
+    def _why_not_kill(self, look: Look) -> str:
+        """A sentence where the silence does not prove a hang; empty where it does."""
+        if look.progress_age is None and self._output.files not in self._monitor.active:
+            if not self._monitor.active:
+                files = f", nor to {' '.join(map(readable, self._how.output))}" if self._how.output else ""
+                return (
+                    f"Not ended: the command has never written to its output{files}, so silence does not prove a hang."
+                )
+            if look.is_without_rank_0:
+                return "Not ended: rank 0 runs on another host, and no --output or flight recorder shows progress here."
+        return may_work_text(look)
 
-    def _report(self, stall: Stall, why: str = "") -> Judged:
-        verdict = judged(stall)
+    def _report(self, look: Look, why: str = "") -> None:
         with self._monitor.ignoring():
-            self._reporter.tell(stall, verdict, why)
+            self._reporter.report(look, judge(look), why)
         self._turn = time.monotonic()  # a look takes its time
-        return verdict
 
-    def _stall(self, silent: float, *, asked: bool) -> Stall:
+    def _look(self, silent: float, *, asked: bool) -> Look:
         """A look, without what is seen of the ranks."""
-        return Stall(
+        return Look(
             host=readable(socket.gethostname()),
             unix_seconds=time.time(),
             silent_seconds=silent,
@@ -237,21 +254,56 @@ class Watch:
             recorder=self._how.flight_recorder,
         )
 
-    def _looked(self, silent: float, *, asked: bool) -> Stall:
-        stall = self._observer.look(self._stall(silent, asked=asked))
+    def _looked(self, silent: float, *, asked: bool) -> Look:
+        look = self._observer.look(self._look(silent, asked=asked))
         blocked = max((relay.blocked_seconds() for relay in self._output.relays.values()), default=0.0)
-        stall = structs.replace(stall, blocked_seconds=blocked, unmoved=is_unmoved(self._before, stall))
-        self._before = stall
-        return stall
+        before, self._before = self._before, look
+        return structs.replace(look, blocked_seconds=blocked, unmoved=look.is_unmoved(before))
 
 
-def kill_text(stall: Stall, verdict: Judged, pids: Sequence[int]) -> str:
-    """Which processes --kill ends, by which signals, and why."""
-    verb = "is" if len(verdict.named) == 1 else "are"
-    why = f"{ranks_text(verdict.named)} {verb} named above" if verdict.named else "no rank is named"
+def failed_look(ended: Look, failure: Failure, looks: Sequence[Look]) -> Look:
+    """The look that reports a failure, with the ranks of the last of the `looks` at the silence before it."""
+    if not looks:
+        return structs.replace(ended, failure=failure)
+    look = looks[-1]
+    age = max(0.0, ended.unix_seconds - look.unix_seconds)
+    earlier = "" if judge(look).ranks else earlier_text(looks)
+    return structs.replace(
+        look,
+        unix_seconds=ended.unix_seconds,
+        silent_seconds=look.silent_seconds + age,
+        failure=structs.replace(failure, look_seconds=age),
+        notes=(*ended.notes, *([earlier] if earlier else ())),
+    )
+
+
+def earlier_text(looks: Sequence[Look]) -> str:
+    """A sentence on the last of the looks at one silence that named ranks; empty where none did."""
+    named = [(look, finding) for look in looks if (finding := judge(look)).ranks]
+    if not named:
+        return ""
+    look, finding = named[-1]
+    return f"The look after {look.silent_seconds:.0f} s named {ranks_text(finding.ranks)}: {finding.title}."
+
+
+def may_work_text(look: Look) -> str:
+    """A sentence where ranks may validate or save: --kill then waits for the second look; empty else."""
+    ranks = [rank for rank, activity in look.activities.items() if activity not in _HALTED]
+    if look.looks > 1 or not ranks or look.doing(Activity.GONE, Activity.STOPPED):
+        return ""
     return (
-        f"--kill: SIGTERM to {stall.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
-        f"{stall.silent_seconds:.0f} s, and {why}. "
+        f"Not ended at this look: {ranks_text(ranks)} may validate or save a checkpoint. --kill ends the command after "
+        f"{2 * look.silent_seconds:.0f} s without output. If a healthy job can be silent for so long, set --stall "
+        "above its longest silence."
+    )
+
+
+def kill_text(look: Look, finding: Finding, pids: Sequence[int]) -> str:
+    """The processes that --kill ends, by which signals, and why."""
+    why = f"{subject(finding.ranks, 'is', 'are')} named above" if finding.ranks else "no rank is named"
+    return (
+        f"--kill: SIGTERM to {look.command} ({', '.join(f'pid {pid}' for pid in pids)}): nothing new for "
+        f"{look.silent_seconds:.0f} s, and {why}. "
         f"SIGKILL follows after {GRACE_SECONDS:g} s to processes that still run."
     )
 
@@ -291,11 +343,11 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
 
 
 def read(paths: Sequence[str], how: WatchOptions) -> int:
-    """Judge what --bundle kept, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
+    """Judge what --bundle saved, of all hosts that looked at the newest silence; 1 if a rank is named, else 3."""
     if not all(paths):
         raise UsageError("--read: the name of a file is empty")
-    stall = merged([stall for path in paths for stall in report.read_bundle(path)])
-    verdict = judged(stall)
+    look = merged([look for path in paths for look in read_bundle(path)])
+    finding = judge(look)
     width, color = terminal(sys.stdout, how.color)
-    show(report.render(stall, verdict, color=color, width=width, stacks=True, quiet=how.quiet), sys.stdout)
-    return ExitCode.UNFIT if verdict.named else ExitCode.UNKNOWN
+    show(report.render(look, finding, notes(look), color=color, width=width, quiet=how.quiet), sys.stdout)
+    return ExitCode.UNFIT if finding.ranks else ExitCode.UNKNOWN

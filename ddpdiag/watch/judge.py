@@ -1,166 +1,454 @@
-"""What a look at a silent training means: which rank holds it up, and why.
+"""The judgement of a look at a silent training: which rank holds it up, and why; of a command that failed, the cause.
 
-If all wait alike, no rank of this host is named: the missing one runs on another host, or a message was lost. Of a
-command that failed, what it wrote shows why: what passed through a pipe is read, and what files hold since the start;
-what went to a terminal cannot be.
+Rules name ranks in this order: ranks that have ended, are stopped or stuck in the kernel; that get no data; that posted
+another collective, or fewer; for which the others wait in a collective; that are elsewhere in the code than most. A
+rank that is named is the one for which the others wait, and may be without fault. If all wait alike, no rank of this
+host is named: the missing one runs on another host, or a message was lost.
 """
 
-import os
-import signal
-import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from shlex import quote
 
 from msgspec import structs
 
 from ddpdiag.checks.failure_evidence import state_text
-from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.known_errors import as_known, first_reason
-from ddpdiag.checks.posted import in_words, last
-from ddpdiag.errors import UsageError
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.posted import in_words, lag, last, split
+from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
-from ddpdiag.watch.model import (
-    Activity,
-    Failure,
-    Judged,
-    Look,
-    RankGroup,
-    RankSeen,
-    Stall,
-    call_of,
-    is_busy,
-    is_importing,
-    place_of,
-)
-from ddpdiag.watch.output import Sink
-from ddpdiag.watch.rules import PATHS_FIX, RULES
+from ddpdiag.watch.look import Activity, Failure, Look, Witness, subject
+from ddpdiag.watch.processes import is_remote
 
+# A waiting kernel of NCCL shows as 100 %.
+_BUSY_GPU, _IDLE_GPU = 0.9, 0.05
 _MOST_STACKS = 4
-_MOST_HOSTS = 16
-# A look takes up to 5 s, and clocks of hosts differ by a second or two.
-_SLACK_SECONDS = 10.0
-# A file system may not respond.
-_READ_SECONDS = 5.0
+_ELSEWHERE_FIX = "Look at its stack: the other ranks only wait for it."
+_PATHS_FIX = (
+    "Look for what differs between the ranks: data, shapes, a branch taken on some ranks only. "
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
+)
+_HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
+# The code of the finding on ranks that still work after others have ended.
+LAST_TO_END = "watch.last"
 
 
-def is_start(stall: Stall) -> bool:
-    """Are ranks still importing, and all others wait for them?"""
-    activities = Look(stall).activities
-    at_work = {seen.rank for seen in stall.ranks if is_importing(seen)}
-    return bool(at_work) and all(rank in at_work or doing is Activity.WAITING for rank, doing in activities.items())
+def judge(look: Look) -> Finding:
+    """The finding of a look; its ranks are those that hold up the others, none where the evidence cannot decide.
 
-
-def progress_age(stall: Stall) -> float | None:
-    """Seconds since any rank posted a collective, as far as flight recorders show."""
-    return min((seen.posted_seconds for seen in stall.ranks if seen.posted_seconds is not None), default=None)
-
-
-def judged(stall: Stall) -> Judged:
-    """What the look means, and what each rank does; of a command that failed, why."""
-    if stall.failure is not None:
-        cause = stall.failure.known
-        who = f"{ranks_text(stall.failure.ranks)}: " if stall.failure.ranks else ""
-        awaited = f" It waited for {ranks_text(stall.failure.missing)}." if stall.failure.missing else ""
-        return Judged(
-            # Ranks that wait are not named, but those for which they wait.
-            named=stall.failure.missing if cause.is_wait else stall.failure.ranks,
-            title=f"{who}{cause.title}",
-            message=f'{cause.more}{awaited} The command printed "{cause.quote}".'.strip(),
-            fix=cause.fix,
-            notes=stall.notes,
-        )
-    look = Look(stall)
-    verdict = next((v for rule in RULES if (v := rule(look)) is not None), None) or _undecided(look)
-    named = verdict.named
-    # Ranks that do the same; those that are named come first, then the smallest groups.
-    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
-    for seen in stall.ranks:
-        groups[seen.rank not in named, _group_text(seen)].append(seen.rank)
-    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
-    # Stacks of some of the named, and of one of those that wait.
-    known = [(seen.rank, seen.process.stack) for seen in stall.ranks if seen.process and seen.process.stack]
-    first = [row for row in known if row[0] in named][:_MOST_STACKS]
-    others = [row for row in known if row[0] not in named][:1]
-    guessed = "No variable names the ranks, so they are numbered in the order of their start."
-    stackless = _reasons("No stack", {seen.rank: seen.no_stack for seen in stall.ranks})
-    # Only NCCL can be asked, so that a job without GPUs lacks nothing, unless its recorders were asked for.
-    silent = {seen.rank: seen.no_collectives for seen in stall.ranks if seen.holds_gpu or stall.recorder}
-    traceless = _reasons("No collectives", silent)
+    Its evidence has a line for all ranks that do the same, and the stacks of some ranks.
+    """
+    finding = next(found for rule in RULES if (found := rule(look)) is not None)
+    if look.failure is not None:
+        return _failed(look.failure, finding)
+    lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in groups(look, finding.ranks)]
+    stacks = [(seen.rank, seen.stack) for seen in look.ranks if seen.stack]
+    # Of some that are named, and of one of those that wait.
+    named = [row for row in stacks if row[0] in finding.ranks][:_MOST_STACKS]
+    others = [row for row in stacks if row[0] not in finding.ranks][:1]
     return structs.replace(
-        verdict,
-        groups=tuple(RankGroup(ranks=tuple(ranks), text=text) for (_, text), ranks in ordered),
-        stacks={f"rank {rank}": stack for rank, stack in (*first, *others)},
-        notes=(*stall.notes, *stackless, *traceless, *([guessed] if stall.guessed and len(stall.ranks) > 1 else [])),
+        finding, evidence={"ranks": lines} | {f"stack_of_rank_{rank}": [*stack] for rank, stack in (*named, *others)}
     )
 
 
-def _undecided(look: Look) -> Judged:
-    """The ranks do not differ."""
-    if not look.stall.ranks:
-        message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
-        return Judged(title="no rank was found", message=message)
-    waiting = look.ranks(Activity.WAITING)
-    if len(waiting) == len(look.stall.ranks):
-        return _all_wait(look, waiting)
-    who, loading = ranks_text(sorted(look.activities)), look.ranks(Activity.LOADING)
-    if len(loading) == len(look.stall.ranks):
-        return Judged(
-            title=f"{who} wait for their data",
-            message="Every rank waits for its data loader, and its workers are alive.",
-            fix="Look at the source of the data: a file system, a download, memory; try num_workers=0.",
+def _finding(word: str, title: str, message: str, fix: str = "", ranks: Sequence[int] = ()) -> Finding:
+    return Finding(
+        code=f"watch.{word}",
+        severity=Severity.ERROR if ranks else Severity.WARNING,
+        title=title,
+        message=message,
+        fix=fix,
+        ranks=tuple(ranks),
+    )
+
+
+# Ranks that are not able to continue ---------------------------------------------------------------------------------
+
+
+def _gone(look: Look) -> Finding | None:
+    ranks = look.doing(Activity.GONE)
+    if not ranks or (len(ranks) < len(look.ranks) and not look.doing(Activity.WAITING)):
+        return None
+    return _finding(
+        "gone",
+        f"{subject(ranks, 'has', 'have')} ended, and the command still runs",
+        f"The process of {ranks_text(ranks)} has ended; the launcher has not noticed, or waits for something else."
+        + look.others_waiting(ranks),
+        "Look at its last output, and at the kernel log of the host (out of memory, segfault).",
+        ranks,
+    )
+
+
+def _last_to_end(look: Look) -> Finding | None:
+    """Some ranks have ended, and no rank is known to wait for them: mostly rank 0 saves the model."""
+    ended = look.doing(Activity.GONE)
+    left = tuple(sorted(rank for rank in look.by_rank if rank not in ended))
+    if not ended or not left:
+        return None
+    return _finding(
+        LAST_TO_END.rpartition(".")[2],
+        f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{look.place_text(left)}",
+        f"No rank is known to wait for another one; {subject(left, 'has', 'have')} not ended{look.where_text(left)}.",
+        "Check what it does there: it may be the last save.",
+    )
+
+
+def _stopped(look: Look) -> Finding | None:
+    ranks = look.doing(Activity.STOPPED)
+    if not ranks:
+        return None
+    pids = ", ".join(str(look.by_rank[rank].pid) for rank in ranks)
+    return _finding(
+        "stopped",
+        f"{subject(ranks, 'is', 'are')} stopped",
+        f"pid {pids} {'is' if len(ranks) == 1 else 'are'} in state T, after SIGSTOP or in a debugger."
+        + look.others_waiting(ranks),
+        f"Find out what stopped it (a debugger, a job suspend); `kill -CONT {pids.replace(',', '')}` continues it.",
+        ranks,
+    )
+
+
+def _blocked(look: Look) -> Finding | None:
+    if look.blocked_seconds < look.stall_seconds:
+        return None
+    return _finding(
+        "blocked",
+        "the output of the command is not read",
+        f"The program behind the pipe has read no output for {look.blocked_seconds:.0f} s, so the ranks "
+        "wait until they can print.",
+        "Look at the program that reads the output (a pager, a full disk), or write the output to a file.",
+    )
+
+
+def _stuck(look: Look) -> Finding | None:
+    ranks = look.doing(Activity.STUCK)
+    if not ranks:
+        return None
+    places = {p.wchan for rank in ranks if (p := look.by_rank[rank].process) is not None and p.wchan}
+    where = f", in {', '.join(sorted(places))}" if places else ""
+    return _finding(
+        "stuck",
+        f"{subject(ranks, 'is', 'are')} stuck in the kernel",
+        f"State D{where}: a file system, a disk or a driver does not respond." + look.others_waiting(ranks),
+        "Look at the kernel log of the host (NFS server not responding, NVRM: Xid), and at its mounts.",
+        ranks,
+    )
+
+
+def _starved(look: Look) -> Finding | None:
+    """Ranks that wait for data from a worker that is stopped, stuck or dead."""
+    helpers = {
+        rank: [helper for helper in look.by_rank[rank].helpers if helper.state in _HELPER_STATES]
+        for rank in look.doing(Activity.LOADING)
+    }
+    ranks = tuple(rank for rank, failing in helpers.items() if failing)
+    if not ranks:
+        return None
+    helper = helpers[ranks[0]][0]
+    where = f" in {helper.wchan}" if helper.wchan and helper.state == "D" else ""
+    return _finding(
+        "starved",
+        f"{subject(ranks, 'waits', 'wait')} for data that does not arrive",
+        f"A process that loads data for rank {ranks[0]} (pid {helper.pid}, {helper.name}) "
+        f"{_HELPER_STATES[helper.state or '']}{where}." + look.others_waiting(ranks),
+        f"Find out what stopped it; `kill -CONT {helper.pid}` continues it."
+        if helper.state in ("T", "t")
+        else "Look at that process first: /dev/shm full, out of memory, a file system that does not respond.",
+        ranks,
+    )
+
+
+# Ranks for which others wait -----------------------------------------------------------------------------------------
+
+
+def _posted(look: Look) -> Finding | None:
+    """Ranks that posted another collective than most, or fewer."""
+    traces = {seen.rank: seen.collectives for seen in look.ranks if seen.collectives is not None}
+    if found := split(traces):
+        sides = "; ".join(f"{ranks_text(ranks)} posted {in_words(example)}" for example, ranks in found.sides[:4])
+        return _finding(
+            "mismatch",
+            f"{ranks_text(found.odd)} posted a different collective than the others"
+            if found.odd
+            else "the ranks posted different collectives",
+            f"Under the same number, {sides}.",
+            _PATHS_FIX,
+            found.odd,
         )
-    unseen = look.ranks(Activity.UNSEEN)
-    if unseen:
-        unknown = f"no stack of {ranks_text(unseen)} can be read"
-        waits = f"{look.waiting_text(waiting)}; " if waiting else ""
-        message = "These ranks show no stack, and their states and use of cores do not distinguish them."
-        return Judged(title=waits + unknown, message=message, fix="Make the stacks readable (a note shows how).")
-    return Judged(
-        title="no rank differs from the others",
-        message="No rank of this host is known to wait for another one, and most are not at one place in the code.",
-        fix="If a healthy run of the job is silent for so long, give a longer --stall.",
+    behind = lag(traces)
+    ranks = tuple(rank for rank in behind.ranks if look.activities[rank] is not Activity.WAITING)
+    if not ranks or behind.lacking is None:
+        return None
+    return _finding(
+        "behind",
+        f"the others wait for {ranks_text(ranks)} in {in_words(behind.lacking)}",
+        f"{begun(ranks_text(ranks))} did not post it{look.where_text(ranks)}.",
+        _ELSEWHERE_FIX,
+        ranks,
     )
 
 
-def _all_wait(look: Look, waiting: Sequence[int]) -> Judged:
-    found = odd_ones_out({seen.rank: call_of(seen.process) for seen in look.stall.ranks if seen.process is not None})
-    if found is not None:
-        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in found.groups.items()]
-        return Judged(
-            named=found.ranks,
-            title="the ranks wait in different collectives",
-            message=f"{begun('; '.join(parts))}: they took different paths in the code.",
-            fix=PATHS_FIX,
+def _in_time(look: Look) -> Finding | None:
+    """Ranks that wrote no recorder where a collective of others timed out: they posted nothing that is overdue."""
+    overdue = [seen.rank for seen in look.ranks if seen.collectives]
+    ranks = tuple(seen.rank for seen in look.ranks if seen.collectives is None and seen.process is not None)
+    if not look.timed_out or not overdue or not ranks:
+        return None
+    return _finding(
+        "late",
+        f"{ranks_text(overdue)} waited for {ranks_text(ranks)} until the time-out",
+        f"{begun(look.waiting_text(overdue))}; no collective of {ranks_text(ranks)} is overdue"
+        f"{look.where_text(ranks)}.",
+        _ELSEWHERE_FIX,
+        ranks,
+    )
+
+
+def _alone(look: Look) -> Finding | None:
+    if len(look.ranks) != 1 or (look.world_size or 1) > 1:
+        return None
+    seen = look.ranks[0]
+    launcher = look.remote_launcher or (look.command if is_remote(look.command) else "")
+    if look.guessed and launcher:
+        return _finding(
+            "remote",
+            "no rank was found on this host",
+            f"{launcher} started the ranks on other hosts, or not as its own children.",
+            f"Start `ddpdiag watch` on each host: `{quote(launcher)} ddpdiag watch -- COMMAND`.",
+        )
+    if seen.is_launching:
+        return _finding(
+            "launcher",
+            "the launcher waits for other hosts",
+            "torchrun has started no rank here: it waits until as many hosts as given by --nnodes have joined.",
+            "Check whether the command runs on all hosts, with the same --rdzv-endpoint and --rdzv-id.",
+        )
+    return _finding(
+        "alone",
+        f"the only process of the training {f'is {state_text(seen.process)}' if seen.process else 'has ended'}",
+        f"It is {seen.doing}.",
+        "Look at its stack." if seen.stack else "",
+        (seen.rank,),
+    )
+
+
+def _apart(look: Look) -> Finding | None:
+    """No rank is named where the training may continue, with rank 0, on another host."""
+    if not look.is_without_rank_0 or look.unmoved:
+        return None
+    return _finding(
+        "apart",
+        "no output on this host, and nothing shows whether the training continues",
+        "Rank 0, mostly the only rank that prints, runs on another host. The ranks here may do the same in a "
+        "healthy training; the next look shows whether they are still at the same place.",
+        "Look at the output and the report of rank 0's host. --output FILE or --flight-recorder shows progress here.",
+    )
+
+
+def _awaited(look: Look) -> Finding | None:
+    """Ranks that are elsewhere while others wait in a collective."""
+    waiting, away = look.doing(Activity.WAITING), look.doing(Activity.ELSEWHERE, Activity.LOADING)
+    if not waiting or not away:
+        return None
+    return _finding(
+        "awaited",
+        f"{subject(waiting, 'waits', 'wait')} for {ranks_text(away)}{look.place_text(away)}",
+        f"{begun(look.waiting_text(waiting))}; {subject(away, 'is', 'are')} not in it{look.where_text(away)}.",
+        _ELSEWHERE_FIX,
+        away,
+    )
+
+
+def _unseen(look: Look) -> Finding | None:
+    """Ranks without a stack that use a core, where all others sleep, as ranks do that wait over gloo."""
+    # Where a rank may wait on GPUs, one that uses a core may be one that waits.
+    hidden = any(seen.holds_gpu is None and seen.process is not None for seen in look.ranks)
+    if any(seen.holds_gpu for seen in look.ranks) or (hidden and bool(look.gpus or look.gpus_unseen)):
+        return None
+    busy = tuple(rank for rank in look.doing(Activity.UNSEEN) if look.by_rank[rank].is_busy)
+    others = [seen.rank for seen in look.ranks if seen.rank not in busy]
+    if not busy or not others or not all(look.by_rank[rank].is_idle for rank in others):
+        return None
+    waiting = look.doing(Activity.WAITING)
+    doing = f"waits in {look.calls_text(waiting)}" if len(waiting) == len(others) == 1 else "sleeps"
+    return _finding(
+        "busy",
+        f"only {subject(busy, 'runs', 'run')}, {subject(others, doing, 'sleep')}",
+        f"{begun(subject(busy, 'uses', 'use'))} a core; {subject(others, 'uses', 'use')} none, like "
+        f"ranks that wait for another one over gloo. No stack of {ranks_text(busy)} can be read.",
+        "Make its stack readable (a note shows how), and request a new look with SIGUSR1.",
+        busy,
+    )
+
+
+def _idle_gpus(look: Look) -> Finding | None:
+    """Ranks whose GPU idles, where those of all others are busy, as they are in a kernel of NCCL that waits."""
+    busy_shares = {pid: use.busy_share for use in look.gpus for pid in use.pids}
+    shares = {rank: busy_shares.get(look.by_rank[rank].pid) for rank in look.doing(Activity.OPEN)}
+    idle = tuple(rank for rank, share in shares.items() if share is not None and share <= _IDLE_GPU)
+    busy = tuple(rank for rank, share in shares.items() if share is not None and share >= _BUSY_GPU)
+    if not idle or not busy or len(idle) + len(busy) != len(look.ranks):
+        return None
+    return _finding(
+        "idle-gpu",
+        f"the GPU of {ranks_text(idle)} is idle, while the others are busy",
+        f"The GPUs of {ranks_text(busy)} are busy, as in an NCCL kernel that waits for another rank; "
+        f"{ranks_text(idle)} launched no kernel{look.where_text(idle)}.",
+        _ELSEWHERE_FIX,
+        idle,
+    )
+
+
+def _odd(look: Look) -> Finding | None:
+    """Ranks that are elsewhere in the code than most, where no rank is known to wait."""
+    known = look.doing(Activity.ELSEWHERE, Activity.OPEN, Activity.LOADING)
+    places = {rank: look.by_rank[rank].place for rank in known}
+    odd = odd_ones_out(places) if len(known) == len(look.ranks) else None
+    if odd is None or not odd.ranks:
+        return None
+    rest = tuple(rank for rank in places if rank not in odd.ranks)
+    return _finding(
+        "odd",
+        f"{subject(odd.ranks, 'is', 'are')} elsewhere in the code than the others",
+        f"{begun(subject(rest, 'is', 'are'))} in {odd.usual}), "
+        f"{subject(odd.ranks, 'is', 'are')} not{look.where_text(odd.ranks)}.",
+        _ELSEWHERE_FIX,
+        odd.ranks,
+    )
+
+
+# Ranks that do not differ --------------------------------------------------------------------------------------------
+
+
+def _all_wait(look: Look) -> Finding | None:
+    waiting = look.doing(Activity.WAITING)
+    if not waiting or len(waiting) != len(look.ranks):
+        return None
+    odd = odd_ones_out({seen.rank: seen.call for seen in look.ranks})
+    if odd is not None:
+        parts = [f"{ranks_text(ranks)} in {call}" for call, ranks in odd.groups.items()]
+        return _finding(
+            "paths",
+            "the ranks wait in different collectives",
+            f"{begun('; '.join(parts))}: they took different paths in the code.",
+            _PATHS_FIX,
+            odd.ranks,
         )
     what = look.calls_text(waiting)
-    if look.stall.world_size is not None and look.stall.world_size > len(look.stall.ranks):
-        return Judged(
-            title=f"all ranks of this host wait in {what}",
-            message=f"{begun(ranks_text(waiting))} of {look.stall.world_size} wait there, for a rank of another host "
+    if look.world_size is not None and look.world_size > len(look.ranks):
+        return _finding(
+            "elsewhere",
+            f"all ranks of this host wait in {what}",
+            f"{begun(ranks_text(waiting))} of {look.world_size} wait there, for a rank of another host "
             "or for a message that does not arrive.",
-            fix="Look at the reports of the other hosts: one names the rank that is not in this collective.",
+            "Look at the reports of the other hosts: one names the rank that is not in this collective.",
         )
-    return Judged(
-        title=f"all ranks wait in {what}",
-        message="No rank is missing, but the collective does not end: a message does not arrive, or was not sent.",
-        fix="Look at what the ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
+    return _finding(
+        "message",
+        f"all ranks wait in {what}",
+        "No rank is missing, but the collective does not end: a message does not arrive, or was not sent.",
+        "Look at what the ranks share: network, firewall, interface, the paths between GPUs (`ddpdiag check`).",
     )
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
+def _undecided(look: Look) -> Finding:
+    if not look.ranks:
+        message = "No process of the command has a rank (RANK, SLURM_PROCID and such), and none of them runs Python."
+        return _finding("no-rank", "no rank was found", message)
+    loading, unseen = look.doing(Activity.LOADING), look.doing(Activity.UNSEEN)
+    if len(loading) == len(look.ranks):
+        return _finding(
+            "data",
+            f"{ranks_text(loading)} wait for their data",
+            "Every rank waits for its data loader, and its workers are alive.",
+            "Look at the source of the data: a file system, a download, memory; try num_workers=0.",
+        )
+    if unseen:
+        waiting = look.doing(Activity.WAITING)
+        waits = f"{look.waiting_text(waiting)}; " if waiting else ""
+        return _finding(
+            "no-stack",
+            f"{waits}no stack of {ranks_text(unseen)} can be read",
+            "These ranks show no stack, and their states and use of cores do not distinguish them.",
+            "Make the stacks readable (a note shows how).",
+        )
+    return _finding(
+        "alike",
+        "no rank differs from the others",
+        "No rank of this host is known to wait for another one, and most are not at one place in the code.",
+        "If a healthy run of the job is silent for so long, give a longer --stall.",
+    )
 
 
-def _group_text(seen: RankSeen) -> str:
+RULES: tuple[Callable[[Look], Finding | None], ...] = (
+    _gone,
+    _stopped,
+    _blocked,
+    _stuck,
+    _starved,
+    _last_to_end,
+    _posted,
+    _in_time,
+    _alone,
+    _apart,
+    _awaited,
+    _unseen,
+    _idle_gpus,
+    _odd,
+    _all_wait,
+    _undecided,
+)
+
+
+# The command failed --------------------------------------------------------------------------------------------------
+
+
+def _failed(failure: Failure, looked: Finding) -> Finding:
+    """The known cause; `looked` is the finding of the last look at the silence before the end.
+
+    A rank that only waited is not named, but the ranks for which it waited: those of its text, else those of the look.
+    """
+    cause = failure.known
+    seen = looked.ranks if failure.look_seconds is not None else ()
+    missing = failure.missing or (seen if cause.is_wait else ())
+    awaited = f" It waited for {ranks_text(missing)}." if missing else ""
+    earlier = f" A look {failure.look_seconds:.0f} s before the end: {looked.title}." if seen else ""
+    lead = f"{ranks_text(failure.ranks)}: " if failure.ranks else ""
+    return structs.replace(
+        _finding(
+            "failed",
+            f"{lead}{cause.title}",
+            f'{cause.more}{awaited} The command printed "{cause.quote}".{earlier}'.strip(),
+            cause.fix,
+            missing if cause.is_wait else failure.ranks,
+        ),
+        severity=Severity.ERROR,
+        evidence=cause.evidence,
+    )
+
+
+# What each rank does -------------------------------------------------------------------------------------------------
+
+
+def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
+    """Ranks that do the same, and what that is; those that are named first, then the smallest groups."""
+    found: dict[tuple[bool, str], list[int]] = defaultdict(list)
+    for seen in look.ranks:
+        found[seen.rank not in named, _doing(seen)].append(seen.rank)
+    ordered = sorted(found.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    return [(tuple(ranks), text) for (_, text), ranks in ordered]
+
+
+def _doing(seen: Witness) -> str:
     """What one rank does, without what differs between ranks that do the same."""
     process = seen.process
     if process is None:
         return "ended"
-    text = state_text(process) + (f" in {place_of(process)})" if process.stack else "")
+    text = state_text(process) + (f" in {seen.place})" if process.stack else "")
     if not process.stack and process.wchan:
         text += f" in the kernel's {process.wchan}"
-    if is_busy(seen):
+    if seen.is_busy:
         text += ", using a core"
     end = last(seen.collectives)
     if end is not None:
@@ -170,118 +458,23 @@ def _group_text(seen: RankSeen) -> str:
     return text
 
 
-def _reasons(what: str, by_rank: Mapping[int, str]) -> list[str]:
-    """A sentence for each reason, with its ranks."""
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for rank, reason in by_rank.items():
-        if reason:
-            reasons[reason].append(rank)
-    return [f"{what} of {ranks_text(ranks)}: {reason}." for reason, ranks in reasons.items()]
-
-
-# A command that failed -----------------------------------------------------------------------------------------------
-
-
-def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
-    """Why a command with this wait status failed; None where it did not, or no known text in time gives the reason."""
-    if status == 0:
-        return None
-    found: list[Failure | None] = []
-    written = chain.from_iterable(sink.written() for sink in sinks)
-    reader = threading.Thread(target=lambda: found.append(failure_of(written, status)), daemon=True)
-    reader.start()
-    reader.join(_READ_SECONDS)
-    return found[0] if found else None
-
-
-def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
-    """The reason that `written` gives for the end of a command with this wait status."""
-    if (sighting := first_reason(written)) is None:
-        return None
-    code = os.waitstatus_to_exitcode(status)
-    ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
-
-
-# Looks of several hosts ----------------------------------------------------------------------------------------------
-
-
-def merged(stalls: Sequence[Stall]) -> Stall:
-    """The last look of each host at the newest silence, together; UsageError if two hosts both have a rank.
-
-    A host is known by its name. Processes have numbers of their own on each, so GPUs are left out. A host that has no
-    look at the newest silence is left out, and a note says so.
-    """
-    known = [stall for stall in stalls if not stall.guessed] or stalls
-    newest = max(known, key=lambda stall: stall.unix_seconds)
-    joined = [newest]
-    if not newest.guessed:
-        # Looks at the same silence: each lies in the other's time.
-        close = [stall for stall in known if _is_within(newest, stall.unix_seconds)]
-        joined = _joined([stall for stall in close if _is_within(stall, newest.unix_seconds)])
-    notes = (*dict.fromkeys(note for stall in joined for note in stall.notes), *_left_out(stalls, joined))
-    if len(joined) == 1:
-        return structs.replace(newest, notes=notes)
-    hosts = {stall.host for stall in joined}
-    first = min(joined, key=lambda stall: stall.silent_seconds)
-    failed = [(stall.failure.known.is_wait, stall.unix_seconds, stall.failure) for stall in joined if stall.failure]
-    return structs.replace(
-        first,
-        # The first of the hosts whose command failed for a reason of its own.
-        failure=min(failed, key=lambda row: row[:2])[2] if failed else None,
-        host=f"{len(hosts)} hosts" if len(hosts) > 1 else first.host,
-        ranks=tuple(sorted((seen for stall in joined for seen in stall.ranks), key=lambda seen: seen.rank)),
-        gpus=(),
-        gpus_unseen="",
-        notes=(*notes, *_places(joined)) if len(hosts) > 1 else notes,
+def notes(look: Look) -> tuple[str, ...]:
+    """Sentences on what could not be seen, besides those that were recorded."""
+    if look.failure is not None:
+        return look.notes
+    guessed = "No variable names the ranks, so they are numbered in the order of their start."
+    # Only NCCL's recorders can be read, so that a job without GPUs lacks nothing, unless they were requested.
+    traceless = {seen.rank: seen.no_collectives for seen in look.ranks if seen.holds_gpu or look.recorder}
+    return (
+        *look.notes,
+        *_reasons("No stack", {seen.rank: seen.no_stack for seen in look.ranks}),
+        *_reasons("No collectives", traceless),
+        *([guessed] if look.guessed and len(look.ranks) > 1 else []),
     )
 
 
-def _is_within(stall: Stall, unix_seconds: float) -> bool:
-    """Is it between the begin of a look's silence, and when the next look at it was due?
-
-    A host looks at a silence once, and again after twice, four times ... the patience: had the silence gone on, there
-    would be that look.
-    """
-    begin = stall.unix_seconds - stall.silent_seconds
-    due = begin + max(2 * stall.silent_seconds, stall.stall_seconds)
-    return begin - _SLACK_SECONDS <= unix_seconds <= due + _SLACK_SECONDS
-
-
-def _joined(stalls: Sequence[Stall]) -> list[Stall]:
-    """The newest look at each rank; a host may have several watches, which see different ranks."""
-    owners: dict[int, str] = {}
-    joined: list[Stall] = []
-    for stall in sorted(stalls, key=lambda stall: stall.unix_seconds, reverse=True):
-        taken = {seen.rank: owners[seen.rank] for seen in stall.ranks if seen.rank in owners}
-        strange = next((rank for rank, host in taken.items() if host != stall.host), None)
-        if strange is not None:
-            hosts = " and on ".join(sorted((taken[strange], stall.host)))
-            raise UsageError(f"rank {strange} was on {hosts}: give the files of one training")
-        if not taken and (stall.ranks or all(other.host != stall.host for other in joined)):
-            joined.append(stall)
-            owners |= {seen.rank: stall.host for seen in stall.ranks}
-    return joined
-
-
-def _left_out(stalls: Sequence[Stall], joined: Sequence[Stall]) -> Iterator[str]:
-    """Hosts of which no look was taken, and why."""
-    newest = {stall.host: stall for stall in sorted(stalls, key=lambda stall: (not stall.guessed, stall.unix_seconds))}
-    out = [stall for host, stall in newest.items() if all(other.host != host for other in joined)]
-    if nameless := [stall.host for stall in out if stall.guessed]:
-        yield f"Left out: {names_text(nameless)}, where no variable names the ranks."
-    by_age: dict[str, list[str]] = {}
-    for stall in out:
-        if not stall.guessed:
-            by_age.setdefault(f"{joined[0].unix_seconds - stall.unix_seconds:.0f}", []).append(stall.host)
-    for age, hosts in by_age.items():
-        which = f"{names_text(hosts)}, with a look {age} s earlier"
-        yield f"Left out: {which}: it belongs to another silence, or a clock is wrong."
-
-
-def _places(stalls: Sequence[Stall]) -> Iterator[str]:
-    """Which ranks each host has."""
-    ordered = sorted((stall for stall in stalls if stall.ranks), key=lambda stall: stall.ranks[0].rank)
-    places = [f"{ranks_text([seen.rank for seen in stall.ranks])} on {stall.host}" for stall in ordered]
-    more = f" and {len(places) - _MOST_HOSTS} more hosts" if len(places) > _MOST_HOSTS else ""
-    yield f"{'; '.join(places[:_MOST_HOSTS])}{more}."
+def _reasons(what: str, by_rank: Mapping[int, str]) -> Iterator[str]:
+    """A sentence for each reason, with its ranks."""
+    for reason in dict.fromkeys(filter(None, by_rank.values())):
+        ranks = [rank for rank, given in by_rank.items() if given == reason]
+        yield f"{what} of {ranks_text(ranks)}: {reason}."

@@ -21,7 +21,7 @@ from ddpdiag.probes.host.kernel import core_seconds, cpu_ticks, proc_root, proce
 from ddpdiag.probes.host.programs import python_command, run_bounded, with_home
 from ddpdiag.runtime.supervisor.hang_evidence import MOST_FRAMES, MOST_THREAD_FRAMES, MOST_THREADS, shortened
 from ddpdiag.watch.evidence import Stacks, ask_recorder, find_py_spy, recorder_answer, stacks_of
-from ddpdiag.watch.model import Helper, RankSeen, Stall
+from ddpdiag.watch.look import Helper, Look, Witness
 from ddpdiag.watch.processes import (
     KnownProcesses,
     Process,
@@ -101,7 +101,7 @@ class Observer:
         now = [(start, process) for pid, start in sorted(wanted) if (process := read_process(pid)) is not None]
         return [process.pid for start, process in now if process.start == start and process.state not in "ZX"]
 
-    def look(self, stall: Stall) -> Stall:
+    def look(self, look: Look) -> Look:
         """The same, with all that is seen of the ranks and GPUs, within LOOK_SECONDS."""
         end = time.monotonic() + LOOK_SECONDS
         self._find()
@@ -124,7 +124,7 @@ class Observer:
             for rank, process in ranks.items()
         )
         return structs.replace(
-            stall,
+            look,
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             guessed=self._ranks.guessed,
@@ -143,10 +143,10 @@ class Observer:
         }
         return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
 
-    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> RankSeen:
+    def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> Witness:
         known = read_process(process.pid)
         if known is None or known.start != process.start:
-            return RankSeen(rank=rank, pid=process.pid)
+            return Witness(rank=rank, pid=process.pid)
         now = _use_of(process.pid)
         state, wchan = now.state
         if state == "D" and before.state != now.state:
@@ -164,7 +164,7 @@ class Observer:
         posted = None if isinstance(trace, str) else trace.newest_unix_seconds
         children = [child for child in self._processes if child.parent == process.pid][:_MOST_HELPERS]
         states = [process_state(child.pid) for child in children]
-        return RankSeen(
+        return Witness(
             rank=rank,
             pid=process.pid,
             process=shown,

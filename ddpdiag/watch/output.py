@@ -1,9 +1,12 @@
-"""When did the command last write something, observed without changing what its reader gets?
+"""The command's output: when it last wrote, observed without changing what its reader gets, and why it failed.
 
 The command's output stays as it is wherever writes can be seen from outside. A file grows. A terminal's device notes
 the time, in steps of 8 s (tty_update_time in drivers/tty/tty_io.c), so the command keeps that terminal: its width, its
 colours, its signals. A pipe shows nothing (since Linux 6.15 not even a time), so the command gets another pipe, and a
 thread copies each byte from it to the original one. `/dev/null` shows nothing at all.
+
+Of a command that failed, the end of its output shows the reason: what passed through a pipe is read, and what files
+hold since the start; what went to a terminal cannot be.
 """
 
 import array
@@ -12,38 +15,43 @@ import fcntl
 import glob
 import os
 import select
+import signal
 import stat
 import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol
 
 from msgspec import Struct
 
+from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.codec import open_file
+from ddpdiag.watch.look import Failure
 
-# The kernel notes when a terminal was written to in steps of so many seconds, so that nobody's typing can be timed.
+# The kernel notes when a terminal was written to in steps of so many seconds, so that typing cannot be timed.
 TERMINAL_STEP_SECONDS = 8.0
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.25
-# Files may lie on a file system for which each look is a message: they are looked at for no more than this share.
+# Reading a file's time may be a message to a file server: it takes at most this share of the time.
 _POLL_SHARE = 0.02
 # Of what was written, the end is kept in memory (of a pipe) or read (of each file) when the command has failed.
 _TAIL_BYTES = 1 << 20
 _MOST_FILES = 64
+# A file system may not respond.
+_READ_SECONDS = 5.0
 
 
 class Sink(Protocol):
     """Something that shows when it was written to."""
 
     def last_write(self) -> float | None:
-        """When it last was, on the clock of time.monotonic, if that is later than the last answer."""
+        """The time of the last write on the clock of time.monotonic, if it is later than the last answer."""
 
     def forget(self) -> None:
-        """The newest writes are those of ddpdiag itself: forget them."""
+        """Forget the newest writes, which are those of ddpdiag itself."""
 
     def written(self) -> Iterator[bytes]:
         """The end of what was written since the start, as far as it can be read."""
@@ -133,7 +141,7 @@ class Relay:
         self._thread = threading.Thread(target=self._carry, name="ddpdiag-relay", daemon=True)
 
     def start(self) -> None:
-        """The command has its end: begin."""
+        """Close the command's end in this process, and begin to copy."""
         os.close(self.descriptor)
         self._thread.start()
 
@@ -170,15 +178,15 @@ class Relay:
         return last or None
 
     def forget(self) -> None:
-        """What ddpdiag itself writes does not pass through it."""
+        """Do nothing: what ddpdiag itself writes does not pass through the relay."""
 
     def blocked_seconds(self) -> float:
-        """For how long its reader has taken nothing, though there is something."""
+        """The seconds for which its reader has not taken what is there."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
     def is_owing(self, quiet_seconds: float, ended: float = 0.0) -> bool:
-        """Is there something that was written and not passed on, or was there, or the command, so short a time ago?
+        """Whether something is not passed on yet, or was passed on or the command ended less than `quiet_seconds` ago.
 
         A command that has ended may have a child that holds the pipe open and writes nothing.
         """
@@ -240,7 +248,7 @@ class OutputMonitor:
 
     @property
     def last(self) -> float:
-        """When something was written last, on the clock of time.monotonic."""
+        """The time of the last write on the clock of time.monotonic."""
         return max(self._last.values())
 
     def _monitor(self, sink: Sink) -> None:
@@ -250,7 +258,7 @@ class OutputMonitor:
             if not self._reporting:
                 if forgotten == reports:
                     written = sink.last_write()
-                    if written is not None and self._reports == reports:  # else it may have been ourselves
+                    if written is not None and self._reports == reports:  # else it may have been ddpdiag itself
                         self._last[sink] = max(self._last[sink], written)
                         self.active.add(sink)
                 else:
@@ -262,7 +270,7 @@ class OutputMonitor:
 
     @contextlib.contextmanager
     def ignoring(self) -> Iterator[None]:
-        """While this is open, ddpdiag itself writes. Without waiting: each sink forgets them at its next turn."""
+        """Ignore what ddpdiag itself writes while this is open; each sink forgets it at its next turn."""
         self._reports += 1
         self._reporting = True
         try:
@@ -271,3 +279,27 @@ class OutputMonitor:
             self._reporting = False
             for wake in self._wake.values():
                 wake.set()
+
+
+# Why the command failed ----------------------------------------------------------------------------------------------
+
+
+def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
+    """Why a command with this wait status failed; None where it did not, or no known text in time gives the reason."""
+    if status == 0:
+        return None
+    failures: list[Failure | None] = []
+    written = chain.from_iterable(sink.written() for sink in sinks)
+    reader = threading.Thread(target=lambda: failures.append(failure_of(written, status)), daemon=True)
+    reader.start()
+    reader.join(_READ_SECONDS)
+    return failures[0] if failures else None
+
+
+def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
+    """The reason that `written` gives for the end of a command with this wait status."""
+    if (sighting := first_reason(written)) is None:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)

@@ -20,7 +20,7 @@ from jobs import Job, processes, torchrun
 
 from ddpdiag.codec import decode
 from ddpdiag.watch.evidence import find_py_spy
-from ddpdiag.watch.model import Stall
+from ddpdiag.watch.look import Look
 
 WATCH = ("-m", "ddpdiag", "watch")
 STALL = 3.0
@@ -87,11 +87,11 @@ def next_report(job: Job, told: int) -> str:
     return " ".join(reports(job)[told].split())
 
 
-def looks(job: Job) -> list[Stall]:
+def looks(job: Job) -> list[Look]:
     """What was kept of them, for nobody else to read."""
     (kept,) = job.folder.glob("watch-*.jsonl")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    return [decode(line, Stall) for line in kept.read_bytes().splitlines()]
+    return [decode(line, Look) for line in kept.read_bytes().splitlines()]
 
 
 @needs_py_spy

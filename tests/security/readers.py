@@ -20,7 +20,7 @@ from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.runtime.launchers.slurm import read_topology
 from ddpdiag.watch import WatchOptions, command
-from ddpdiag.watch.model import RankSeen, Stall
+from ddpdiag.watch.look import Look, Witness
 from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent
@@ -42,14 +42,14 @@ def report_of(recording: Path) -> bytes:
         return Path(path).read_bytes()
 
 
-def stall(**more: object) -> Stall:
+def stall(**more: object) -> Look:
     """A look at two ranks."""
     process = ProcessState(pid=7, state="S", wchan="futex", stack=("step (train.py:7)",), busy=True)
     posted = Collective(seq=3, name="nccl:all_reduce", elements=4)
-    ranks = tuple(RankSeen(rank=rank, pid=7 + rank, process=process, collectives=(posted,)) for rank in range(2))
+    ranks = tuple(Witness(rank=rank, pid=7 + rank, process=process, collectives=(posted,)) for rank in range(2))
     facts = {"host": "n0", "unix_seconds": 1.7e9, "silent_seconds": 300.0, "stall_seconds": 300.0, "command": "train"}
     uses = (GpuUse(index=0, busy_share=0.5, memory_bytes=1 << 30, power_watts=80.0, pids=(7,)),)
-    return Stall(**facts | {"world_size": 4, "ranks": ranks, "gpus": uses} | more)
+    return Look(**facts | {"world_size": 4, "ranks": ranks, "gpus": uses} | more)
 
 
 def _recordings() -> list[bytes]:

@@ -17,7 +17,7 @@ from ddpdiag.render import files
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.record import RecordCopy, run_folder
 from ddpdiag.runtime.record.shared_folder import SharedRunLog, shared_folder
-from ddpdiag.watch.report import Bundle, read_bundle
+from ddpdiag.watch.bundle import Bundle, read_bundle
 
 STRANGER = 65534
 

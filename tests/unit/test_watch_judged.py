@@ -1,4 +1,4 @@
-"""Identity is named, of ranks that stand like this."""
+"""The rank that a look at a silent training names."""
 
 import pytest
 from hypothesis import given
@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from ddpdiag.codec import decode, encode
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
-from ddpdiag.watch.judge import is_start, judged
-from ddpdiag.watch.model import Helper, Judged, RankSeen, Stall
+from ddpdiag.watch.judge import LAST_TO_END, groups, judge, notes
+from ddpdiag.watch.look import Helper, Look, Witness
 from ddpdiag.watch.report import render
-from ddpdiag.watch.rules import is_unmoved
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "wrapper (c10d_logger.py:83)", "<module> (train.py:25)")
 BARRIER = ("barrier (distributed_c10d.py:4900)", "<module> (train.py:30)")
@@ -22,30 +21,31 @@ RENDEZVOUS = ("_wait (dynamic_rendezvous.py:800)", "next_rendezvous (dynamic_ren
 IMPORTS = ("<module> (serialization.py:9)", "_find_and_load (<frozen importlib._bootstrap>:1176)")
 
 
-def seen(rank: int, stack=(), state="S", *, cores=0.0, **more) -> RankSeen:
+def seen(rank: int, stack=(), state="S", *, cores=0.0, **more) -> Witness:
     facts = {"holds_gpu": False, "no_stack": "" if stack else "not installed"} | more
     process = ProcessState(pid=100 + rank, state=state, stack=stack, wchan=facts.pop("wchan", None))
-    return RankSeen(rank=rank, pid=100 + rank, process=process, core_share=cores, **facts)
+    return Witness(rank=rank, pid=100 + rank, process=process, core_share=cores, **facts)
 
 
-def stalled(*ranks: RankSeen, **more) -> Stall:
+def stalled(*ranks: Witness, **more) -> Look:
     facts = {"host": "n0", "unix_seconds": 0.0, "silent_seconds": 9.0, "stall_seconds": 8.0, "command": "torchrun"}
-    return Stall(**facts | {"ranks": ranks, "world_size": len(ranks)} | more)
+    return Look(**facts | {"ranks": ranks, "world_size": len(ranks)} | more)
 
 
-def named(*ranks: RankSeen, **more) -> tuple[int, ...]:
-    return judged(stalled(*ranks, **more)).named
+def named(*ranks: Witness, **more) -> tuple[int, ...]:
+    return judge(stalled(*ranks, **more)).ranks
 
 
-def words(verdict: Judged) -> str:
-    return "\n".join((verdict.title, verdict.message, verdict.fix, *verdict.notes))
+def words(look: Look) -> str:
+    finding = judge(look)
+    return "\n".join((finding.title, finding.message, finding.fix, *notes(look)))
 
 
 def posted(seq: int, name: str = "nccl:all_reduce", elements: int = 4) -> tuple[Collective, ...]:
     return tuple(Collective(seq=n, name=name, elements=elements, dtype="Float", group="0") for n in range(1, seq + 1))
 
 
-def recorded(rank: int, collectives: tuple[Collective, ...]) -> RankSeen:
+def recorded(rank: int, collectives: tuple[Collective, ...]) -> Witness:
     return seen(rank, COMPUTES, "R", holds_gpu=True, collectives=collectives)
 
 
@@ -82,9 +82,8 @@ def test_who_waits_alone_for_most_is_not_the_odd_one():
     ],
 )
 def test_nobody_is_named_where(golden, stall):
-    verdict = judged(stall)
-    assert verdict.named == ()
-    golden(words(verdict))
+    assert judge(stall).ranks == ()
+    golden(words(stall))
 
 
 @pytest.mark.parametrize(
@@ -99,9 +98,8 @@ def test_nobody_is_named_where(golden, stall):
     ],
 )
 def test_who_is_named_is_told_why(golden, stall, ranks):
-    verdict = judged(stall)
-    assert verdict.named == ranks
-    golden(words(verdict))
+    assert judge(stall).ranks == ranks
+    golden(words(stall))
 
 
 def test_different_collectives_of_two_name_nobody_and_of_three_the_odd_one():
@@ -116,15 +114,15 @@ def test_a_sleeping_backward_waits_and_a_busy_one_computes():
 
 def test_a_dead_rank_is_named_whether_its_launcher_buried_it_or_not():
     assert named(seen(0, WAITS), seen(1, state="Z")) == (1,)
-    assert named(seen(0, WAITS), RankSeen(rank=1, pid=101)) == (1,)
+    assert named(seen(0, WAITS), Witness(rank=1, pid=101)) == (1,)
 
 
 @pytest.mark.parametrize("state", ["T", "D", "Z", "S"])
 def test_who_waits_for_data_is_named_and_its_sick_worker_told(golden, state):
     worker = Helper(pid=7, name="python", state=state)
-    verdict = judged(stalled(seen(0, WAITS), seen(1, LOADS, helpers=(worker,))))
-    assert verdict.named == (1,)
-    golden(words(verdict))
+    look = stalled(seen(0, WAITS), seen(1, LOADS, helpers=(worker,)))
+    assert judge(look).ranks == (1,)
+    golden(words(look))
 
 
 def test_without_stacks_a_busy_rank_with_a_gpu_may_be_one_that_waits():
@@ -153,16 +151,16 @@ def test_an_idle_gpu_among_busy_ones():
 
 
 def test_an_import_at_work_is_a_start_and_a_sleeping_one_is_none():
-    assert is_start(stalled(seen(0, IMPORTS, "R"), seen(1, WAITS)))
-    assert not is_start(stalled(seen(0, IMPORTS, "S", cores=0.0), seen(1, WAITS)))
-    assert not is_start(stalled(seen(0, IMPORTS, "R"), seen(1, COMPUTES)))
+    assert stalled(seen(0, IMPORTS, "R"), seen(1, WAITS)).is_start
+    assert not stalled(seen(0, IMPORTS, "S", cores=0.0), seen(1, WAITS)).is_start
+    assert not stalled(seen(0, IMPORTS, "R"), seen(1, COMPUTES)).is_start
 
 
 def test_a_recorder_that_is_not_there_is_told_of_gpus_only(golden):
     why = {"no_collectives": "not set"}
-    golden(*judged(stalled(seen(0, WAITS, holds_gpu=True, **why))).notes)
-    assert judged(stalled(seen(0, WAITS, **why))).notes == ()
-    assert judged(stalled(seen(0, WAITS, **why), recorder=True)).notes != (), "unless the recorders were asked for"
+    golden(*notes(stalled(seen(0, WAITS, holds_gpu=True, **why))))
+    assert notes(stalled(seen(0, WAITS, **why))) == ()
+    assert notes(stalled(seen(0, WAITS, **why), recorder=True)) != (), "unless the recorders were asked for"
 
 
 def test_who_had_nothing_overdue_when_the_others_timed_out_is_named(golden):
@@ -170,34 +168,34 @@ def test_who_had_nothing_overdue_when_the_others_timed_out_is_named(golden):
     waits = [seen(rank, COMPUTES, collectives=posted(11, "nccl2:all_reduce")) for rank in (0, 2)]
     ranks = (waits[0], seen(1, ("load (train.py:3)",)), waits[1])
     assert named(*ranks, timed_out=True) == (1,)
-    golden(words(judged(stalled(*ranks, timed_out=True))))
-    assert "time-out" not in judged(stalled(*ranks)).title
+    golden(words(stalled(*ranks, timed_out=True)))
+    assert "time-out" not in judge(stalled(*ranks)).title
 
 
 def test_without_rank_0_a_first_look_names_nobody_who_may_be_on_the_way(golden):
     ranks = [seen(2, WAITS), seen(3, COMPUTES, "R", cores=1.0)]
     first = stalled(*ranks, world_size=4)
-    assert judged(first).named == ()
-    golden(words(judged(first)))
+    assert judge(first).ranks == ()
+    golden(words(first))
     assert named(seen(2, WAITS), seen(3, COMPUTES, "T"), world_size=4) == (3,), "nobody is stopped in a healthy one"
-    assert is_unmoved(first, stalled(*ranks, world_size=4))
+    assert stalled(*ranks, world_size=4).is_unmoved(first)
     assert named(*ranks, world_size=4, unmoved=True) == (3,)
 
 
 @pytest.mark.parametrize("now", [seen(0, SAVES, "R"), seen(0, COMPUTES, "R", cores=0.5), seen(0), seen(1, COMPUTES)])
 def test_who_stands_elsewhere_or_works_otherwise_has_moved(now):
     before = stalled(seen(0, COMPUTES, "R", cores=1.0))
-    assert is_unmoved(before, before)
-    assert not is_unmoved(before, stalled(now))
-    assert not is_unmoved(before, stalled(before.ranks[0], number=2))
-    assert not is_unmoved(None, before)
+    assert before.is_unmoved(before)
+    assert not stalled(now).is_unmoved(before)
+    assert not stalled(before.ranks[0], number=2).is_unmoved(before)
+    assert not before.is_unmoved(None)
 
 
 def test_those_who_are_done_are_not_to_blame_for_a_last_save(golden):
-    verdict = judged(stalled(seen(0, SAVES, "R"), *(RankSeen(rank=rank, pid=9) for rank in (1, 2, 3))))
-    assert (verdict.named, verdict.moving) == ((), True)
+    look = stalled(seen(0, SAVES, "R"), *(Witness(rank=rank, pid=9) for rank in (1, 2, 3)))
+    assert (judge(look).ranks, judge(look).code) == ((), LAST_TO_END)
     assert named(seen(0, SAVES, "T"), seen(1, state="Z")) == (0,), "but it does not go on if it is stopped"
-    golden(words(verdict))
+    golden(words(look))
 
 
 _STACKS = st.sampled_from([(), WAITS, BARRIER, COMPUTES, SAVES, BACKWARD, LOADS, IMPORTS])
@@ -222,13 +220,12 @@ def test_any_look_is_judged_shown_and_kept(rows, more_ranks):
         for n, (stack, state, cores, gpu, gil, collectives) in enumerate(rows)
     ]
     stall = stalled(*ranks, world_size=len(ranks) + more_ranks)
-    verdict = judged(stall)
-    assert isinstance(verdict, Judged)
-    assert set(verdict.named) <= set(range(len(ranks)))
-    assert sorted(rank for standing in verdict.groups for rank in standing.ranks) == list(range(len(ranks)))
-    text = render(stall, verdict, color=False, width=80)
+    finding = judge(stall)
+    assert set(finding.ranks) <= set(range(len(ranks)))
+    assert sorted(rank for group, _ in groups(stall, finding.ranks) for rank in group) == list(range(len(ranks)))
+    text = render(stall, finding, notes(stall), color=False, width=80)
     assert text.isascii()
-    assert decode(encode(stall), Stall) == stall
+    assert decode(encode(stall), Look) == stall
 
 
 @given(st.lists(st.sampled_from([WAITS, BARRIER]), min_size=2, max_size=5))

@@ -7,50 +7,63 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import ProcessState
-from ddpdiag.watch.judge import judged, merged
-from ddpdiag.watch.model import RankSeen, Stall
+from ddpdiag.watch.bundle import merged
+from ddpdiag.watch.judge import judge, notes
+from ddpdiag.watch.look import Look, Witness
 from ddpdiag.watch.report import render
 
 WAITS = ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:25)")
 COMPUTES = ("spin (train.py:7)", "<module> (train.py:14)")
 
 
-def seen(rank: int, stack: tuple[str, ...]) -> RankSeen:
+def seen(rank: int, stack: tuple[str, ...]) -> Witness:
     process = ProcessState(pid=100 + rank, state="S", stack=stack)
-    return RankSeen(rank=rank, pid=100 + rank, process=process, core_share=0.0, holds_gpu=False)
+    return Witness(rank=rank, pid=100 + rank, process=process, core_share=0.0, holds_gpu=False)
 
 
-def look(host: str, at: float, *stacks: tuple[str, ...], first: int = 0, silent: float = 300.0, **more) -> Stall:
+def look(host: str, at: float, *stacks: tuple[str, ...], first: int = 0, silent: float = 300.0, **more) -> Look:
     """The ranks from `first` on, a stack each, of four."""
     ranks = tuple(seen(first + n, stack) for n, stack in enumerate(stacks))
     facts = {"host": host, "unix_seconds": at, "silent_seconds": silent, "stall_seconds": 300.0, "command": "torchrun"}
-    return Stall(**facts | {"ranks": ranks, "world_size": 4} | more)
+    return Look(**facts | {"ranks": ranks, "world_size": 4} | more)
 
 
-def ranks_of(stall: Stall) -> list[int]:
+def ranks_of(stall: Look) -> list[int]:
     return [own.rank for own in stall.ranks]
+
+
+def shown(look: Look, **how) -> str:
+    """The report, with a time that is the same in all time zones."""
+    when = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
+    return render(look, judge(look), notes(look), color=False, width=80, **how).replace(when, "HH:MM:SS")
 
 
 def test_hosts_that_each_only_wait_name_together_who_is_missing(golden):
     here = look("n0", 1000.0, WAITS, WAITS)
     there = [look("n1", at, stack, COMPUTES, first=2) for at, stack in ((700.0, COMPUTES), (1009.0, WAITS))]
-    assert judged(here).named == ()
-    verdict = judged(merged([there[1], here, there[0]]))
-    assert verdict.named == (3,)
-    golden(*verdict.notes)
+    assert judge(here).ranks == ()
+    both = merged([there[1], here, there[0]])
+    assert judge(both).ranks == (3,)
+    golden(*notes(both))
 
 
 def test_stacks_are_shown_of_a_later_look_that_is_read(golden):
     stall = merged([look("n0", 1000.0, WAITS, COMPUTES, silent=600.0, looks=2)])
     when = time.strftime("%H:%M:%S", time.localtime(1000.0))
     for stacks in (False, True):
-        golden(render(stall, judged(stall), color=False, width=80, stacks=stacks).replace(when, "HH:MM:SS"))
+        golden(
+            render(stall, judge(stall), notes(stall), color=False, width=80, stacks=stacks).replace(when, "HH:MM:SS")
+        )
 
 
 def test_a_quiet_report_has_no_stacks(golden):
     stall = structs.replace(merged([look("n0", 1000.0, WAITS, COMPUTES)]), gpus_unseen="no GPU was looked at")
     when = time.strftime("%H:%M:%S", time.localtime(1000.0))
-    golden(render(stall, judged(stall), color=False, width=80, stacks=True, quiet=True).replace(when, "HH:MM:SS"))
+    golden(
+        render(stall, judge(stall), notes(stall), color=False, width=80, stacks=True, quiet=True).replace(
+            when, "HH:MM:SS"
+        )
+    )
 
 
 def test_two_hosts_of_one_rank_are_of_two_trainings(golden):
@@ -81,15 +94,15 @@ def test_looks_that_a_signal_asked_for_on_all_hosts_at_once_are_joined():
         look("n0", 5000.0, WAITS, WAITS, silent=2.0, asked=True),
         look("n1", 5003.0, WAITS, COMPUTES, first=2, silent=4000.0, asked=True),
     ]
-    assert judged(merged(asked)).named == (3,)
+    assert judge(merged(asked)).ranks == (3,)
 
 
 def test_two_watches_of_one_host_are_joined_and_of_each_the_last_look_counts(golden):
     ones = [look("n0", 1000.0 + n, WAITS, first=n) for n in range(2)]
     old = look("n0", 960.0, COMPUTES, COMPUTES, silent=260.0, asked=True)
     stall = merged([old, *ones])
-    assert (ranks_of(stall), judged(stall).named) == ([0, 1], ())
-    golden(judged(stall).title)
+    assert (ranks_of(stall), judge(stall).ranks) == ([0, 1], ())
+    golden(judge(stall).title)
 
 
 def test_ranks_that_nothing_names_are_not_joined_with_others(golden):

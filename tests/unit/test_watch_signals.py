@@ -4,9 +4,10 @@ import os
 import signal
 import subprocess
 
+from ddpdiag.model import Finding, ProcessState, Severity
 from ddpdiag.watch.child import SignalProbe, end_all
-from ddpdiag.watch.command import kill_text
-from ddpdiag.watch.model import Judged, Stall
+from ddpdiag.watch.command import kill_text, may_work_text
+from ddpdiag.watch.look import Look, Witness
 from ddpdiag.watch.report import Reporter
 
 
@@ -89,26 +90,42 @@ def test_what_outlives_sigterm_is_killed_and_named():
     assert told == f"--kill: SIGKILL to pid {process.pid} (sh), still running 0.2 s after SIGTERM."
 
 
+def finding(*ranks: int) -> Finding:
+    return Finding(code="watch.awaited", severity=Severity.ERROR, title="", message="", ranks=ranks)
+
+
 def test_a_kill_names_processes_signals_and_the_reason(golden):
     for named in ((), (3,), (1, 2)):
-        golden(kill_text(look(), Judged(named=named, title="", message="", fix=""), [7, 9]))
+        golden(kill_text(look(), finding(*named), [7, 9]))
 
 
-# What is told of it --------------------------------------------------------------------------------------------------
+def seen(rank: int, *stack: str, state: str = "S") -> Witness:
+    return Witness(rank=rank, pid=9, process=ProcessState(pid=9, state=state, stack=stack), holds_gpu=False)
 
 
-def look(*, asked: bool = False) -> Stall:
-    return Stall(host="n0", unix_seconds=0.0, silent_seconds=9.0, stall_seconds=8.0, command="torchrun", asked=asked)
+def test_a_rank_that_may_validate_is_not_killed_at_the_first_look(golden):
+    waits, runs = seen(0, "barrier (distributed_c10d.py:4900)"), seen(1, "validate (train.py:9)", state="R")
+    golden(may_work_text(look(ranks=(waits, runs))))
+    assert may_work_text(look(ranks=(waits, runs), looks=2)) == ""
+    assert may_work_text(look(ranks=(waits, seen(1, state="T")))) == ""
+    assert may_work_text(look(ranks=(waits,))) == ""
 
 
-def test_what_is_refused_is_said_once_and_again_to_who_asks():
+# Reports -------------------------------------------------------------------------------------------------------------
+
+
+def look(**more) -> Look:
+    return Look(host="n0", unix_seconds=0.0, silent_seconds=9.0, stall_seconds=8.0, command="torchrun", **more)
+
+
+def test_a_note_is_shown_once_and_again_on_request():
     shown: list[tuple[str, ...]] = []
     said: list[str] = []
-    reporter = Reporter(lambda _, verdict: shown.append(verdict.notes), said.append)
-    verdict = Judged(named=(), title="", message="", fix="", notes=("No stack of rank 0: refused.", "Not ended."))
+    reporter = Reporter(lambda _, __, notes: shown.append(tuple(notes)), said.append)
+    notes = ("No stack of rank 0: refused.", "Not ended.")
     for asked in (False, False, True):
-        reporter.tell(look(asked=asked), verdict, why="Not ended.")
-    assert shown == [verdict.notes, ("Not ended.",), verdict.notes]
+        reporter.report(look(asked=asked, notes=notes), finding(), why="Not ended.")
+    assert shown == [notes, ("Not ended.",), notes]
     for sentence in ("SIGTERM is not passed on.", "", "SIGTERM is not passed on."):
         reporter.say_once(sentence)
     assert said == ["SIGTERM is not passed on."]

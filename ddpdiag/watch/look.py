@@ -1,0 +1,305 @@
+"""A look of `ddpdiag watch` at a training that writes nothing any more: each rank of a host, and its activity.
+
+The activity follows from a rank's stack and process: it waits in a collective, for its data, or is elsewhere. In a CPU
+job a rank that waits sleeps. In a GPU job any Python line may be one that waits: `loss.item()` waits for a kernel of
+NCCL, at full use of core and GPU. There only a rank that holds the GIL is known not to wait, because whatever waits for
+CUDA in torch releases it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from ddpdiag.checks.failure_evidence import state_text
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.checks.known_errors import KnownError
+from ddpdiag.checks.posted import in_words, last
+from ddpdiag.model import Collective, ProcessState
+from ddpdiag.probes.gpu.nvml import GpuUse
+from ddpdiag.text import begun
+
+# Up to the year 5138, which clocks can show.
+Seconds = Annotated[float, Meta(ge=0, le=1e11)]
+WATCH_SCHEMA = "ddpdiag.watch/1"
+
+# Files of torch in whose innermost Python frame a rank waits for others (torch 2.6-2.13): c10d's calls, among them the
+# barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.
+_COLLECTIVE_FILES = frozenset({"distributed_c10d.py", "_functional_collectives.py", "rendezvous.py"})
+_COLLECTIVE_FRAMES = frozenset(
+    {
+        "_verify_param_shape_across_processes (utils.py",
+        "_sync_module_states (utils.py",
+        "_broadcast_coalesced (utils.py",
+    }
+)
+_BACKWARD = "_engine_run_backward (graph.py"
+_IMPORT = "importlib._bootstrap"
+_LAUNCHER_FILES = frozenset({"dynamic_rendezvous.py", "static_tcp_rendezvous.py", "c10d_rendezvous_backend.py"})
+_LOADER_FILE = "dataloader.py"
+# The loader's own frames are outside of those of the queue on which it waits.
+_LOADER_DEPTH = 12
+# A rank that waits asleep uses no core; a watchdog thread or two use some per cent.
+_IDLE_CORES = 0.2
+_BUSY_CORES = 0.6
+# An import on a busy machine or file system still uses this much.
+_IMPORTING_CORES = 0.02
+# Of a core, between two looks at a rank that does the same.
+_SAME_CORES = 0.2
+
+
+class Activity(Enum):
+    """What a rank does."""
+
+    GONE = "gone"
+    STOPPED = "stopped"
+    STUCK = "stuck"
+    WAITING = "waiting"  # in a collective, for others
+    LOADING = "loading"  # for its own data
+    ELSEWHERE = "elsewhere"  # it runs something else, and waits for no other rank
+    OPEN = "open"  # on a GPU: it may wait for a kernel, or not
+    UNSEEN = "unseen"  # there is no stack
+
+
+class Helper(Struct, frozen=True, kw_only=True):
+    """A process that a rank started, such as a worker of its data loader: state and wchan as in `ProcessState`."""
+
+    pid: int
+    name: str
+    state: str | None = None
+    wchan: str | None = None
+
+
+class Witness(Struct, frozen=True, kw_only=True):
+    """One rank, as it was seen from outside.
+
+    `process` is None if it had ended by then; its `state` is D only if it was in the same place a moment before.
+    `core_share` is how much of a core its main thread used, or waited for beside others; `holds_gpu` is whether it has
+    a GPU open, `holds_gil` whether its main thread has the GIL (None: cannot be seen). `no_stack` says why `process`
+    has no stack; then `threads` are its threads as "name (state)", most frequent first. `collectives` is as in
+    `Outcome`, `no_collectives` says why there is none, and `posted_seconds` is the age of its newest entry.
+    """
+
+    rank: int
+    pid: int
+    process: ProcessState | None = None
+    core_share: float | None = None
+    holds_gpu: bool | None = None
+    holds_gil: bool | None = None
+    no_stack: str = ""
+    threads: tuple[str, ...] = ()
+    helpers: tuple[Helper, ...] = ()
+    collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
+    posted_seconds: float | None = None
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """Python frames, innermost first."""
+        return self.process.stack if self.process is not None else ()
+
+    @property
+    def place(self) -> str:
+        """The innermost frame without its line: waiting ranks differ in lines of a retry loop."""
+        return self.stack[0].rpartition(":")[0] if self.stack else ""
+
+    @property
+    def call(self) -> str:
+        """The function of the innermost frame."""
+        return self.stack[0].partition(" (")[0] if self.stack else ""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is known to use a core."""
+        return self.core_share is not None and self.core_share >= _BUSY_CORES
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is known to use next to nothing."""
+        return self.core_share is not None and self.core_share <= _IDLE_CORES
+
+    @property
+    def is_launching(self) -> bool:
+        """Whether it is torchrun, waiting for the other hosts."""
+        return any(_file_of(frame) in _LAUNCHER_FILES for frame in self.stack)
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether it imports modules and progresses; `import torch` takes minutes on a busy file system."""
+        if self.process is None or not any(_IMPORT in frame for frame in self.stack):
+            return False
+        return self.process.state == "R" or (self.core_share or 0.0) >= _IMPORTING_CORES
+
+    @property
+    def activity(self) -> Activity:
+        """What the rank does, as far as it can be known from itself alone."""
+        state = self.process.state if self.process is not None else "Z"
+        if state in ("Z", "X"):
+            return Activity.GONE
+        if state in ("T", "t"):
+            return Activity.STOPPED
+        if state == "D":
+            return Activity.STUCK
+        if not self.stack:
+            return Activity.UNSEEN
+        in_collective = _file_of(self.stack[0]) in _COLLECTIVE_FILES or self.place in _COLLECTIVE_FRAMES
+        if in_collective and not (self.holds_gil and self.is_busy):
+            return Activity.WAITING
+        if any(_file_of(frame) == _LOADER_FILE for frame in self.stack[:_LOADER_DEPTH]):
+            return Activity.LOADING
+        if self.place == _BACKWARD and self.is_idle and not self.holds_gpu:
+            return Activity.WAITING
+        return Activity.ELSEWHERE if self.holds_gil or not self.holds_gpu else Activity.OPEN
+
+    @property
+    def doing(self) -> str:
+        """Such as "running, holding the GIL, in spin (train.py:7)"."""
+        if self.process is None:
+            return "no longer running"
+        use = ", using a core" if self.is_busy else ""
+        gil = ", holding the GIL" if self.holds_gil else ""
+        return state_text(self.process) + use + gil + (f", in {self.stack[0]}" if self.stack else "")
+
+    def is_unmoved(self, before: "Witness") -> bool:
+        """Whether it is the same process in the same place as before, and uses its core alike."""
+        if (before.rank, before.pid) != (self.rank, self.pid) or not self.stack or before.stack != self.stack:
+            return False
+        if before.core_share is None or self.core_share is None:
+            return False
+        return abs(before.core_share - self.core_share) <= _SAME_CORES
+
+
+def _file_of(frame: str) -> str:
+    """The file in "function (file:line)"."""
+    return os.path.basename(frame.rpartition(" (")[2].rpartition(":")[0])
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """How the command `ended`, the known text that explains this, and the ranks that printed it.
+
+    `missing` are ranks that others waited for in vain, as far as their text names them. `look_seconds` is how long
+    before the end the ranks were seen, if they were in the silence before it.
+    """
+
+    ended: str
+    known: KnownError
+    ranks: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    look_seconds: float | None = None
+
+
+class Look(Struct, frozen=True, kw_only=True, dict=True):
+    """One look at the ranks of one host.
+
+    `unix_seconds` is when; `silent_seconds` is how long nothing had been written, `asked` that a signal requested the
+    look, `timed_out` that a rank had written its recorder, `recorder` that --flight-recorder was given, and
+    `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
+    `guessed` says that no variable named the ranks, so that they are numbered in the order of their start;
+    `remote_launcher` is a program below the command that starts ranks on other hosts, where there is one.
+    `blocked_seconds` is how long the reader of the command's output has not taken any. `unmoved` says that an earlier
+    look at this silence saw all ranks in the same places. `notes` are sentences on what could not be seen, and on ranks
+    that earlier looks at this silence named. If the command has ended with a known error, `failure` is set, and the
+    ranks are as the last look at the silence before the end saw them.
+    """
+
+    host: str
+    unix_seconds: Seconds
+    silent_seconds: Seconds
+    stall_seconds: Seconds
+    command: str
+    asked: bool = False
+    timed_out: bool = False
+    recorder: bool = False
+    number: int = 1
+    looks: int = 1
+    world_size: int | None = None
+    guessed: bool = False
+    remote_launcher: str = ""
+    ranks: tuple[Witness, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
+    gpus_unseen: str = ""
+    blocked_seconds: float = 0.0
+    unmoved: bool = False
+    notes: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    failure: Failure | None = None
+    schema: str = WATCH_SCHEMA
+
+    @cached_property
+    def by_rank(self) -> Mapping[int, Witness]:
+        """What was seen of each rank."""
+        return {seen.rank: seen for seen in self.ranks}
+
+    @cached_property
+    def activities(self) -> Mapping[int, Activity]:
+        """What each rank does."""
+        return {seen.rank: seen.activity for seen in self.ranks}
+
+    @property
+    def is_start(self) -> bool:
+        """Whether ranks still import modules, and all others wait for them."""
+        importing = {seen.rank for seen in self.ranks if seen.is_importing}
+        return bool(importing) and all(
+            rank in importing or activity is Activity.WAITING for rank, activity in self.activities.items()
+        )
+
+    @property
+    def progress_age(self) -> float | None:
+        """Seconds since any rank posted a collective, as far as flight recorders show."""
+        return min((seen.posted_seconds for seen in self.ranks if seen.posted_seconds is not None), default=None)
+
+    @property
+    def is_without_rank_0(self) -> bool:
+        """Whether other hosts have ranks, rank 0 among them, and no flight recorder shows collectives.
+
+        A healthy training shows here as a hang does: some ranks wait in a collective, others are on their way to it.
+        Only a rank that is in the same place at two looks is believed to hang.
+        """
+        has_others = self.world_size is not None and self.world_size > len(self.ranks)
+        return bool(self.ranks) and has_others and self.progress_age is None and 0 not in self.by_rank
+
+    def is_unmoved(self, before: "Look | None") -> bool:
+        """Whether every rank was in the same place at an earlier look at the same silence."""
+        if before is None or before.number != self.number or len(before.ranks) != len(self.ranks):
+            return False
+        return all(now.is_unmoved(then) for now, then in zip(self.ranks, before.ranks, strict=True))
+
+    def doing(self, *wanted: Activity) -> tuple[int, ...]:
+        """The ranks that do one of these."""
+        return tuple(sorted(rank for rank, activity in self.activities.items() if activity in wanted))
+
+    # In words
+
+    def calls_text(self, ranks: Sequence[int]) -> str:
+        """The collective in which they wait: from the flight recorder, else the name of the call."""
+        seen = [self.by_rank[rank] for rank in ranks]
+        ends = {in_words(end) for one in seen if (end := last(one.collectives)) is not None}
+        calls = dict.fromkeys(one.call for one in seen if one.call)
+        return ", ".join(sorted(ends)) or " and ".join(calls) or "a collective"
+
+    def waiting_text(self, waiting: Sequence[int]) -> str:
+        """Such as "ranks 0,2 wait in all_reduce"."""
+        return f"{subject(waiting, 'waits', 'wait')} in {self.calls_text(waiting)}"
+
+    def others_waiting(self, ranks: Sequence[int]) -> str:
+        """A sentence on the ranks that wait, other than `ranks`; empty where there are none."""
+        waiting = tuple(rank for rank in self.doing(Activity.WAITING) if rank not in ranks)
+        return f" {begun(self.waiting_text(waiting))}." if waiting else ""
+
+    def where_text(self, ranks: Sequence[int]) -> str:
+        """Such as ": it is running, in spin (train.py:7)"."""
+        doing = dict.fromkeys(self.by_rank[rank].doing for rank in ranks)
+        return f": {'it is' if len(ranks) == 1 else 'they are'} {'; '.join(list(doing)[:4])}"
+
+    def place_text(self, ranks: Sequence[int]) -> str:
+        """Where a single one is, for a title."""
+        stack = self.by_rank[ranks[0]].stack if len(ranks) == 1 else ()
+        return f", which is in {stack[0]}" if stack else ""
+
+
+def subject(ranks: Sequence[int], one: str, many: str) -> str:
+    """Ranks and the verb of a sentence about them: "rank 1 is", "ranks 1-2 are"."""
+    return f"{ranks_text(ranks)} {one if len(ranks) == 1 else many}"
