@@ -27,7 +27,7 @@ from ddpdiag.bandwidth import factor
 from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.judge import bench_of, findings
 from ddpdiag.bench.series import hosts_of_ranks
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.gpu.other_users import used_meanwhile
@@ -43,7 +43,7 @@ from ddpdiag.checks.p2p.nccl_path import (
     limited_by,
     path_of,
 )
-from ddpdiag.checks.world import World
+from ddpdiag.checks.world import ONE_RANK
 from ddpdiag.model import Finding, Kind, Options, Scalar, Severity, Trial
 from ddpdiag.model.bench import Bench, Bottleneck, Series
 from ddpdiag.model.trial import CONTEXT_STEP, Context
@@ -293,9 +293,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     return findings(seen, far_below(seen))
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """One rank sends nothing."""
-    return "one rank alone has no other rank to communicate with" if world.size == 1 else None
+    return inapplicable(ONE_RANK if seen.world.size == 1 else None)
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
@@ -320,22 +320,10 @@ def section(seen: Seen[Data]) -> Section | None:
     )
 
 
-CHECK = Check(
-    "COL002",
-    "bench",
-    Stage.COLLECTIVE,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    figures=figures,
-    section=section,
-    kind=Kind.TORCH,
-    deadline=60,
-    by_name=True,
-    settings={"far_ratio": FAR_RATIO},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), section=section(seen))
+
+
+SETTINGS = {"far_ratio": FAR_RATIO}
+CHECK: Check[Data] = Check(__name__, "COL002", "bench", Stage.COLLECTIVE, Scope.WORLD, Kind.TORCH, deadline=60)

@@ -5,11 +5,12 @@ the world, inside a worker that may die.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from msgspec import Raw, Struct
 
@@ -18,12 +19,26 @@ from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.world import World, crowded_seconds
 from ddpdiag.codec import decode
-from ddpdiag.model import Finding, Kind, Matrix, Options, Outcome, Place, Recording, Scalar, Severity, Status, Trial
+from ddpdiag.model import (
+    Finding,
+    Kind,
+    Matrix,
+    Options,
+    Outcome,
+    Place,
+    Recording,
+    Scalar,
+    Severity,
+    Skip,
+    Status,
+    Trial,
+)
 from ddpdiag.model.report import Setting
 from ddpdiag.model.trial import NOTHING, Context
 
 D = TypeVar("D")
 E = TypeVar("E")
+T = TypeVar("T")
 
 
 class Stage(Enum):
@@ -41,13 +56,64 @@ class Stage(Enum):
 
 
 class Scope(Enum):
-    """Who takes part: every rank alone, one rank of each host alone, all ranks together and none may be missing, or
-    those that are left, together."""
+    """The ranks that take part: each alone, one of each host alone, all or none, or all that are left."""
 
     RANK = "rank"
     NODE = "node"
     WORLD = "world"
     LIVING = "living"
+
+
+class SkipKind(Enum):
+    """What a reason to skip a check means for the verdict."""
+
+    INAPPLICABLE = "it does not apply here (no GPU, one host); a failure if the check or its stage was requested"
+    OPTIONAL = "it does not apply here; a failure only if the check's own code was requested"
+    UNNEEDED = "other checks leave nothing to do; never a failure"
+    BLOCKED = "it should run, and what it needs failed in other checks"
+
+
+class SkipReason(NamedTuple):
+    """Why a check is not run."""
+
+    text: str
+    kind: SkipKind
+
+    def skip(self, check: "Check[Any]", options: Options) -> Skip:
+        """The line of the recording."""
+        match self.kind:
+            case SkipKind.INAPPLICABLE:
+                grounds = not is_requested(check, options)
+            case SkipKind.OPTIONAL:
+                grounds = check.code not in options.select
+            case SkipKind.UNNEEDED | SkipKind.BLOCKED:
+                grounds = self.kind is SkipKind.UNNEEDED
+        return Skip(code=check.code, reason=self.text, grounds=grounds)
+
+
+def is_requested(check: "Check[Any]", options: Options) -> bool:
+    """Whether the user named the check, or its stage."""
+    return check.stage.value in options.stages or bool(options.select and check.code.startswith(options.select))
+
+
+def inapplicable(text: str | None) -> SkipReason | None:
+    """The check does not apply here, for the reason `text`; None without a reason."""
+    return SkipReason(text, SkipKind.INAPPLICABLE) if text is not None else None
+
+
+def optional(text: str | None) -> SkipReason | None:
+    """As `inapplicable`; a request of the check's stage is no request of the check."""
+    return SkipReason(text, SkipKind.OPTIONAL) if text is not None else None
+
+
+def unneeded(text: str | None) -> SkipReason | None:
+    """Other checks leave nothing to do, for the reason `text`; None without a reason."""
+    return SkipReason(text, SkipKind.UNNEEDED) if text is not None else None
+
+
+def blocked(text: str | None) -> SkipReason | None:
+    """The check cannot run after what others found, for the reason `text`; None without a reason."""
+    return SkipReason(text, SkipKind.BLOCKED) if text is not None else None
 
 
 class Nothing(Struct, frozen=True):
@@ -72,6 +138,28 @@ class Concern(NamedTuple):
     finding: Finding
     note: str = ""
     affected: Mapping[str, int] = {}
+
+
+class Contribution(Struct, frozen=True, kw_only=True):
+    """All that a check adds to the report beside its findings.
+
+    `columns` are figures of the ranks, `figures` those of the run (units are in the names), `matrices` are figures of
+    pairs, `settings` are versions and variables of the ranks, and `inventory` says by rank what a host has (INVENTORY).
+    `section` is a part of the report, of a run that was made for this check. `concerns` are findings that belong to
+    other stages. `excuse` says why an error, of this check or another one, does not concern the job. `workarounds` are
+    variables that the job needs. `follows` are checks that must have failed before this one runs.
+    """
+
+    columns: Mapping[int, Mapping[str, Scalar]] = {}
+    figures: Mapping[str, Scalar] = {}
+    matrices: tuple[Matrix, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    inventory: Mapping[int, Mapping[str, str]] = {}
+    section: Section | None = None
+    concerns: tuple[Concern, ...] = ()
+    excuse: Callable[[Finding], str | None] | None = None
+    workarounds: Workarounds | None = None
+    follows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,33 +233,33 @@ class Seen(Generic[D]):
         return self.of(by_code(code)).findings
 
     def succeeded(self, trial: Trial) -> bool:
-        """Was this trial done on every rank that took part?"""
+        """Whether this trial was done on every rank that took part."""
         return {o.status for o in self.outcomes if o.trial == trial.number} == {Status.DONE}
 
     @property
-    def hindrance(self) -> str | None:
-        """Why what builds on this check cannot run, or None. What other backends than the job's did is no reason."""
-        if all(self.succeeded(trial) for trial in self.trials if not self.is_beside(trial)):
+    def failure_text(self) -> str | None:
+        """A clause if a trial over the job's backend, or a requested one, failed; else None."""
+        if all(self.succeeded(trial) for trial in self.trials if not self.uses_other_backend(trial)):
             return None
         return f"{self.check.code} ({self.check.name}) did not go well"
 
-    def is_beside(self, trial: Trial) -> bool:
-        """Was this trial run over another backend than the one that the job takes, and that nobody asked for?"""
+    def uses_other_backend(self, trial: Trial) -> bool:
+        """Whether the trial uses a backend that is neither the job's nor requested."""
         backend = trial.params.get("backend", self.world.backend)
         named = self.options.bench.backends if self.options.bench is not None else ()
         return backend != self.world.backend and backend not in named
 
-    def is_excused(self, trial: Trial) -> bool:
-        """Does a failure of this trial not concern the job? It went another way, and the job's own one works."""
-        return self.is_beside(trial) and self.own_backend_works
+    def is_harmless(self, trial: Trial) -> bool:
+        """Whether a failure of this trial does not concern the job, because its backend is another one, which works."""
+        return self.uses_other_backend(trial) and self.job_backend_works
 
     @cached_property
-    def own_backend_works(self) -> bool:
-        """Was there a trial of any check over the job's own backend, and did all of them go well?"""
-        own = {
+    def job_backend_works(self) -> bool:
+        """Whether the job's backend was tried in any check, and all these trials succeeded."""
+        numbers = {
             t.number for t in self.recording.trials if t.params.get("backend") == self.world.backend and not t.may_fail
         }
-        return {o.status for o in self.recording.outcomes if o.trial in own} == {Status.DONE}
+        return {o.status for o in self.recording.outcomes if o.trial in numbers} == {Status.DONE}
 
     def number(self, name: str, default: float | None = None) -> float:
         """The threshold `name` of this check: `--set CODE.name=value`, or `default`, or the check's own."""
@@ -250,7 +338,7 @@ def new_trial(
     groups: tuple[tuple[int, ...], ...] | None = None,
     params: Mapping[str, str | int | float | bool] | None = None,
     env: Mapping[str, str | None] | None = None,
-    fresh: bool | None = None,
+    fresh: bool = False,
     may_fail: bool = False,
     late_after: float | None = None,
 ) -> Trial:
@@ -272,7 +360,7 @@ def new_trial(
         attempt=len(seen.trials),
         params=dict(params or {}),
         env=dict(env or {}),
-        fresh=check.fresh if fresh is None else fresh,
+        fresh=fresh,
         may_fail=may_fail,
         late_after=late_after,
         first_use_seconds=FIRST_USE_SECONDS if _starts_gpus(check, backend) else 0.0,
@@ -286,55 +374,73 @@ def _starts_gpus(check: "Check[D]", backend: object) -> bool:
 
 @dataclass(frozen=True)
 class Check(Generic[D]):
-    """One documented question.
+    """One documented question, which is a module: `CHECK: Check[Data] = Check(__name__, "HST008", "name", ...)`.
 
-    `ground` says why the check makes no sense here (no GPU, one rank), or None; that is no excuse for a check that was
-    asked for, by its code or its stage. An `optional` one is asked for by its code only. One that runs `by_name` is
-    left out unless its whole code was asked for. `blocked` says why it cannot run after what others saw. It `follows`
-    checks that it looks into where they did not go well, and may be left out where they did.
-    `findings` are what it can find, by the word in their codes.
-    `columns` adds figures to the ranks' rows of the report, `figures` to its measurements; units are in the names;
-    `matrices` are what it knows of pairs; `section` is its own part of the report, if the run was made for it;
-    `runs_with` are versions and settings of the ranks; `inventory` is what a host has (INVENTORY, in words), by one or
-    all of its ranks. `concerns` says to which other stages its findings belong, `excuse` why an error, of this check or
-    of another one, does not concern the job; `workarounds` are variables that the job needs.
-    `moot` says why, after what others saw, there is nothing to try (it is asked where the first plan is empty). A check
-    with `last` looks at what the others may have changed, after all of them: it tells the seconds that this takes,
-    which are kept for it. It runs in its stage, too, if it has a plan there.
-    A check without `measure` judges what others saw. `settings` are the names that `--set` takes, with their defaults.
+    Everything else is found in that module by name. A module has its docstring (the manual page), FINDINGS (all that it
+    can find, by the word in their codes) and judge(seen); the others are optional:
+
+    - SETTINGS: the names that `--set` takes, with their defaults.
+    - Data, measure(ctx): the data of one rank. A check without `measure` judges what others saw.
+    - plan(seen): the next trials; one trial of all in scope if there is no such function.
+    - skip(seen): the reason not to run the check, or None.
+    - report(seen): a Contribution.
+    - last_seconds(seen): a check with it runs at the end (`seen.is_last`), after all others, for this long; it runs in
+      its stage, too, if it has a plan there.
     """
 
+    module: str
     code: str
     name: str
     stage: Stage
     scope: Scope
-    _: KW_ONLY
-    manual: str
-    judge: Callable[[Seen[D]], Iterator[Finding]]
-    data: type[D]
-    measure: Callable[[Context], D] | None = None
-    plan: Callable[[Seen[D]], Sequence[Trial]] = once
-    ground: Callable[[World], str | None] = lambda world: None
-    columns: Callable[[Seen[D]], Mapping[int, Mapping[str, Scalar]]] | None = None
-    figures: Callable[[Seen[D]], Mapping[str, Scalar]] | None = None
-    matrices: Callable[[Seen[D]], Iterable[Matrix]] | None = None
-    section: Callable[[Seen[D]], Section | None] | None = None
-    moot: Callable[[Seen[D]], str | None] | None = None
-    runs_with: Callable[[Seen[D]], Iterator[Setting]] | None = None
-    inventory: Callable[[Seen[D]], Mapping[int, Mapping[str, str]]] | None = None
-    concerns: Callable[[Seen[D], Sequence[Finding]], Iterator[Concern]] | None = None
-    last: Callable[[Seen[D]], float] | None = None
-    excuse: Callable[[Seen[D], Finding], str | None] | None = None
-    workarounds: Callable[[Seen[D]], Workarounds] | None = None
-    blocked: Callable[[Seen[D]], str | None] | None = None
-    follows: tuple[str, ...] = ()
     kind: Kind = Kind.PLAIN
+    _: KW_ONLY
     deadline: float = 5.0
-    fresh: bool = False
-    optional: bool = False
-    by_name: bool = False
-    findings: Mapping[str, FindingSpec] = field(default_factory=dict, hash=False)
-    settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def _by_name(self, name: str, default: T) -> T:
+        value: T = getattr(sys.modules[self.module], name, default)
+        return value
+
+    @cached_property
+    def manual(self) -> str:
+        return self._by_name("__doc__", "")
+
+    @cached_property
+    def findings(self) -> Mapping[str, FindingSpec]:
+        return self._by_name("FINDINGS", {})
+
+    @cached_property
+    def settings(self) -> Mapping[str, float]:
+        return self._by_name("SETTINGS", {})
+
+    @cached_property
+    def data(self) -> type[D]:
+        return self._by_name("Data", cast("type[D]", Nothing))
+
+    @cached_property
+    def measure(self) -> Callable[[Context], D] | None:
+        return self._by_name("measure", None)
+
+    @cached_property
+    def plan(self) -> Callable[[Seen[D]], Sequence[Trial]]:
+        return self._by_name("plan", once)
+
+    @cached_property
+    def judge(self) -> Callable[[Seen[D]], Iterator[Finding]]:
+        judge: Callable[[Seen[D]], Iterator[Finding]] = sys.modules[self.module].judge
+        return judge
+
+    @cached_property
+    def skip(self) -> Callable[[Seen[D]], SkipReason | None]:
+        return self._by_name("skip", lambda _: None)
+
+    @cached_property
+    def report(self) -> Callable[[Seen[D]], Contribution]:
+        return self._by_name("report", lambda _: Contribution())
+
+    @cached_property
+    def last_seconds(self) -> Callable[[Seen[D]], float] | None:
+        return self._by_name("last_seconds", None)
 
     @property
     def thresholds(self) -> Mapping[str, float]:

@@ -63,6 +63,9 @@ MODULES = {
     "CMP001": "run.baseline",
 }
 
+# `--select` with the whole code runs them, or the command that was made for them.
+BY_WHOLE_CODE = ("HST005", "COL002", "TRN002")
+
 
 def all_checks() -> "tuple[Check[Any], ...]":
     return tuple(_load(code) for code in MODULES)

@@ -105,8 +105,12 @@ def crowded_seconds(ranks_per_core: float) -> float:
     return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
 
 
+# Reasons to leave out a check, which several checks have.
+ONE_RANK = "one rank alone has no other rank to communicate with"
+
+
 def without_gpu(world: World) -> str | None:
-    """The ground of checks that run over the job's own backend: nccl goes from GPU to GPU."""
+    """Why a check over the job's backend is left out: nccl needs GPUs, and there is none."""
     return "nccl needs GPUs, and no rank has a visible GPU" if world.backend == "nccl" and not world.gpus else None
 
 

@@ -4,7 +4,7 @@ Pure: the same on the cluster, on a laptop, and years later.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ddpdiag.codec import SMALLEST_NUMBER, decode, read_bytes, read_recording, r
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
-from ddpdiag.judgement.judged import Judged, affected_by_code, asked_for, by_code, concerns_of, selected, stages_of
+from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, selected, stages_of
 from ddpdiag.judgement.timings import timeline_of, timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
@@ -49,9 +49,9 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     elif (writer := recording.header.writer) != 0:
         notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
-    judged = _excused(world, shown, [_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
-    sections = [own.section for own in judged if own.section is not None]
-    workarounds = _workarounds_of(world, shown, judged)
+    judged = _excused([_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
+    sections = [own.added.section for own in judged if own.added.section is not None]
+    workarounds = next((own.added.workarounds for own in judged if own.added.workarounds), Workarounds())
     judged = [_without_guesses(own, workarounds) for own in judged]
     needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
     conclusion = conclude(world, recording, judged, needed)
@@ -60,7 +60,7 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     conclusion = verdict_of_needed_hosts(world, shown, judged, conclusion, hosts, needed)
     rows = _rank_rows(world, judged)
     outcomes = by_code(recording)
-    concerns = tuple(concerns_of(world, recording, judged))
+    concerns = concerns_of(judged)
     affected = affected_by_code(concerns)
     return Report(
         verdict=conclusion.verdict,
@@ -82,12 +82,12 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         hosts=fastest_first(hosts, rows),
         bench=next((own.bench for own in sections if own.bench is not None), None),
         train=next((own.train for own in sections if own.train is not None), None),
-        matrices=tuple(matrix for own in judged for matrix in own.matrices),
+        matrices=tuple(matrix for own in judged for matrix in own.added.matrices),
         workarounds=dict(workarounds.variables),
         timings=timings_of(recording, checks),
         timeline=timeline_of(recording, checks, _blamed(world, findings)),
         # Versions first.
-        settings=tuple(sorted((s for own in judged for s in own.settings), key=lambda s: s.kind != "version")),
+        settings=tuple(sorted((s for own in judged for s in own.added.settings), key=lambda s: s.kind != "version")),
         inventory=_inventory(world, judged),
         created=recording.header.created,
         version=recording.header.version,
@@ -140,12 +140,7 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         return Judged(
             check=check,
             findings=seen.findings,
-            columns=dict(check.columns(seen)) if check.columns else {},
-            figures=dict(check.figures(seen)) if check.figures else {},
-            matrices=tuple(check.matrices(seen)) if check.matrices else (),
-            section=check.section(seen) if check.section else None,
-            settings=tuple(check.runs_with(seen)) if check.runs_with else (),
-            inventory=dict(check.inventory(seen)) if check.inventory else {},
+            added=check.report(seen),
             skip=skip,
         )
     except (ValueError, ArithmeticError, LookupError) as error:  # msgspec's own errors are ValueErrors
@@ -153,14 +148,14 @@ def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
         return Judged(check=check, readable=False)
 
 
-def _workarounds_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Workarounds:
-    """The variables that the job needs, if a check that this version can read found some."""
-    found = (
-        own.check.workarounds(Seen(world, own.check, recording))
-        for own in judged
-        if own.check.workarounds is not None and own.readable
+def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
+    """The check with each of its findings revised, also where it concerns other stages."""
+    concerns = tuple(concern._replace(finding=revise(concern.finding)) for concern in judged.added.concerns)
+    return structs.replace(
+        judged,
+        findings=tuple(map(revise, judged.findings)),
+        added=structs.replace(judged.added, concerns=concerns) if concerns else judged.added,
     )
-    return next(found, Workarounds())
 
 
 def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
@@ -173,38 +168,37 @@ def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
             return finding
         return structs.replace(finding, fix=finding.fix.replace(finding.guess, workarounds.fix), guess="")
 
-    return structs.replace(judged, findings=tuple(map(confirmed, judged.findings)))
+    return _revised(judged, confirmed)
 
 
-def _excused(world: World, recording: Recording, judged: Sequence[Judged]) -> list[Judged]:
+def _excused(judged: Sequence[Judged]) -> list[Judged]:
     """Errors of which a check knows that they do not concern the job are warnings."""
-    asked = [Seen(world, own.check, recording) for own in judged if own.check.excuse is not None and own.readable]
+    excuses = [own.added.excuse for own in judged if own.added.excuse is not None]
 
     def eased(finding: Finding) -> Finding:
-        why = next(filter(None, (_excuse(seen, finding) for seen in asked)), None)
+        if finding.severity is not Severity.ERROR:
+            return finding
+        why = next(filter(None, (_excuse_text(excuse, finding) for excuse in excuses)), None)
         if why is None:
             return finding
         return structs.replace(finding, severity=Severity.WARNING, message=f"{finding.message} {why}")
 
-    return [structs.replace(own, findings=tuple(map(eased, own.findings))) for own in judged]
+    return [_revised(own, eased) for own in judged]
 
 
-def _excuse(seen: Seen[Any], finding: Finding) -> str | None:
-    if seen.check.excuse is None or finding.severity is not Severity.ERROR:
-        return None
+def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> str | None:
     try:
-        reason: str | None = seen.check.excuse(seen, finding)
+        return excuse(finding)
     except (ValueError, ArithmeticError, LookupError):  # what another check recorded cannot be read
         return None
-    return reason
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
     """Why the check was left out, if it was; of one that runs nothing itself, its ground decides here."""
     check = seen.check
-    reason = check.ground(seen.world) if check.measure is None else None
+    reason = check.skip(seen) if check.measure is None else None
     if reason is not None:
-        return Skip(code=check.code, reason=reason, grounds=not asked_for(check, seen.options))
+        return reason.skip(check, seen.options)
     return next((skip for skip in seen.recording.skips if skip.code == check.code), None)
 
 
@@ -213,14 +207,14 @@ def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar
     for rank, place in sorted(world.places.items()):
         row: dict[str, Scalar] = {"rank": rank, "local_rank": place.local_rank, "node": place.node, "gpu_uuid": None}
         for own in judged:
-            row.update(own.columns.get(rank, {}))
+            row.update(own.added.columns.get(rank, {}))
         rows.append(row)
     return tuple(rows)
 
 
 def _inventory(world: World, judged: Sequence[Judged]) -> tuple[HostKind, ...]:
     """The hosts by what the checks know of them; nothing where no check knows of any."""
-    known = [own.inventory for own in judged if own.inventory]
+    known = [own.added.inventory for own in judged if own.added.inventory]
     kinds: dict[tuple[str, ...], list[str]] = {}
     for (node, _), ranks in world.hosts.items() if known else ():
         parts = dict.fromkeys(INVENTORY, UNKNOWN)
@@ -244,14 +238,14 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[s
         statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
         skipped_because=judged.skip.reason if judged.skip else None,
         measures=check.measure is not None,
-        follows=check.follows,
+        follows=judged.added.follows,
         affected=dict(affected),
     )
 
 
 def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
     """The checks' figures, and what the run cost: of each kind, the sum over the trials of the rank that spent most."""
-    figures = {name: value for own in judged for name, value in own.figures.items()}
+    figures = {name: value for own in judged for name, value in own.added.figures.items()}
     spent = {name: figures.pop(name) for name in [*figures] if name.startswith("seconds.")}
     sums: dict[str, defaultdict[int, float]] = {}
     for outcome in recording.outcomes:

@@ -82,8 +82,7 @@ def interruption(world: World, recording: Recording, judged: Sequence[Judged]) -
     own = next((j.check for j in judged if j.check.code in cut), None)
     came = f"{len(world.arrivals):,} of {count(world.size, 'rank')} had joined"
     where = f", in {own.code} ({own.name})" if own else "" if recording.trials else f", before any check: {came}"
-    concerns = tuple(concerns_of(world, recording, judged))
-    stages = stages_of(recording, judged, by_code(recording), concerns)
+    stages = stages_of(recording, judged, by_code(recording), concerns_of(judged))
     fine = [line.name for line in stages if line.status == "done" and line.severity in (None, Severity.NOTE)]
     so_far = f"; no problems found in {', '.join(fine)}" if fine else ""
     return f"the run was interrupted after {seconds:.1f} s{where}{so_far}"

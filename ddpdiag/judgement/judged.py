@@ -9,27 +9,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Concern, Seen, Stage
-from ddpdiag.checks.findings import Effect, FindingSpec, Section
+from ddpdiag.checks.api import Check, Concern, Contribution, Stage
+from ddpdiag.checks.findings import Effect, FindingSpec
+from ddpdiag.checks.registry import BY_WHOLE_CODE
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model import (
     EventKind,
     Finding,
-    Matrix,
     Options,
     Outcome,
     Recording,
-    Scalar,
     Severity,
     Skip,
     StageLine,
     Status,
 )
 from ddpdiag.model.recording import TOLD_TO_LEAVE
-from ddpdiag.model.report import Setting
 
 # So many names fit into a sentence.
 _FEW = 12
@@ -39,7 +37,7 @@ def selected(check: Check[Any], options: Options) -> bool:
     """Does this run take the check? `--select` and `--ignore` take codes or their prefixes; ignoring wins."""
     if check.code.startswith(options.ignore) and options.ignore:
         return False
-    if check.by_name and not options.alone and check.code not in options.select:
+    if check.code in BY_WHOLE_CODE and not options.alone and check.code not in options.select:
         return False
     if check.stage.value in options.skip_stages:
         return False
@@ -48,20 +46,9 @@ def selected(check: Check[Any], options: Options) -> bool:
     return not options.stages or check.stage.value in options.stages
 
 
-def asked_for(check: Check[Any], options: Options) -> bool:
-    """Was this check, or its stage, named by the user? Then missing ground is no excuse.
-
-    An optional check is asked for by its own code only.
-    """
-    if check.optional:
-        return check.code in options.select
-    return check.stage.value in options.stages or bool(options.select and check.code.startswith(options.select))
-
-
-def lacks_named_backend(check: Check[Any], world: World) -> bool:
-    """Did the check need what the user's `--backend` needs, and it is not there? That is no excuse either."""
-    reason = without_gpu(world)
-    return world.options.backend != "auto" and reason is not None and check.ground(world) == reason
+def lacks_named_backend(skip: Skip, world: World) -> bool:
+    """Whether a check was left out because the user's `--backend` lacks its GPUs, which is a failure."""
+    return world.options.backend != "auto" and skip.reason == without_gpu(world)
 
 
 def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
@@ -110,12 +97,7 @@ class Judged(Struct, frozen=True, kw_only=True):
 
     check: Check[Any]
     findings: tuple[Finding, ...] = ()
-    columns: Mapping[int, Mapping[str, Scalar]] = field(default_factory=dict)
-    figures: Mapping[str, Scalar] = field(default_factory=dict)
-    matrices: tuple[Matrix, ...] = ()
-    section: Section | None = None
-    settings: tuple[Setting, ...] = ()
-    inventory: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    added: Contribution = Contribution()
     skip: Skip | None = None
     readable: bool = True
 
@@ -225,11 +207,9 @@ def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
 # What checks of the run say of other stages ---------------------------------------------------------------------------
 
 
-def concerns_of(world: World, recording: Recording, judged: Sequence[Judged]) -> Iterator[Concern]:
+def concerns_of(judged: Sequence[Judged]) -> tuple[Concern, ...]:
     """What checks of the run found of other checks and stages."""
-    for own in judged:
-        if own.check.concerns is not None:
-            yield from own.check.concerns(Seen(world, own.check, recording), own.findings)
+    return tuple(concern for own in judged for concern in own.added.concerns)
 
 
 def affected_by_code(concerns: Sequence[Concern]) -> Mapping[str, Mapping[str, int]]:

@@ -49,7 +49,7 @@ def conclude(
     A run that was made for one check has that check's own sentence. `workarounds` are variables without which it would
     be UNFIT.
     """
-    own = next((j.section for j in judged if j.section is not None), None)
+    own = next((j.added.section for j in judged if j.added.section is not None), None)
     errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
     mistakes = [finding for j, finding in errors if j.effect_of(finding) is Effect.USAGE]
     broken = [(j.check.stage, finding) for j, finding in errors if j.effect_of(finding) is Effect.UNFIT]
@@ -101,7 +101,7 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged], error
     if errors:
         return errors[0].title
     for own in judged:
-        if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.check, world)):
+        if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.skip, world)):
             is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
             fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if is_gpuless else ""
             return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
@@ -163,13 +163,13 @@ def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
 
 def _trained(judged: Sequence[Judged]) -> Scalar:
     """Samples per second, if there was a training."""
-    return next((own.figures[_SPEED] for own in judged if _SPEED in own.figures), None)
+    return next((own.added.figures[_SPEED] for own in judged if _SPEED in own.added.figures), None)
 
 
 def _fit(
     world: World, recording: Recording, judged: Sequence[Judged], warnings: int, workarounds: Mapping[str, str | None]
 ) -> str:
-    figures = {name: value for own in judged for name, value in own.figures.items()}
+    figures = {name: value for own in judged for name, value in own.added.figures.items()}
     trained = _trained(judged)
     options = recording.header.options
     limited = bool(options.stages or options.skip_stages or options.select or options.ignore)

@@ -21,9 +21,9 @@ from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data
 from ddpdiag.checks.world import World
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Status, Trial
+from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Skip, Status, Trial
 from ddpdiag.model.bench import Limits
-from ddpdiag.model.recording import End, Header, Skip
+from ddpdiag.model.recording import End, Header
 from ddpdiag.stats import Samples
 
 # A leaf switch has so many hosts by default.
@@ -219,13 +219,13 @@ def simulate(
     world = World(size=ranks, launcher="simulated", options=wanted, arrivals=arrivals)
     known, seconds = Recording(header=header, arrivals=arrivals), 0.0
     for check in (fab001.CHECK, gpus.CHECK):
+        if reason := check.skip(Seen(world, check, known)):
+            known = structs.replace(
+                known, skips=(*known.skips, Skip(code=check.code, reason=reason.text, grounds=True))
+            )
+            continue
         while planned := check.plan(Seen(world, check, known)):
             known, seconds = _tried(fleet, known, planned, ranks_per_host, seconds)
-        seen = Seen(world, check, known)
-        reason = check.ground(world) or (check.moot(seen) if check.moot is not None and not seen.trials else None)
-        if reason:
-            skip = Skip(code=check.code, reason=reason, grounds=True)
-            known = structs.replace(known, skips=(*known.skips, skip))
     # No budget ends what takes no time, so the run had at least what it took.
     given = structs.replace(wanted, budget_seconds=max(wanted.budget_seconds, seconds))
     return structs.replace(known, header=structs.replace(header, options=given), end=End(seconds=seconds))

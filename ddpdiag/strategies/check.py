@@ -32,12 +32,12 @@ from importlib import import_module
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec, Section
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Finding, Kind, Scalar, Trial
 from ddpdiag.model.options import Figure, Sampling
-from ddpdiag.model.train import Strategy, TrainReport
+from ddpdiag.model.train import Strategy
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
 from ddpdiag.strategies.trainings import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
@@ -81,7 +81,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
         "batch": job.batch,
         "hidden": hidden_of(seen.world),
     }
-    trial = new_trial(seen, groups=(job.ranks,), params=params, may_fail=True)
+    trial = new_trial(seen, groups=(job.ranks,), params=params, fresh=True, may_fail=True)
     if "TRN002.deadline_seconds" in seen.options.settings:
         return (trial,)
     deadline = min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds))
@@ -125,14 +125,13 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from findings(seen)
 
 
-def report(seen: Seen[Data]) -> TrainReport:
-    """The table."""
-    return train_of(seen)
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    return inapplicable(without_gpu(seen.world))
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """The speed of each strategy."""
-    rows = report(seen).rows
+    rows = train_of(seen).rows
     return {f"train.{row.strategy.value}.samples_per_second": row.samples_per_second for row in rows if row.ranks}
 
 
@@ -140,7 +139,7 @@ def section(seen: Seen[Data]) -> Section | None:
     """The table, if the run was made for it."""
     if seen.options.train is None:
         return None
-    train = report(seen)
+    train = train_of(seen)
     return Section(
         question="Which strategies {} can train with",
         sentence=train.sentence,
@@ -160,23 +159,10 @@ def section(seen: Seen[Data]) -> Section | None:
     )
 
 
-CHECK = Check(
-    "TRN002",
-    "strategies",
-    Stage.TRAINING,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=without_gpu,
-    figures=figures,
-    section=section,
-    kind=Kind.TORCH,
-    deadline=30,
-    fresh=True,
-    by_name=True,
-    settings={"tolerance": TOLERANCES["float32"]},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), section=section(seen))
+
+
+SETTINGS = {"tolerance": TOLERANCES["float32"]}
+CHECK: Check[Data] = Check(__name__, "TRN002", "strategies", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=30)

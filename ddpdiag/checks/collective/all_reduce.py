@@ -32,11 +32,11 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.bandwidth import factor
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import Samples, odd_ones_out, samples
@@ -178,9 +178,10 @@ def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tup
     return tuple(rank for rank in ranks if rank not in cleared)
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """One rank sends nothing, and nccl none without GPUs."""
-    return "there is one rank only, so there is no communication" if world.size == 1 else without_gpu(world)
+    alone = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
+    return inapplicable(alone or without_gpu(seen.world))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -328,20 +329,9 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return out
 
 
-CHECK = Check(
-    "COL001",
-    "all-reduce",
-    Stage.COLLECTIVE,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    columns=columns,
-    figures=figures,
-    kind=Kind.TORCH,
-    deadline=15,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen))
+
+
+CHECK: Check[Data] = Check(__name__, "COL001", "all-reduce", Stage.COLLECTIVE, Scope.WORLD, Kind.TORCH, deadline=15)

@@ -24,7 +24,7 @@ Sources: as FAB001.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, unneeded
 from ddpdiag.checks.fabric.hosts import check as fab001
 from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.hosts.judge import (
@@ -46,7 +46,7 @@ from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.host_paths import Pair, host_paths
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.text import begun, count, rate_text, share_text
 
@@ -133,17 +133,19 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return (new_trial(seen, groups=groups, params=params, env=env, may_fail=True, late_after=fab001.LATE_AFTER),)
 
 
-def _why_not(seen: Seen[Data]) -> str | None:
-    if seen.trials:
-        return None
-    return "only hosts that fail when FAB001 tests them alone are searched (--depth deep or --select FAB002: all)"
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    """There must be a host with enough ranks to decide which one is at fault.
 
-
-def ground(world: World) -> str | None:
-    """There must be a host with enough ranks to decide which one is at fault."""
-    if max(map(len, world.hosts.values()), default=0) < fab001.LEAST_INSIDE:
-        return f"no host has {fab001.LEAST_INSIDE} ranks"
-    return without_gpu(world)
+    A request of the stage fabric is no request of this check, since hosts may have one rank each.
+    """
+    if max(map(len, seen.world.hosts.values()), default=0) < fab001.LEAST_INSIDE:
+        return optional(f"no host has {fab001.LEAST_INSIDE} ranks")
+    if seen.trials or plan(seen):
+        return optional(without_gpu(seen.world))
+    all_hosts = "--depth deep or --select FAB002: all"
+    return optional(without_gpu(seen.world)) or unneeded(
+        f"only hosts that fail when FAB001 tests them alone are searched ({all_hosts})"
+    )
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -235,24 +237,12 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
 
 
-CHECK = Check(
-    "FAB002",
-    "ranks-of-a-host",
-    Stage.FABRIC,
-    Scope.LIVING,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=fab001.measure,
-    plan=plan,
-    judge=judge,
-    data=Data,
-    ground=ground,
-    moot=_why_not,
-    figures=figures,
-    follows=(fab001.CHECK.code,),
-    kind=Kind.TORCH,
-    deadline=10,
-    optional=True,  # who names the stage may have hosts of one rank: FAB001 answers for them
-    # As FAB001.
-    settings={"floor_share": fab001.FLOOR, "transient_share": 0.01, "error_share": 0.5},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), follows=(fab001.CHECK.code,))
+
+
+measure = fab001.measure
+# As FAB001.
+SETTINGS = {"floor_share": fab001.FLOOR, "transient_share": 0.01, "error_share": 0.5}
+CHECK: Check[Data] = Check(__name__, "FAB002", "ranks-of-a-host", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

@@ -20,10 +20,10 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlClocksEventRe
 
 from collections.abc import Iterator, Sequence
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
-from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, cards_of, finding_of, usual
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -62,7 +62,9 @@ def events_text(events: int, mask: int) -> str:
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} active (clock event mask {mask:#x})"
 
 
-def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = cards_of(seen.of(memory_errors.CHECK))
     for card in cards:
         for fault in _hot(seen, card):
             yield finding_of(seen, card, fault)
@@ -140,5 +142,7 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
         )
 
 
+skip = devices.skip
 # gpud's comment on its own limit: 10 C warns before the slowdown begins.
-CHECK = health_check("GPU005", "gpu-clocks", __doc__, FINDINGS, judge, settings={"margin_celsius": 10})
+SETTINGS = {"margin_celsius": 10}
+CHECK: Check[Nothing] = Check(__name__, "GPU005", "gpu-clocks", Stage.GPU, Scope.NODE)

@@ -23,10 +23,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.cards import Action, Card, by_model
-from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, by_model, cards_of
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.checks.launch import versions
 from ddpdiag.model import Finding, Severity
@@ -73,7 +73,9 @@ _PERSISTENCE = Trait(
 _MODES = {True: "on", False: "off", None: None}
 
 
-def judge(seen: Seen[Nothing], all_cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    all_cards = cards_of(seen.of(memory_errors.CHECK))
     # LCH003 names drivers that differ, where it can read them.
     named = len({row.driver for row in seen.of(versions.CHECK).by_rank.values()}) > 1
     for model, cards in by_model(all_cards):
@@ -132,4 +134,5 @@ def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed:
     )
 
 
-CHECK = health_check("GPU009", "gpus-alike", __doc__, FINDINGS, judge)
+skip = devices.skip
+CHECK: Check[Nothing] = Check(__name__, "GPU009", "gpus-alike", Stage.GPU, Scope.NODE)

@@ -21,7 +21,7 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api); NVIDIA GPU memory
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of, key_of
@@ -127,18 +127,6 @@ def plan(seen: Seen[Look]) -> Sequence[Trial]:
     """The ranks that saw GPUs at the beginning."""
     groups = tuple((rank,) for rank in sorted(_first(seen)) if rank in seen.world.living)
     return (new_trial(seen, groups=groups),) if seen.is_last and groups and not seen.trials else ()
-
-
-def moot(seen: Seen[Look]) -> str | None:
-    """Without a first look there is nothing to compare with."""
-    first = memory_errors.CHECK
-    return None if _first(seen) else f"{first.code} ({first.name}) saw no GPU to compare with"
-
-
-def last(seen: Seen[Look]) -> float:
-    """As long as the first look."""
-    took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
-    return max(took, default=0.0) + _START_SECONDS
 
 
 def _first(seen: Seen[Look]) -> Mapping[int, Look]:
@@ -315,25 +303,27 @@ def _evidence(pair: Pair, before: Scalar, after: Scalar) -> dict[str, Scalar | l
     return {"before": before, "after": after, "seconds": None if pair.seconds is None else round(pair.seconds, 3)}
 
 
-CHECK = Check(
-    "GPU010",
-    "counters",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=memory_errors.measure,
-    judge=judge,
-    data=Look,
-    plan=plan,
-    moot=moot,
-    ground=devices.ground,
-    last=last,
-    deadline=memory_errors.CHECK.deadline,
-    settings={
-        # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
-        "pcie_replays_per_minute": 8,
-        # NVIDIA minds CRC errors from 100 a second on (DCGM, dcgm_gpu_hardware_limits.h).
-        "crc_per_second": 100,
-    },
-)
+def skip(seen: Seen[Look]) -> SkipReason | None:
+    """As GPU003, whose first look this one is compared with."""
+    first = memory_errors.CHECK
+    lacking = seen.is_last and not _first(seen)
+    return devices.skip(seen) or unneeded(
+        f"{first.code} ({first.name}) saw no GPU to compare with" if lacking else None
+    )
+
+
+def last_seconds(seen: Seen[Look]) -> float:
+    """As long as the first look."""
+    took = (o.seconds for o in seen.of(memory_errors.CHECK).outcomes if o.status is Status.DONE)
+    return max(took, default=0.0) + _START_SECONDS
+
+
+measure = memory_errors.measure
+Data = Look
+SETTINGS = {
+    # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
+    "pcie_replays_per_minute": 8,
+    # NVIDIA minds CRC errors from 100 a second on (DCGM, dcgm_gpu_hardware_limits.h).
+    "crc_per_second": 100,
+}
+CHECK: Check[Data] = Check(__name__, "GPU010", "counters", Stage.GPU, Scope.NODE, deadline=memory_errors.CHECK.deadline)

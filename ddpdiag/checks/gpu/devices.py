@@ -20,17 +20,16 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.registry import by_code
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.visibility import device_index
@@ -100,9 +99,12 @@ def _uuid(properties: object) -> str | None:
     return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else None
 
 
-def ground(world: World) -> str | None:
-    """Nothing to look at where no rank may use a GPU; whether it should is GPU001's question."""
-    return None if world.gpus else "no GPU is visible on any host"
+NO_GPU_IN_TORCH = "torch shows no GPU to any rank that is there (GPU002)"
+
+
+def skip(seen: Seen[Any]) -> SkipReason | None:
+    """Nothing to look at where no rank may use a GPU; GPU001 judges whether one should."""
+    return inapplicable(None if seen.world.gpus else "no GPU is visible on any host")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -233,19 +235,10 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     return {rank: {"gpu_uuid": gpu.uuid, "gpu_name": gpu.name} for rank, gpu in taken.items() if gpu is not None}
 
 
-CHECK = Check(
-    "GPU002",
-    "torch-view",
-    Stage.GPU,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    ground=ground,
-    columns=columns,
-    kind=Kind.TORCH,
-    # The first CUDA process without persistence mode waits for the driver to start every GPU.
-    deadline=30.0,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen))
+
+
+# The first CUDA process without persistence mode waits for the driver to start every GPU.
+CHECK: Check[Data] = Check(__name__, "GPU002", "torch-view", Stage.GPU, Scope.RANK, Kind.TORCH, deadline=30.0)

@@ -329,22 +329,16 @@ def _age(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 2 * _HOUR_SECONDS else f"{seconds / _HOUR_SECONDS:.0f} h"
 
 
-CHECK = Check(
-    "GPU011",
-    "kernel-log",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=KernelLog,
-    plan=plan,
-    ground=devices.ground,
-    # The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
-    last=lambda seen: 0.5,
-    settings={
-        # Azure's window; a GPU that failed yesterday may have been repaired since.
-        "window_hours": 2,
-    },
-)
+def last_seconds(seen: Seen[KernelLog]) -> float:
+    """The whole log of a host is read in hundredths of a second; a worker may have to be started for it."""
+    return 0.5
+
+
+skip = devices.skip
+Data = KernelLog
+# The whole log of a host is read in hundredths of a second; a worker may have to be started for it.
+SETTINGS = {
+    # Azure's window; a GPU that failed yesterday may have been repaired since.
+    "window_hours": 2,
+}
+CHECK: Check[Data] = Check(__name__, "GPU011", "kernel-log", Stage.GPU, Scope.NODE)

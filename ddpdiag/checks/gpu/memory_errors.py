@@ -21,13 +21,12 @@ Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of
@@ -167,33 +166,22 @@ def _replaced(seen: Seen[Look], card: Card) -> Iterator[Fault]:
         yield Fault("retirement-pending", title, PAGE_IN_USE, Action.RESET, evidence=retired)
 
 
-CHECK = Check(
-    "GPU003",
-    "memory-errors",
-    Stage.GPU,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Look,
-    plan=plan,
-    ground=devices.ground,
-    # Some 200 questions to each GPU; a driver that is busy takes up to 0.1 s for one.
-    deadline=20.0,
-    settings={
-        # GCM and AWS take any for a failure.
-        "uncorrected_errors": 0,
-        # Azure reports above 20 million, GCM above 50 million.
-        "corrected_errors": 20e6,
-        # stas00's and NVIDIA's rule for a replacement: more than 4 in a lifetime.
-        "sram_errors": 4,
-        # DCGM fails from 512 on.
-        "remapped_rows": 512,
-        # DCGM (dcgm_gpu_hardware_limits.h) fails from 63 on, as NVIDIA's field diagnostic does.
-        "retired_pages": 63,
-    },
-)
+skip = devices.skip
+Data = Look
+SETTINGS = {
+    # GCM and AWS take any for a failure.
+    "uncorrected_errors": 0,
+    # Azure reports above 20 million, GCM above 50 million.
+    "corrected_errors": 20e6,
+    # stas00's and NVIDIA's rule for a replacement: more than 4 in a lifetime.
+    "sram_errors": 4,
+    # DCGM fails from 512 on.
+    "remapped_rows": 512,
+    # DCGM (dcgm_gpu_hardware_limits.h) fails from 63 on, as NVIDIA's field diagnostic does.
+    "retired_pages": 63,
+}
+# Some 200 questions to each GPU; a driver that is busy takes up to 0.1 s for one.
+CHECK: Check[Data] = Check(__name__, "GPU003", "memory-errors", Stage.GPU, Scope.NODE, deadline=20.0)
 
 
 def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
@@ -208,35 +196,3 @@ def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:
             "known.",
             fix=f"Add {code} to --select, or remove it from --ignore.",
         )
-
-
-def health_check(
-    code: str,
-    name: str,
-    manual: str | None,
-    findings: Mapping[str, FindingSpec],
-    judge: Callable[[Seen[Nothing], tuple[Card, ...]], Iterator[Finding]],
-    *,
-    figures: Callable[[Seen[Nothing]], Mapping[str, Scalar]] | None = None,
-    settings: Mapping[str, float] | None = None,
-) -> Check[Nothing]:
-    """A check that judges what the GPUs of the job answered to this one."""
-
-    @wraps(judge)
-    def judge_all(seen: Seen[Nothing]) -> Iterator[Finding]:
-        yield from not_looked_at(seen)
-        yield from judge(seen, cards_of(seen.of(CHECK)))
-
-    return Check(
-        code,
-        name,
-        Stage.GPU,
-        Scope.NODE,
-        manual=manual or "",
-        findings=findings,
-        judge=judge_all,
-        data=Nothing,
-        ground=devices.ground,
-        figures=figures,
-        settings=settings or {},
-    )

@@ -19,10 +19,10 @@ nvmlDeviceGetNvLinkErrorCounter; DCGM's NVLink policy.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, finding_of, usual
-from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, cards_of, finding_of, usual
 from ddpdiag.checks.hosts import leave_out, names_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import JOINED
@@ -46,7 +46,9 @@ FINDINGS = {
 }
 
 
-def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = cards_of(seen.of(memory_errors.CHECK))
     for _, own in by_model(cards):
         yield from _missing(seen, own)
     most = seen.number("link_errors")
@@ -149,5 +151,7 @@ def numbers_text(numbers: Sequence[int]) -> str:
 WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
 
 
+skip = devices.skip
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
-CHECK = health_check("GPU006", "nvlink", __doc__, FINDINGS, judge, settings={"link_errors": 0})
+SETTINGS = {"link_errors": 0}
+CHECK: Check[Nothing] = Check(__name__, "GPU006", "nvlink", Stage.GPU, Scope.NODE)

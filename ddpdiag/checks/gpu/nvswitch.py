@@ -15,13 +15,12 @@ Sources: Fabric manager user guide (docs.nvidia.com/datacenter/tesla/fabric-mana
 (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetGpuFabricInfoV; CUDA runtime API, cudaErrorSystemNotReady (802).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, finding_of
-from ddpdiag.checks.gpu.memory_errors import health_check
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of
 from ddpdiag.checks.hosts import xid_fix
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.links import JOINED
@@ -80,7 +79,9 @@ _WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another ac
 _WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
 
-def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = cards_of(seen.of(memory_errors.CHECK))
     rows = seen.of(devices.CHECK).by_rank.values()
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
     for card in cards:
@@ -166,4 +167,5 @@ def recovery_of(wanted: int) -> tuple[str, Action]:
     return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
 
 
-CHECK = health_check("GPU007", "fabric", __doc__, FINDINGS, judge)
+skip = devices.skip
+CHECK: Check[Nothing] = Check(__name__, "GPU007", "fabric", Stage.GPU, Scope.NODE)

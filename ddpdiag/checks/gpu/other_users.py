@@ -19,7 +19,7 @@ nvmlDeviceGetGraphicsRunningProcesses and nvmlComputeMode_t; NVIDIA MIG user gui
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
@@ -52,7 +52,9 @@ D = TypeVar("D")
 _PROHIBITED = 2
 
 
-def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = cards_of(seen.of(memory_errors.CHECK))
     reported: set[str] = set()
     for card in cards:
         # It is not known which GPU the shared slice belongs to; one of the host's is reported.
@@ -185,5 +187,7 @@ def used_meanwhile(uses: Sequence[tuple[str, GpuUsers]]) -> Iterator[str]:
             yield f"{(use.used_bytes or 0) / MIB:.0f} MiB of {name} are in use"
 
 
+skip = devices.skip
 # GCM's limit: an idle driver holds a few MiB.
-CHECK = memory_errors.health_check("GPU008", "gpu-users", __doc__, FINDINGS, judge, settings={"used_mib": 15})
+SETTINGS = {"used_mib": 15}
+CHECK: Check[Nothing] = Check(__name__, "GPU008", "gpu-users", Stage.GPU, Scope.NODE)

@@ -17,11 +17,11 @@ Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), nvmlDeviceGetCurr
 (current_link_width, max_link_width); PCI Express base specification, link training.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
-from ddpdiag.checks.api import Nothing, Seen
+from ddpdiag.checks.api import Check, Contribution, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import memory_errors
+from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, cards_of, finding_of
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.text import share_text
@@ -37,7 +37,9 @@ FINDINGS = {
 }
 
 
-def judge(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
+    yield from memory_errors.not_looked_at(seen)
+    cards = cards_of(seen.of(memory_errors.CHECK))
     for _, own in by_model(cards):
         # Where all of several are alike it is the board's design (clouds give an L4 8 of its 16 lanes).
         alike = len(own) > 1 and len({card.health.pcie.width for card in own}) == 1
@@ -94,4 +96,10 @@ def figures(seen: Seen[Nothing]) -> Mapping[str, Scalar]:
     return {name: min(known) for name, values in found if (known := [v for v in values if v is not None])}
 
 
-CHECK = memory_errors.health_check("GPU004", "pcie-link", __doc__, FINDINGS, judge, figures=figures)
+def report(seen: Seen[Nothing]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen))
+
+
+skip = devices.skip
+CHECK: Check[Nothing] = Check(__name__, "GPU004", "pcie-link", Stage.GPU, Scope.NODE)

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
 from ddpdiag.checks.hosts import leave_out, names_text, nvml_fix, xid_fix
@@ -269,16 +269,9 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return parts
 
 
-CHECK = Check(
-    "GPU001",
-    "enumeration",
-    Stage.GPU,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    inventory=inventory,
-    deadline=10.0,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(inventory=inventory(seen))
+
+
+CHECK: Check[Data] = Check(__name__, "GPU001", "enumeration", Stage.GPU, Scope.RANK, deadline=10.0)

@@ -132,19 +132,5 @@ def _group_fix(backend: str) -> tuple[str, str]:
     )
 
 
-CHECK = Check(
-    "HST005",
-    "arithmetic",
-    Stage.HOST,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    plan=plan,
-    kind=Kind.TORCH,
-    by_name=True,
-    # A CUDA context for each GPU, and NCCL's start.
-    deadline=30.0,
-)
+# A CUDA context for each GPU, and NCCL's start.
+CHECK: Check[Data] = Check(__name__, "HST005", "arithmetic", Stage.HOST, Scope.RANK, Kind.TORCH, deadline=30.0)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, ranks_text
 from ddpdiag.model import Finding, Severity
@@ -166,16 +166,10 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return parts
 
 
-CHECK = Check(
-    "HST001",
-    "cores",
-    Stage.HOST,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    inventory=inventory,
-    settings={"threads_per_core": 2},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(inventory=inventory(seen))
+
+
+SETTINGS = {"threads_per_core": 2}
+CHECK: Check[Data] = Check(__name__, "HST001", "cores", Stage.HOST, Scope.RANK)

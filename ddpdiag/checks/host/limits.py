@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import GIB, Host, answers_by_host, names_text, ranks_text
 from ddpdiag.model import Finding, Outcome, Severity, Status
@@ -184,25 +184,19 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return {rank: {"RDMA": NONE} for rank, own in seen.by_rank.items() if own.rdma == ()}
 
 
-CHECK = Check(
-    "HST004",
-    "limits",
-    Stage.HOST,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    inventory=inventory,
-    settings={
-        # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
-        # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.
-        "files": 512.0,
-        "files_per_peer": 64.0,
-        # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.
-        "locked_gib": 16.0,
-        # Our own rule: a rank starts some 50 threads, and a data loader its workers.
-        "tasks_per_rank": 128.0,
-    },
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(inventory=inventory(seen))
+
+
+SETTINGS = {
+    # Our own rule: sockets to every peer on several channels, on top of a quiet process with a data loader. A limit
+    # of 1024 is enough for 8 ranks; NCCL's documentation names 32 thousand for 144.
+    "files": 512.0,
+    "files_per_peer": 64.0,
+    # The AWS health checks ask for this much where there is RDMA: NCCL registers all its buffers.
+    "locked_gib": 16.0,
+    # Our own rule: a rank starts some 50 threads, and a data loader its workers.
+    "tasks_per_rank": 128.0,
+}
+CHECK: Check[Data] = Check(__name__, "HST004", "limits", Stage.HOST, Scope.RANK)

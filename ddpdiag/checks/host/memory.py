@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import GIB, MIB, answers_by_host, leave_out
 from ddpdiag.model import Finding, Severity
@@ -126,25 +126,19 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return parts
 
 
-CHECK = Check(
-    "HST002",
-    "memory",
-    Stage.HOST,
-    # A control group that limits memory holds a job or a container, not one rank of it.
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    inventory=inventory,
-    settings={
-        # Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's
-        # pinned buffers as well.
-        "cpu_mib": 1024.0,
-        "gpu_mib": 4096.0,
-        # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this
-        # for each rank not even the smallest job starts.
-        "least_mib": 256.0,
-    },
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(inventory=inventory(seen))
+
+
+SETTINGS = {
+    # Our own rule: torch, a small model with its optimizer, and a data loader; with CUDA, its libraries and NCCL's
+    # pinned buffers as well.
+    "cpu_mib": 1024.0,
+    "gpu_mib": 4096.0,
+    # A process that imported torch 2.13 (CPU) and did nothing else holds 210 MiB (measured). With less than this
+    # for each rank not even the smallest job starts.
+    "least_mib": 256.0,
+}
+# A control group that limits memory holds a job or a container, not one rank of it.
+CHECK: Check[Data] = Check(__name__, "HST002", "memory", Stage.HOST, Scope.NODE)

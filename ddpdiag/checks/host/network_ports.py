@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from shlex import quote
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, scope_groups, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.host.port_deltas import INCIDENTS, CounterDelta, Incident, Pair, counter_deltas
@@ -102,15 +102,17 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     return (new_trial(seen, params=params),)
 
 
-def moot(seen: Seen[NetworkLook]) -> str | None:
+def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
     """Without a first look there is nothing to compare with."""
-    if _begun(seen):
+    if not seen.is_last or _begun(seen):
         return None
     alone = len(seen.world.hosts) == 1
-    return "there is one host only, without an RDMA port" if alone else "no host shows counters of its network"
+    return unneeded(
+        "there is one host only, without an RDMA port" if alone else "no host shows counters of its network"
+    )
 
 
-def last(seen: Seen[NetworkLook]) -> float:
+def last_seconds(seen: Seen[NetworkLook]) -> float:
     """As long as the first look."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
@@ -293,26 +295,14 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
     )
 
 
-CHECK = Check(
-    "HST006",
-    "network-counters",
-    Stage.HOST,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=NetworkLook,
-    plan=plan,
-    moot=moot,
-    last=last,
-    settings={
-        # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
-        "bit_errors_per_hour": 120,
-        # NVSentinel's limits.
-        "recoveries_per_minute": 5,
-        "receive_errors_per_second": 10,
-        # A stray packet from outside of the cluster is none of the job's.
-        "damaged_segments": 3,
-    },
-)
+Data = NetworkLook
+SETTINGS = {
+    # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
+    "bit_errors_per_hour": 120,
+    # NVSentinel's limits.
+    "recoveries_per_minute": 5,
+    "receive_errors_per_second": 10,
+    # A stray packet from outside of the cluster is none of the job's.
+    "damaged_segments": 3,
+}
+CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.NODE)

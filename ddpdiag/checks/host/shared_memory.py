@@ -125,20 +125,10 @@ def _enlarge(host: Host, expected_mib: float, command: str) -> str:
     )
 
 
-CHECK = Check(
-    "HST003",
-    "shared-memory",
-    Stage.HOST,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    settings={
-        # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's
-        # default.
-        "least_mib_per_rank": 64.0,
-        "enough_mib": ENOUGH_MIB,
-    },
-)
+SETTINGS = {
+    # Our own rule: NCCL's buffers towards its neighbours, about 10 MB per pair and channel, and a container's
+    # default.
+    "least_mib_per_rank": 64.0,
+    "enough_mib": ENOUGH_MIB,
+}
+CHECK: Check[Data] = Check(__name__, "HST003", "shared-memory", Stage.HOST, Scope.NODE)

@@ -237,13 +237,4 @@ def _complete(seen: Seen[Nothing]) -> bool:
     return len(seen.world.arrivals) == seen.world.size
 
 
-CHECK = Check(
-    "LCH001",
-    "ranks",
-    Stage.LAUNCH,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-)
+CHECK: Check[Nothing] = Check(__name__, "LCH001", "ranks", Stage.LAUNCH, Scope.WORLD)

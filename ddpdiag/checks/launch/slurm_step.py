@@ -29,10 +29,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, optional
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import hosts_of, ranks_text
-from ddpdiag.checks.world import World
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import job_and_step, slurm_variables
@@ -122,9 +121,10 @@ def _number(variables: Mapping[str, str], name: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-def ground(world: World) -> str | None:
-    """At least one rank must run in a job of Slurm."""
-    return None if any(arrival.slurm for arrival in world.arrivals.values()) else "no rank runs in a job of Slurm"
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    """At least one rank must run in a job of Slurm; a request of the stage does not require it."""
+    in_job = any(arrival.slurm for arrival in seen.world.arrivals.values())
+    return optional(None if in_job else "no rank runs in a job of Slurm")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -317,17 +317,9 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {f"slurm.{name}": value for name, value in facts.items() if value is not None}
 
 
-CHECK = Check(
-    "LCH004",
-    "slurm",
-    Stage.LAUNCH,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    ground=ground,
-    figures=figures,
-    optional=True,  # who names the stage need not have Slurm
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen))
+
+
+CHECK: Check[Data] = Check(__name__, "LCH004", "slurm", Stage.LAUNCH, Scope.RANK)

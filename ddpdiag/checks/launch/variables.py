@@ -27,7 +27,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import odd_text, ranks_text
 from ddpdiag.model import Finding
@@ -237,15 +237,9 @@ def setting(kind: str, name: str, values: Mapping[int, str | None]) -> Iterator[
     yield Setting(kind=kind, name=name, values=shown, more=max(0, len(groups) - MOST_VALUES))
 
 
-CHECK = Check(
-    "LCH002",
-    "variables",
-    Stage.LAUNCH,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    runs_with=runs_with,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(settings=tuple(runs_with(seen)))
+
+
+CHECK: Check[Data] = Check(__name__, "LCH002", "variables", Stage.LAUNCH, Scope.RANK)

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
@@ -321,20 +321,10 @@ def figures(seen: Seen[Data]) -> dict[str, Scalar]:
     return found | {"import.ranks": sharing} if sharing else found
 
 
-CHECK = Check(
-    "LCH003",
-    "versions",
-    Stage.LAUNCH,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    figures=figures,
-    runs_with=runs_with,
-    inventory=inventory,
-    kind=Kind.TORCH,
-    deadline=10.0,
-    settings={"slow_import_seconds": 10, "slow_import_ratio": 3},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), settings=tuple(runs_with(seen)), inventory=inventory(seen))
+
+
+SETTINGS = {"slow_import_seconds": 10, "slow_import_ratio": 3}
+CHECK: Check[Data] = Check(__name__, "LCH003", "versions", Stage.LAUNCH, Scope.RANK, Kind.TORCH, deadline=10.0)

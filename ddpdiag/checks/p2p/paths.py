@@ -29,7 +29,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from shlex import quote
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import smi_id
@@ -49,7 +49,6 @@ from ddpdiag.checks.p2p.host_paths import (
     status_of,
     words,
 )
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Matrix, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.iommu import surroundings
@@ -102,14 +101,11 @@ def measure(ctx: Context) -> Data:
     return Data(paths=gpu_paths(ctx.step), around=around)
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """A pair takes two GPUs on one host; ranks that are bound to one GPU each show one only."""
-    reason = devices.ground(world)
-    if reason is not None:
-        return reason
-    arrivals = world.arrivals
-    pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in world.hosts.values())
-    return None if pairs else "no host has two GPUs"
+    arrivals = seen.world.arrivals
+    pairs = any(sum(arrivals[rank].gpus for rank in ranks) > 1 for ranks in seen.world.hosts.values())
+    return devices.skip(seen) or inapplicable(None if pairs else "no host has two GPUs")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -335,19 +331,11 @@ def _matrix(paths: HostPaths, what: str, title: str, word: Callable[[GpuPath, Pa
     return Matrix(name=f"p2p.{what}.{paths.host.name}", title=title, rows=names, columns=names, cells=cells, gpus=gpus)
 
 
-CHECK = Check(
-    "P2P001",
-    "topology",
-    Stage.P2P,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    plan=memory_errors.plan,
-    ground=ground,
-    matrices=matrices,
-    # As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
-    deadline=45.0,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(matrices=tuple(matrices(seen)))
+
+
+plan = memory_errors.plan
+# As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
+CHECK: Check[Data] = Check(__name__, "P2P001", "topology", Stage.P2P, Scope.NODE, deadline=45.0)

@@ -32,7 +32,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import FindingSpec
@@ -54,7 +54,7 @@ from ddpdiag.checks.p2p.nccl_path import (
     limited_by,
     path_of,
 )
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Severity, Trial
 from ddpdiag.model.bench import Bottleneck
 from ddpdiag.model.trial import CONTEXT_STEP, Context
@@ -149,16 +149,20 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return (new_trial(seen, params=params, env=AROUND, fresh=True, may_fail=True),)
 
 
-def ground(world: World) -> str | None:
-    """Only NCCL has a path whose rate is known."""
-    if world.size == 1:
-        return "one rank alone has no other rank to communicate with"
-    if world.backend != "nccl":
-        return f"the backend is {world.backend}; what its path can do is not known"
-    return without_gpu(world)
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    """Only NCCL has a path whose rate is known, and only a slow one is measured once more."""
+    if seen.world.size == 1:
+        return inapplicable(ONE_RANK)
+    if seen.world.backend != "nccl":
+        return inapplicable(f"the backend is {seen.world.backend}; what its path can do is not known")
+    return (
+        inapplicable(without_gpu(seen.world))
+        or fallback.blocks(seen)
+        or unneeded(None if seen.trials or plan(seen) else _why_not(seen))
+    )
 
 
-def moot(seen: Seen[Data]) -> str | None:
+def _why_not(seen: Seen[Data]) -> str:
     """Why it is not measured once more."""
     first, path = first_of(seen), path_here(seen)
     if first is None:
@@ -318,23 +322,11 @@ def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
         yield Cause(f"direct copies between these GPUs reach {span} (P2P002)")
 
 
-CHECK = Check(
-    "P2P005",
-    "all-reduce-speed",
-    Stage.P2P,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    moot=moot,
-    blocked=fallback.blocks,
-    follows=(all_reduce.CHECK.code,),
-    kind=Kind.TORCH,
-    # A new context and communicator, and 7 calls of 0.4 s at most where the path is slow.
-    deadline=20,
-    settings={"far_ratio": FAR_RATIO},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(follows=(all_reduce.CHECK.code,))
+
+
+SETTINGS = {"far_ratio": FAR_RATIO}
+# A new context and communicator, and 7 calls of 0.4 s at most where the path is slow.
+CHECK: Check[Data] = Check(__name__, "P2P005", "all-reduce-speed", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=20)

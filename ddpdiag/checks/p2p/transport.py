@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.collective.all_reduce import LARGE_BYTES, SMALL_BYTES
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.p2p import transport_judge as findings
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.transport_judge import Data, transport_log
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Matrix, Scalar, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.links import Connections, connections
@@ -133,13 +133,13 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return () if seen.trials else (new_trial(seen, params={"backend": seen.world.backend}, env=env),)
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """Only NCCL has transports to choose from, and between GPUs of several ranks."""
-    if world.size == 1:
-        return "one rank alone has no other rank to communicate with"
-    if world.backend != "nccl":
-        return f"the backend is {world.backend}; only nccl has several transports"
-    return without_gpu(world)
+    if seen.world.size == 1:
+        return inapplicable(ONE_RANK)
+    if seen.world.backend != "nccl":
+        return inapplicable(f"the backend is {seen.world.backend}; only nccl has several transports")
+    return inapplicable(without_gpu(seen.world)) or fallback.blocks(seen)
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -195,23 +195,10 @@ def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
     yield Matrix(name="p2p.transport", title="NCCL's transport", rows=names, columns=names, cells=cells)
 
 
-CHECK = Check(
-    "P2P004",
-    "transport",
-    Stage.P2P,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    columns=columns,
-    figures=figures,
-    matrices=matrices,
-    blocked=fallback.blocks,
-    kind=Kind.TORCH,
-    # Where COL001 left no group, a new context and a new communicator: 1 to 4 s on 8 GPUs.
-    deadline=20,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen), matrices=tuple(matrices(seen)))
+
+
+# Where COL001 left no group, a new context and a new communicator: 1 to 4 s on 8 GPUs.
+CHECK: Check[Data] = Check(__name__, "P2P004", "transport", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=20)

@@ -27,7 +27,7 @@ from shlex import quote
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, use_address
 from ddpdiag.checks.rendezvous import methods
@@ -114,7 +114,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         # gloo takes the first address that it can bind, and it can always bind a loopback one.
         if several and not data.interface and (not data.own_addresses or is_loopback(data.own_addresses[0])):
             end = f"it is valid only inside {host.name}, so they cannot connect."
-            if works := seen.world.backend == "gloo" and seen.own_backend_works:
+            if works := seen.world.backend == "gloo" and seen.job_backend_works:
                 end = f"it is valid only inside {host.name}. gloo works here only because {host.name} is the side that "
                 end += "connects."
             said = f"cannot resolve its own name {data.own_name}, so gloo gives a loopback address"
@@ -289,17 +289,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
-CHECK = Check(
-    "RDZ002",
-    "coordinator-name",
-    Stage.RENDEZVOUS,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    figures=figures,
-    deadline=40,
-    settings={"slow_seconds": 1.0},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen))
+
+
+SETTINGS = {"slow_seconds": 1.0}
+CHECK: Check[Data] = Check(__name__, "RDZ002", "coordinator-name", Stage.RENDEZVOUS, Scope.NODE, deadline=40)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.rendezvous.mesh import check as mesh
@@ -336,19 +336,10 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return parts
 
 
-CHECK = Check(
-    "RDZ003",
-    "interface",
-    Stage.RENDEZVOUS,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    ground=mesh.ground,  # within one host every address will do
-    optional=True,
-    figures=figures,
-    inventory=inventory,
-    deadline=15,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), inventory=inventory(seen))
+
+
+skip = mesh.skip  # within one host every address will do
+CHECK: Check[Data] = Check(__name__, "RDZ003", "interface", Stage.RENDEZVOUS, Scope.NODE, deadline=15)

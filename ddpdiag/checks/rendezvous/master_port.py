@@ -24,7 +24,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import left_out
 from ddpdiag.checks.rendezvous.port_faults import Data, failure_finding, itself, not_even_itself, not_listening
@@ -188,17 +188,9 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {"master_port.hosts": len(seconds), "master_port.slowest_seconds": max(seconds)}
 
 
-CHECK = Check(
-    "RDZ005",
-    "master-port",
-    Stage.RENDEZVOUS,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    figures=figures,
-    deadline=15,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen))
+
+
+CHECK: Check[Data] = Check(__name__, "RDZ005", "master-port", Stage.RENDEZVOUS, Scope.NODE, deadline=15)

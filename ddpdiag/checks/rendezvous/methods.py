@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.blame import blamed, unfinished
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.known_errors import known_error
@@ -152,8 +152,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     works = [method for method, well in tried.items() if well and method not in absent]
     if failed and works:
         beside = [trial for trial in seen.trials if trial.params["method"] in failed]
-        excused = all(seen.is_excused(trial) or trial.may_fail for trial in beside)
-        is_gloo_beside = all(map(seen.is_excused, seen.trials))
+        excused = all(seen.is_harmless(trial) or trial.may_fail for trial in beside)
+        is_gloo_beside = all(map(seen.is_harmless, seen.trials))
         own = f" This was tested over gloo; {seen.world.backend}, which the job uses, works." if is_gloo_beside else ""
         reason = _reason(seen, failed[0])
         names = ", ".join(map(_name, failed))
@@ -236,20 +236,10 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
     return {rank: {"arrival_seconds": arrival.seconds} for rank, arrival in seen.world.arrivals.items()}
 
 
-CHECK = Check(
-    "RDZ001",
-    "rendezvous",
-    Stage.RENDEZVOUS,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    columns=columns,
-    figures=figures,
-    kind=Kind.TORCH,
-    deadline=10,
-    settings={"repeat": 1},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen))
+
+
+SETTINGS = {"repeat": 1}
+CHECK: Check[Data] = Check(__name__, "RDZ001", "rendezvous", Stage.RENDEZVOUS, Scope.WORLD, Kind.TORCH, deadline=10)

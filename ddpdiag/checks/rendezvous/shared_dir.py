@@ -24,11 +24,10 @@ from shlex import quote
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import left_out, names_text
 from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, locks, unwritable, where_of
-from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
@@ -107,9 +106,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return () if seen.trials else (new_trial(seen, groups=(leaders[:MAX_HOSTS],)),)
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """Nothing to look at unless a directory was named."""
-    return None if world.options.shared_dir else "no shared directory was given (--shared-dir)"
+    return optional(None if seen.options.shared_dir else "no shared directory was given (--shared-dir)")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -209,20 +208,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
-CHECK = Check(
-    "RDZ006",
-    "shared-directory",
-    Stage.RENDEZVOUS,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    figures=figures,
-    deadline=15,
-    optional=True,
-    settings={"slow_seconds": 1.0, "free_mib": 16.0},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen))
+
+
+SETTINGS = {"slow_seconds": 1.0, "free_mib": 16.0}
+CHECK: Check[Data] = Check(__name__, "RDZ006", "shared-directory", Stage.RENDEZVOUS, Scope.NODE, deadline=15)

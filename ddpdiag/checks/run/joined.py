@@ -26,7 +26,7 @@ Sources: torch/csrc/distributed/c10d/TCPStore.cpp ("clients joined"); PyTorch pu
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from shlex import quote
 
-from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
@@ -135,21 +135,16 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
     return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 
 
-def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
     """Ranks that never joined belong to the launch stage."""
     absent = {event.rank for event in seen.recording.events if event.kind is EventKind.ABSENT}
     note = f"{len(absent):,} of {seen.world.size:,} ranks never joined"
-    return (Concern(Stage.LAUNCH, finding, note) for finding in findings)
+    return (Concern(Stage.LAUNCH, finding, note) for finding in seen.findings)
 
 
-CHECK = Check(
-    "RUN001",
-    "roll-call",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    concerns=concerns,
-)
+def report(seen: Seen[Nothing]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(concerns=tuple(concerns(seen)))
+
+
+CHECK: Check[Nothing] = Check(__name__, "RUN001", "roll-call", Stage.RUN, Scope.WORLD)

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from shlex import quote
 from typing import NamedTuple
 
-from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
 from ddpdiag.model import Event, EventKind, Finding, Severity, Status
@@ -190,23 +190,18 @@ def _fix(loss: Loss) -> str:
     )
 
 
-def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
     """The checks during which ranks were lost, with the worst finding."""
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
-    if findings and lost:
-        worst = min(findings, key=lambda finding: tuple(Severity).index(finding.severity))
+    if seen.findings and lost:
+        worst = min(seen.findings, key=lambda finding: tuple(Severity).index(finding.severity))
         unheard = (o.code for o in seen.recording.outcomes if o.status is Status.UNHEARD and o.rank in lost)
         yield from (Concern(code, worst) for code in dict.fromkeys(unheard))
 
 
-CHECK = Check(
-    "RUN002",
-    "presence",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    concerns=concerns,
-)
+def report(seen: Seen[Nothing]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(concerns=tuple(concerns(seen)))
+
+
+CHECK: Check[Nothing] = Check(__name__, "RUN002", "presence", Stage.RUN, Scope.WORLD)

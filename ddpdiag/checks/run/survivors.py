@@ -46,6 +46,4 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
 
 
-CHECK = Check(
-    "RUN005", "children", Stage.RUN, Scope.WORLD, manual=__doc__ or "", findings=FINDINGS, judge=judge, data=Nothing
-)
+CHECK: Check[Nothing] = Check(__name__, "RUN005", "children", Stage.RUN, Scope.WORLD)

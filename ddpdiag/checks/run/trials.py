@@ -39,7 +39,7 @@ from typing import NamedTuple, TypeVar
 
 from msgspec import structs
 
-from ddpdiag.checks.api import Check, Concern, Nothing, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.blame import Blame, blamed, is_echo, unfinished, without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Effect, FindingSpec
@@ -140,21 +140,21 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             else:
                 of_steps = blaming if blame.ranks else undecided
                 found = by_card(seen, trial, blame, outcomes) or of_steps(seen, trial, blame, outcomes)
-            if found.severity is Severity.ERROR and seen.is_excused(trial):
+            if found.severity is Severity.ERROR and seen.is_harmless(trial):
                 why = f"This is a warning only: the job's backend is {seen.world.backend}, which works here."
                 found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
             yield found
     yield from _slow_starts(seen)
 
 
-def concerns(seen: Seen[Nothing], findings: Sequence[Finding]) -> Iterator[Concern]:
+def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
     """The check of each trial that failed, with its finding; several trials that failed alike share one finding.
 
     A trial that was not finished in time (RUN004) has not failed: it is not known what would have become of it.
     """
-    of_trials = {finding.evidence.get("trial"): finding for finding in findings}
+    of_trials = {finding.evidence.get("trial"): finding for finding in seen.findings}
     first: dict[FailureKey, int] = {}
-    for failure in _ended(seen, _unsupported(seen)) if findings else ():
+    for failure in _ended(seen, _unsupported(seen)) if seen.findings else ():
         number = first.setdefault(_failure_key(seen, failure), failure.trial.number)
         if number in of_trials:
             # How many ranks waited for the blamed ones until the deadline, or reported that another rank failed.
@@ -185,7 +185,7 @@ def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterat
 
 
 def _failure_key(seen: Seen[Nothing], failure: Failure) -> FailureKey:
-    return word_of(failure.blame), failure.blame.ranks, seen.is_excused(failure.trial)
+    return word_of(failure.blame), failure.blame.ranks, seen.is_harmless(failure.trial)
 
 
 def _unsupported(seen: Seen[Nothing]) -> dict[Scalar, Finding]:
@@ -325,16 +325,11 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
             )
 
 
-CHECK = Check(
-    "RUN003",
-    "trials",
-    Stage.RUN,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Nothing,
-    concerns=concerns,
-    # NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
-    settings={"slow_start_seconds": 10.0},
-)
+def report(seen: Seen[Nothing]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(concerns=tuple(concerns(seen)))
+
+
+# NCCL starts in 1 to 3 s, and a driver without persistence mode needs about a second for each GPU of a host.
+SETTINGS = {"slow_start_seconds": 10.0}
+CHECK: Check[Nothing] = Check(__name__, "RUN003", "trials", Stage.RUN, Scope.WORLD)

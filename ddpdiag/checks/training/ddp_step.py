@@ -26,13 +26,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from ddpdiag.bandwidth import busbw
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
 from ddpdiag.checks.training.stragglers import step_findings, usual_step
-from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, World, without_gpu
+from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
 from ddpdiag.model.trial import Context
@@ -97,9 +97,10 @@ def _why_not(seen: Seen[Data]) -> str | None:
     return f"{ranks} ranks over {seen.world.backend} are tested with --depth standard, or --select {seen.check.code}"
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """One rank alone averages nothing and waits for nobody."""
-    return "there is one rank only" if world.size == 1 else without_gpu(world)
+    ground = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
+    return inapplicable(ground) or fallback.blocks(seen) or unneeded(_why_not(seen))
 
 
 def measure(ctx: Context) -> Data:
@@ -181,23 +182,10 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
-CHECK = Check(
-    "TRN003",
-    "ddp-step",
-    Stage.TRAINING,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    plan=plan,
-    measure=measure,
-    judge=judge,
-    columns=columns,
-    figures=figures,
-    moot=_why_not,
-    data=Data,
-    kind=Kind.TORCH,
-    blocked=fallback.blocks,
-    ground=ground,
-    settings={"ratio": 1.10, "windows": 0.8},
-    deadline=30,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen))
+
+
+SETTINGS = {"ratio": 1.10, "windows": 0.8}
+CHECK: Check[Data] = Check(__name__, "TRN003", "ddp-step", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=30)

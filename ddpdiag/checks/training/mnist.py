@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, who_text
 from ddpdiag.checks.p2p.fallback import check as fallback
@@ -278,27 +278,19 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     }
 
 
-CHECK = Check(
-    "TRN001",
-    "ddp-mnist",
-    Stage.TRAINING,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    plan=plan,
-    measure=measure,
-    judge=judge,
-    columns=columns,
-    figures=figures,
-    data=Data,
-    kind=Kind.TORCH,
-    blocked=fallback.blocks,
-    ground=without_gpu,
-    settings={
-        "loss_share": LOSS_SHARE,
-        "accuracy": ACCURACY[Depth.QUICK],
-        "others_share": OTHERS_SHARE,
-        "waited_share": WAITED_SHARE,
-    },
-    deadline=60,
-)
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    return inapplicable(without_gpu(seen.world)) or fallback.blocks(seen)
+
+
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen))
+
+
+SETTINGS = {
+    "loss_share": LOSS_SHARE,
+    "accuracy": ACCURACY[Depth.QUICK],
+    "others_share": OTHERS_SHARE,
+    "waited_share": WAITED_SHARE,
+}
+CHECK: Check[Data] = Check(__name__, "TRN001", "ddp-mnist", Stage.TRAINING, Scope.WORLD, Kind.TORCH, deadline=60)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage
+from ddpdiag.checks.api import Check, Scope, Seen, SkipKind, Stage
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
-from ddpdiag.judgement.judged import asked_for, selected
+from ddpdiag.judgement.judged import selected
 from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
@@ -121,9 +121,9 @@ class Coordinator:
 
     def _run_checks(self) -> None:
         chosen = [c for c in self._checks if c.measure is not None and selected(c, self._header.options)]
-        self._to_come = [check for check in chosen if check.last is not None]
+        self._to_come = [check for check in chosen if check.last_seconds is not None]
         # Plain ones first: they run while the fork servers import torch.
-        before = [check for check in chosen if check.last is None or check.plan(self._seen(check))]
+        before = [check for check in chosen if check.last_seconds is None or check.plan(self._seen(check))]
         usual = [part for kind in (Kind.PLAIN, Kind.TORCH) for part in _parts([c for c in before if c.kind is kind])]
         last = _parts(self._to_come)
         # A stage is done before the last looks, which only compare.
@@ -149,17 +149,13 @@ class Coordinator:
     def _run_check(self, check: AnyCheck, *, is_last: bool) -> None:
         if is_last:
             self._to_come = [other for other in self._to_come if other is not check]
-        skip = self._reason_to_skip(check)
+        skip = self._reason_to_skip(check, is_last=is_last)
         if skip is not None:
             self._lines.append(skip)
             return
-        seen, looks_again = self._seen(check, is_last=is_last), check.last is not None and not is_last
-        if check.moot is not None and not looks_again and not check.plan(seen) and (reason := check.moot(seen)):
-            self._lines.append(Skip(code=check.code, reason=reason, grounds=True))
-            return
-        kept = self._kept()
-        is_wanted = is_last and check.last is not None and check.plan(seen)
-        if is_wanted and check.last and (reason := too_late(self._left(kept), check.last(seen))):
+        seen, kept = self._seen(check, is_last=is_last), self._kept()
+        takes = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
+        if takes and (reason := too_late(self._left(kept), takes)):
             self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
             return
         self._tell(CheckBegan(code=check.code, name=check.name))
@@ -178,27 +174,26 @@ class Coordinator:
     def _kept(self) -> float:
         """Of the budget, what is kept for the checks that run last and have something to do."""
         takes = [
-            check.last(seen)
+            check.last_seconds(seen)
             for check in self._to_come
-            if check.last is not None
-            and self._reason_to_skip(check) is None
+            if check.last_seconds is not None
+            and self._reason_to_skip(check, is_last=True) is None
             and check.plan(seen := self._seen(check, is_last=True))
         ]
         return kept_seconds(self._header.options.budget_seconds, takes)
 
-    def _reason_to_skip(self, check: AnyCheck) -> Skip | None:
-        world = self._world()
-        if reason := check.ground(world):
-            return Skip(code=check.code, reason=reason, grounds=not asked_for(check, self._header.options))
+    def _reason_to_skip(self, check: AnyCheck, *, is_last: bool) -> Skip | None:
+        world, seen = self._world(), self._seen(check, is_last=is_last)
+        reason = check.skip(seen)
+        if reason is not None and reason.kind in (SkipKind.INAPPLICABLE, SkipKind.OPTIONAL):
+            return reason.skip(check, seen.options)
         if not world.living:
             return Skip(code=check.code, reason="no rank can take part", grounds=False)
         missing = sorted(set(range(world.size)).difference(world.living))
         if check.scope is Scope.WORLD and missing:
-            reason = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
-            return Skip(code=check.code, reason=reason, grounds=False)
-        if check.blocked is not None and (reason := check.blocked(self._seen(check))):
-            return Skip(code=check.code, reason=reason, grounds=False)
-        return None
+            needs = f"it needs all {world.size} ranks, and {ranks_text(missing)} cannot take part"
+            return Skip(code=check.code, reason=needs, grounds=False)
+        return reason.skip(check, seen.options) if reason is not None else None
 
     def _world(self) -> World:
         header, known = self._header, self._known_world

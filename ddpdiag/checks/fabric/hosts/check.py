@@ -47,10 +47,10 @@ Student's t and the normal quantile for the share of healthy hosts that may be b
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.fabric.hosts.data import Data, FabricState
@@ -62,7 +62,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.world import World, without_gpu
-from ddpdiag.model import Depth, Kind, Matrix, Scalar, Severity, Trial
+from ddpdiag.model import Depth, Finding, Kind, Matrix, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.stats import samples
 
@@ -176,24 +176,28 @@ def _why_not(seen: Seen[Data]) -> str | None:
         return _ONE_HOST
     if asked or seen.options.depth is not Depth.QUICK or hosts > _SMALL_WORLD:
         return None
-    if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).hindrance is None:
+    if hosts < _LEAST_TO_BLAME or seen.of(all_reduce.CHECK).failure_text is None:
         return f"pairs of {hosts} hosts are tested with --depth standard, or --stage fabric"
     if any(finding.severity is not Severity.NOTE for finding in seen.findings_of("RDZ004")):
         return "RDZ004 has found what is wrong between the hosts"
     return None
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """Within one host there is no pair of hosts."""
-    living = frozenset(world.living)
+    world, living = seen.world, frozenset(seen.world.living)
     left = sum(not living.isdisjoint(ranks) for ranks in world.hosts.values())
     if len(world.hosts) > 1 and left < _LEAST_TO_PAIR:
-        return f"{left} of {len(world.hosts)} hosts is left"
+        return inapplicable(f"{left} of {len(world.hosts)} hosts is left")
     # Among the ranks of the only host FAB002 looks, unless this check was asked for by its name.
     named = any("FAB001".startswith(code) for code in world.options.select)
     if len(world.hosts) == 1 and (named or max(map(len, world.hosts.values())) < LEAST_INSIDE):
-        return _ONE_HOST
-    return without_gpu(world)
+        return inapplicable(_ONE_HOST)
+    return inapplicable(without_gpu(world)) or unneeded(_why_not(seen))
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    return findings(seen, _fabric(seen))
 
 
 def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
@@ -235,33 +239,21 @@ def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
     return () if matrix is None else (matrix,)
 
 
-CHECK = Check(
-    "FAB001",
-    "hosts",
-    Stage.FABRIC,
-    Scope.LIVING,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    plan=plan,
-    judge=lambda seen: findings(seen, _fabric(seen)),
-    data=Data,
-    ground=ground,
-    moot=_why_not,
-    columns=columns,
-    figures=figures,
-    matrices=matrices,
-    follows=(all_reduce.CHECK.code,),
-    kind=Kind.TORCH,
-    deadline=10,
-    # least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
-    # ddpdiag/checks/fabric/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
-    settings={
-        "floor_share": FLOOR,
-        "transient_share": 0.01,
-        "rounds": 0,
-        "cover": 2,
-        "least_bytes_per_s": 30e6,
-        "error_share": 0.5,
-    },
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(
+        columns=columns(seen), figures=figures(seen), matrices=tuple(matrices(seen)), follows=(all_reduce.CHECK.code,)
+    )
+
+
+# least_bytes_per_s: as RDZ004. transient_share, rounds (0: by the number of hosts), cover (with --depth deep): see
+# ddpdiag/checks/fabric/rules.py. error_share: cluster checks as a rule warn below 80 % and fail below 50 %.
+SETTINGS = {
+    "floor_share": FLOOR,
+    "transient_share": 0.01,
+    "rounds": 0,
+    "cover": 2,
+    "least_bytes_per_s": 30e6,
+    "error_share": 0.5,
+}
+CHECK: Check[Data] = Check(__name__, "FAB001", "hosts", Stage.FABRIC, Scope.LIVING, Kind.TORCH, deadline=10)

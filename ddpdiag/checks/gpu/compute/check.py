@@ -31,12 +31,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.compute.data import MEMORY, Data, by_model, units_of
-from ddpdiag.checks.gpu.compute.judge import judge, signs, undecided
-from ddpdiag.checks.world import World
+from ddpdiag.checks.gpu.compute.judge import judge as judge
+from ddpdiag.checks.gpu.compute.judge import signs, undecided
+from ddpdiag.checks.gpu.devices import NO_GPU_IN_TORCH
 from ddpdiag.model import Depth, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Compute
 from ddpdiag.model.trial import Context
@@ -129,11 +130,11 @@ def _takers(seen: Seen[Data]) -> list[int]:
     return ranks
 
 
-def ground(world: World) -> str | None:
+def skip(seen: Seen[Data]) -> SkipReason | None:
     """Without GPUs a quick check leaves it out."""
-    if world.gpus or world.options.depth is not Depth.QUICK:
-        return None
-    return "no GPU is visible on any host; CPUs are measured with --depth standard"
+    if not seen.world.gpus and seen.options.depth is Depth.QUICK:
+        return inapplicable("no GPU is visible on any host; CPUs are measured with --depth standard")
+    return None if seen.trials or plan(seen) else unneeded(NO_GPU_IN_TORCH)
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
@@ -163,35 +164,23 @@ def _unit(name: str) -> str:
     return "bytes_per_s" if name == MEMORY else "flop_per_s"
 
 
-CHECK = Check(
-    "GPU012",
-    "compute",
-    Stage.GPU,
-    Scope.RANK,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    plan=plan,
-    ground=ground,
-    moot=lambda _: "torch shows no GPU to any rank that is there (GPU002)",
-    columns=columns,
-    figures=figures,
-    kind=Kind.TORCH,
-    # Less than a second of work, some seconds with --depth deep; the first products load kernels.
-    deadline=30.0,
-    settings={
-        # Equal GPUs of one fleet vary by 8 % on average and 22 % at most (Sinha et al., SC22).
-        "peer_ratio": 0.75,
-        # Half of the worst share of the data sheet that is published of any GPU: 51 % (stas00, ml-engineering; NVIDIA's
-        # reach 80 to 87 %).
-        "nameplate_ratio": 0.25,
-        # Not measured on GPUs, and no published share is cited: half of the 80 % that a copy should reach at least.
-        "memory_ratio": 0.4,
-        # A tenth is no variation: the GPU is broken.
-        "broken_ratio": 0.1,
-        # A desktop keeps its GPU busy for a few percent.
-        "busy_share": 0.1,
-    },
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), figures=figures(seen))
+
+
+SETTINGS = {
+    # Equal GPUs of one fleet vary by 8 % on average and 22 % at most (Sinha et al., SC22).
+    "peer_ratio": 0.75,
+    # Half of the worst share of the data sheet that is published of any GPU: 51 % (stas00, ml-engineering; NVIDIA's
+    # reach 80 to 87 %).
+    "nameplate_ratio": 0.25,
+    # Not measured on GPUs, and no published share is cited: half of the 80 % that a copy should reach at least.
+    "memory_ratio": 0.4,
+    # A tenth is no variation: the GPU is broken.
+    "broken_ratio": 0.1,
+    # A desktop keeps its GPU busy for a few percent.
+    "busy_share": 0.1,
+}
+# Less than a second of work, some seconds with --depth deep; the first products load kernels.
+CHECK: Check[Data] = Check(__name__, "GPU012", "compute", Stage.GPU, Scope.RANK, Kind.TORCH, deadline=30.0)

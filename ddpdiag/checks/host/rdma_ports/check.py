@@ -34,7 +34,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu.cards import takers_of
@@ -134,9 +134,9 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return () if seen.trials or (is_without and not asked_for) else (new_trial(seen),)
 
 
-def moot(seen: Seen[Data]) -> str | None:
-    """Why there is nothing to look at, where HST004 saw no RDMA device."""
-    return None if seen.trials else "no host has an RDMA device"
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    """Nothing to look at where HST004 saw no RDMA device."""
+    return unneeded(None if seen.trials or plan(seen) else "no host has an RDMA device")
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
@@ -347,19 +347,9 @@ def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
     return parts
 
 
-CHECK = Check(
-    "HST007",
-    "rdma-ports",
-    Stage.HOST,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Data,
-    plan=plan,
-    moot=moot,
-    columns=columns,
-    inventory=inventory,
-    figures=figures,
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(columns=columns(seen), inventory=inventory(seen), figures=figures(seen))
+
+
+CHECK: Check[Data] = Check(__name__, "HST007", "rdma-ports", Stage.HOST, Scope.NODE)

@@ -167,7 +167,7 @@ def severity_of(seen: Seen[Data]) -> Severity:
 
     A network plug-in need not go over these ports.
     """
-    return Severity.ERROR if len(seen.world.hosts) > 1 and not seen.own_backend_works else Severity.WARNING
+    return Severity.ERROR if len(seen.world.hosts) > 1 and not seen.job_backend_works else Severity.WARNING
 
 
 def hosts_with_ports(seen: Seen[Data]) -> tuple[HostPorts, ...]:

@@ -23,10 +23,10 @@ Sources: PyTorch issue 84803; CUDA C++ programming guide, peer-to-peer memory ac
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.hosts import Host, hosts_of
@@ -127,6 +127,12 @@ def plan(seen: Seen[Copies]) -> Sequence[Trial]:
         chosen = {rank: links for rank, links in suspects.items() if links and rank in seen.world.living}
         params, groups = {f"{AGAIN}{rank}": links for rank, links in chosen.items()}, tuple((rank,) for rank in chosen)
     return (new_trial(seen, groups=groups, params=params, may_fail=True),) if groups else ()
+
+
+def skip(seen: Seen[Copies]) -> SkipReason | None:
+    """As GPU002, which knows whether torch has GPUs to copy between."""
+    lacking = not seen.trials and not plan(seen)
+    return gpu002.skip(seen) or unneeded(gpu002.NO_GPU_IN_TORCH if lacking else None)
 
 
 def _lookers(seen: Seen[Copies], host: Host) -> Iterator[int]:
@@ -266,42 +272,30 @@ def _goes_without_p2p(seen: Seen[Copies]) -> bool:
         return True
     rows = seen.of(variables.CHECK).by_rank
     everywhere = bool(rows) and all(row.variables.get(_NO_P2P) == "1" for row in rows.values())
-    return everywhere and seen.own_backend_works
+    return everywhere and seen.job_backend_works
 
 
-CHECK = Check(
-    "P2P002",
-    "copies",
-    Stage.P2P,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    judge=judge,
-    data=Copies,
-    plan=plan,
-    ground=gpu002.ground,
-    moot=lambda _: "torch shows no GPU to any rank that is there (GPU002)",
-    excuse=excuse,
-    figures=figures,
-    matrices=matrices,
-    kind=Kind.TORCH,
-    # 8 GPUs: their contexts about 3 s, 16 links to the host and 112 between GPUs less than 10 s.
-    deadline=25.0,
-    settings={
-        # Both directions of PCIe and NVLink are alike; nvbandwidth shows them within some percent of each other.
-        "asymmetric_ratio": 0.7,
-        # Half is a part that is missing (science of bottlenecks: x8, a generation, one link of two); noise is less.
-        "slow_ratio": 0.5,
-        # See there.
-        "far_ratio": FAR_RATIO,
-        # Peer-to-peer off was faster on eight A40 (nccl-tests issue 74); a tenth is noise.
-        "indirect_ratio": 0.9,
-        # x8 gives 0.5; GPUs of one host reach the same within a tenth, and memory of the other socket costs up to 0.3.
-        "host_slow_ratio": 0.6,
-        # AzNHC fails below 76 to 87 % of this expectation; clouds and old boards reach 60 to 70 %.
-        "expected_ratio": 0.5,
-        # A step takes less than a second on the slowest link that works.
-        "hung_seconds": 5.0,
-    },
-)
+def report(seen: Seen[Copies]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(excuse=partial(excuse, seen), figures=figures(seen), matrices=tuple(matrices(seen)))
+
+
+Data = Copies
+SETTINGS = {
+    # Both directions of PCIe and NVLink are alike; nvbandwidth shows them within some percent of each other.
+    "asymmetric_ratio": 0.7,
+    # Half is a part that is missing (science of bottlenecks: x8, a generation, one link of two); noise is less.
+    "slow_ratio": 0.5,
+    # See there.
+    "far_ratio": FAR_RATIO,
+    # Peer-to-peer off was faster on eight A40 (nccl-tests issue 74); a tenth is noise.
+    "indirect_ratio": 0.9,
+    # x8 gives 0.5; GPUs of one host reach the same within a tenth, and memory of the other socket costs up to 0.3.
+    "host_slow_ratio": 0.6,
+    # AzNHC fails below 76 to 87 % of this expectation; clouds and old boards reach 60 to 70 %.
+    "expected_ratio": 0.5,
+    # A step takes less than a second on the slowest link that works.
+    "hung_seconds": 5.0,
+}
+# 8 GPUs: their contexts about 3 s, 16 links to the host and 112 between GPUs less than 10 s.
+CHECK: Check[Data] = Check(__name__, "P2P002", "copies", Stage.P2P, Scope.NODE, Kind.TORCH, deadline=25.0)

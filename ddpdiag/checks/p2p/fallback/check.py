@@ -34,12 +34,24 @@ guide, troubleshooting (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubl
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct, structs
 
 from ddpdiag.bandwidth import bound, busbw, factor
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import (
+    Check,
+    Contribution,
+    Scope,
+    Seen,
+    SkipReason,
+    Stage,
+    blocked,
+    inapplicable,
+    new_trial,
+    unneeded,
+)
 from ddpdiag.checks.blame import without_backend
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import affordable
@@ -49,7 +61,7 @@ from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, over
 from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import ONE_RANK, World, without_gpu
 from ddpdiag.model import Finding, Kind, Outcome, Scalar, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONNECT_STEP, CONTEXT_STEP, Context
@@ -209,10 +221,14 @@ def _rate(group: Sequence[int], rows: Mapping[int, Data]) -> float:
     return busbw("all_reduce", slowest.bytes, slowest.seconds.median, slowest.ranks)
 
 
-def ground(world: World) -> str | None:
-    """One rank has no other rank to communicate with, gloo has one transport only, and nccl needs GPUs."""
+def skip(seen: Seen[Data]) -> SkipReason | None:
+    return inapplicable(_ground(seen.world)) or unneeded(moot(seen))
+
+
+def _ground(world: World) -> str | None:
+    """Why no variable can help: one rank has no partner, gloo has one transport only, and nccl needs GPUs."""
     if world.size == 1:
-        return "one rank alone has no other rank to communicate with"
+        return ONE_RANK
     if world.backend == "gloo":
         return "the job uses gloo, which has one transport only"
     return without_gpu(world)
@@ -220,7 +236,7 @@ def ground(world: World) -> str | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    if ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
+    if _ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
         yield both_fail(seen)
     if seen.trials and not without_backend(seen.outcomes):
         end, tried = progress_of(seen)
@@ -261,9 +277,9 @@ def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
     return found.variables if any_check.options.uses_workarounds or found.needed else {}
 
 
-def blocks(seen: Seen[Any]) -> str | None:
+def blocks(seen: Seen[Any]) -> SkipReason | None:
     """Training over this backend makes no sense where COL001 failed, unless a workaround was found."""
-    return None if needed(seen.of(CHECK)).needed else seen.of(all_reduce.CHECK).hindrance
+    return None if needed(seen.of(CHECK)).needed else blocked(seen.of(all_reduce.CHECK).failure_text)
 
 
 def excuse(seen: Seen[Data], finding: Finding) -> str | None:
@@ -286,27 +302,14 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     return {"fallback.busbw_bytes_per_s": min(rates)} if rates and needed(seen).variables else {}
 
 
-CHECK = Check(
-    "P2P003",
-    "fallback",
-    Stage.P2P,
-    Scope.WORLD,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    measure=measure,
-    plan=plan,
-    judge=judge,
-    data=Data,
-    ground=ground,
-    moot=moot,
-    excuse=excuse,
-    workarounds=needed,
-    figures=figures,
-    follows=(all_reduce.CHECK.code,),
-    kind=Kind.TORCH,
-    # NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this, or less (`_deadline`).
-    deadline=10,
-    fresh=True,
-    # gloo goes through the processors, and half as fast as that is no noise.
-    settings={"rescue": 2.0, "slower_than_gloo": 2.0},
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(
+        excuse=partial(excuse, seen), workarounds=needed(seen), figures=figures(seen), follows=(all_reduce.CHECK.code,)
+    )
+
+
+# gloo goes through the processors, and half as fast as that is no noise.
+SETTINGS = {"rescue": 2.0, "slower_than_gloo": 2.0}
+# NCCL connects its ranks in 1 to 3 s, and each set that hangs costs all of this, or less (`_deadline`).
+CHECK: Check[Data] = Check(__name__, "P2P003", "fallback", Stage.P2P, Scope.WORLD, Kind.TORCH, deadline=10)

@@ -30,14 +30,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import Any
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial, scope_groups
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.blame import blamed
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.matrix import pair_matrix
 from ddpdiag.checks.rendezvous.mesh.data import AT_END, Data, failure, mesh_of
-from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere, judge
-from ddpdiag.checks.world import World
+from ddpdiag.checks.rendezvous.mesh.judge import Rates, dropped_everywhere
+from ddpdiag.checks.rendezvous.mesh.judge import judge as judge
 from ddpdiag.model import Kind, Matrix, Scalar, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root
@@ -126,9 +127,9 @@ def measure(ctx: Context) -> Data:
     )
 
 
-def ground(world: World) -> str | None:
-    """There must be a network."""
-    return None if len(world.hosts) > 1 else "there is one host only"
+def skip(seen: Seen[Any]) -> SkipReason | None:
+    """There must be a network; a request of the stage does not require it."""
+    return optional(None if len(seen.world.hosts) > 1 else "there is one host only")
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -149,7 +150,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     return (again,) if doubtful and not dropped_everywhere(mesh) else ()
 
 
-def last(seen: Seen[Data]) -> float:
+def last_seconds(seen: Seen[Data]) -> float:
     """Some links take up to `CONNECT_SECONDS` and `STALL_SECONDS` to fail, the others as long as before."""
     took = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
     return took + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
@@ -204,31 +205,19 @@ def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
     return () if matrix is None else (matrix,)
 
 
-CHECK = Check(
-    "RDZ004",
-    "mesh",
-    Stage.RENDEZVOUS,
-    Scope.NODE,
-    manual=__doc__ or "",
-    findings=FINDINGS,
-    judge=judge,
-    data=Data,
-    measure=measure,
-    plan=plan,
-    ground=ground,
-    last=last,
-    optional=True,
-    figures=figures,
-    matrices=matrices,
-    deadline=15,
-    settings={
-        "slow_ratio": 3.0,
-        "very_slow_ratio": 10.0,
-        "noise_seconds": 0.02,
-        "expected_bytes_per_s": 0.0,
-        "least_bytes_per_s": 30e6,
-        "lost_share": 1e-3,
-        "lossy_share": 1e-2,
-        "lost_segments": 10.0,
-    },
-)
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), matrices=tuple(matrices(seen)))
+
+
+SETTINGS = {
+    "slow_ratio": 3.0,
+    "very_slow_ratio": 10.0,
+    "noise_seconds": 0.02,
+    "expected_bytes_per_s": 0.0,
+    "least_bytes_per_s": 30e6,
+    "lost_share": 1e-3,
+    "lossy_share": 1e-2,
+    "lost_segments": 10.0,
+}
+CHECK: Check[Data] = Check(__name__, "RDZ004", "mesh", Stage.RENDEZVOUS, Scope.NODE, deadline=15)

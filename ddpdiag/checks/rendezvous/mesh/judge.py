@@ -87,7 +87,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
     Of two ranks gloo lets one listen and the other one connect: as long as it works, a link in the other direction
     harms no job over gloo.
     """
-    works = seen.world.backend == "gloo" and seen.own_backend_works
+    works = seen.world.backend == "gloo" and seen.job_backend_works
     bad, good = mesh.links(lambda cell: failure(cell) in _VERBS), mesh.links(lambda cell: failure(cell) is None)
     # The ports that a job would use.
     known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
