@@ -251,7 +251,7 @@ def test_a_pair_that_hangs_is_named_and_the_others_are_known(golden):
     assert (finding.code, finding.severity, finding.nodes) == ("P2P002.hung", Severity.ERROR, ("n0",))
     assert finding.gpus == ("GPU-0-2", "GPU-0-1")
     golden(finding)
-    copy, *_ = CHECK.matrices(seen)
+    copy, *_ = CHECK.report(seen).matrices
     empty = [(row, column) for row in range(4) for column in range(4) if copy.cells[row][column] is None]
     assert empty == [(0, 0), (1, 1), (2, 1), (2, 2), (3, 3)]
     assert [dict(trial.params) for trial in seen.trials] == [{}, {"begin.0": 4 + 3 * 2 + 2}]
@@ -289,7 +289,7 @@ def test_peer_access_that_is_slower_than_the_host_is_to_be_tried_without(golden)
 
 
 def test_numbers_are_finite():
-    figures = CHECK.figures(tried(CpuDevices(2)))
+    figures = CHECK.report(tried(CpuDevices(2))).figures
     assert figures["p2p.copy.min_bytes_per_s"] == pytest.approx(100 * MB)
     assert all(math.isfinite(value) for value in figures.values())
 

@@ -1,15 +1,20 @@
 """Hand-made runs: what a check would see, without a launcher, a worker or torch."""
 
+import sys
 from collections.abc import Mapping
-from typing import TypeVar
+from itertools import count
+from types import ModuleType
+from typing import Any, TypeVar
 
 from msgspec import Raw, Struct, structs
 
-from ddpdiag.checks.api import Check, Seen, new_trial
+from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
-from ddpdiag.model import Arrival, Event, Options, Outcome, Place, Recording, Status
+from ddpdiag.model import Arrival, Event, Kind, Options, Outcome, Place, Recording, Status
 from ddpdiag.model.recording import Header
+
+_numbers = count()
 
 D = TypeVar("D", bound=Struct)
 E = TypeVar("E", bound=Struct)
@@ -43,6 +48,14 @@ def world_of(
     return World(size=size, launcher="hand", options=options or Options(), arrivals=arrivals, out=out)
 
 
+def unseen(check: Check[D], world: World) -> Seen[D]:
+    """The begin of a run, before any trial."""
+    header = Header(
+        run_id="hand", world_size=world.size, launcher="hand", options=world.options, created="", version="0.1.0"
+    )
+    return Seen(world, check, Recording(header=header, arrivals=world.arrivals))
+
+
 def seen_of(
     check: Check[D],
     rows: Mapping[int, D],
@@ -54,14 +67,13 @@ def seen_of(
     ranks_per_node: int = 2,
     gpus: int = 0,
     options: Options | None = None,
-    fresh: bool | None = None,
+    fresh: bool = False,
 ) -> Seen[D]:
     """One trial of `check` that gave `rows`; ranks in `statuses` ended in another way than DONE."""
     others = dict(statuses or {})
     size = size if size is not None else max([*rows, *others], default=0) + 1
     world = world_of(size, ranks_per_node=ranks_per_node, gpus=gpus, options=options)
-    header = Header(run_id="hand", world_size=size, launcher="hand", options=world.options, created="", version="0.1.0")
-    empty = Seen(world, check, Recording(header=header, arrivals=world.arrivals))
+    empty = unseen(check, world)
     trial = new_trial(empty, params=params, env=env, fresh=fresh)
     done = [
         Outcome(trial=0, code=check.code, rank=rank, status=Status.DONE, data=Raw(encode(row)))
@@ -69,8 +81,24 @@ def seen_of(
     ]
     ended = [Outcome(trial=0, code=check.code, rank=rank, status=status) for rank, status in others.items()]
     outcomes = tuple(sorted([*done, *ended], key=lambda outcome: outcome.rank))
-    recording = Recording(header=header, arrivals=world.arrivals, trials=(trial,), outcomes=outcomes)
-    return Seen(world, check, recording)
+    return Seen(world, check, structs.replace(empty.recording, trials=(trial,), outcomes=outcomes))
+
+
+def made_check(
+    code: str, scope: Scope = Scope.RANK, kind: Kind = Kind.PLAIN, *, stage: Stage, **parts: object
+) -> Check[Nothing]:
+    """A check whose module has these parts, such as `plan` and `measure`; it finds nothing unless told to."""
+    module = ModuleType(f"made_check_{code}_{next(_numbers)}")
+    vars(module).update({"judge": lambda _: iter(()), **parts})
+    sys.modules[module.__name__] = module
+    return Check(module.__name__, code, code.lower(), stage, scope, kind)
+
+
+def skip_text(check: Check[Any], known: Seen[Any] | World) -> str | None:
+    """The reason for which a check is left out, or None."""
+    seen = unseen(check, known) if isinstance(known, World) else known
+    reason = check.skip(seen if seen.check is check else seen.of(check))
+    return reason.text if reason is not None else None
 
 
 def with_events(seen: Seen[D], *events: Event) -> Seen[D]:

@@ -3,7 +3,7 @@
 import pytest
 from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
-from seen import with_arrivals, world_of
+from seen import skip_text, with_arrivals, world_of
 
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, spread
@@ -193,7 +193,7 @@ def test_a_backend_that_was_asked_for_is_not_beside():
     named = empty(2, Bench(backends=("nccl", "gloo")))
     (trial,) = col002.plan(named)
     assert trial.params["backend"] == "nccl"
-    assert not named.is_beside(trial)
+    assert not named.uses_other_backend(trial)
 
 
 def test_the_gate_of_a_script():
@@ -246,8 +246,8 @@ def test_every_collective_is_measured_over_every_backend_and_then_pairs():
 
 
 def test_one_rank_alone_has_no_ground():
-    assert col002.ground(world_of(1)) is not None
-    assert col002.ground(world_of(2)) is None
+    assert skip_text(col002.CHECK, world_of(1)) is not None
+    assert skip_text(col002.CHECK, world_of(2)) is None
 
 
 def test_the_spread_of_calls(golden):

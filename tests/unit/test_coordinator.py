@@ -6,9 +6,9 @@ from functools import partial
 from typing import TypeVar
 
 from msgspec import Raw, Struct, structs
-from seen import arrival_of
+from seen import arrival_of, made_check
 
-from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
+from ddpdiag.checks.api import Check, Scope, Seen, Stage, blocked, inapplicable, new_trial
 from ddpdiag.model import EventKind, Finding, Header, Kind, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.news import (
     CheckBegan,
@@ -55,18 +55,7 @@ def no_findings(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def check(code: str = "COL001", scope: Scope = Scope.WORLD, kind: Kind = Kind.PLAIN, **more: object) -> Check[Nothing]:
-    return Check(
-        code,
-        code.lower(),
-        Stage.COLLECTIVE,
-        scope,
-        manual="",
-        judge=no_findings,
-        data=Nothing,
-        measure=lambda ctx: Nothing(),
-        kind=kind,
-        **more,  # type: ignore[arg-type]
-    )
+    return made_check(code, scope, kind, stage=Stage.COLLECTIVE, measure=lambda ctx: Nothing(), **more)
 
 
 def outcome(rank: int, trial: Trial, status: Status = Status.DONE, **more: object) -> Outcome:
@@ -176,7 +165,7 @@ def test_every_rank_gets_its_place_and_its_orders() -> None:
 
 
 def test_the_recording_tells_when_each_trial_was_handed_out() -> None:
-    run = conduct(StandIn(2), check(), check("COL002"))
+    run = conduct(StandIn(2), check(), check("COL003"))
     begins = [trial.begin_seconds for trial in run.trials]
     assert None not in begins
     assert begins == sorted(begins)
@@ -297,12 +286,14 @@ def test_plain_checks_run_before_those_that_wait_for_torch() -> None:
 
 def test_a_blocked_check_is_left_out() -> None:
     first = check("COL001")
-    recording = conduct(StandIn(2, raises), first, check("TRN001", blocked=lambda seen: seen.of(first).hindrance))
+    recording = conduct(
+        StandIn(2, raises), first, check("TRN001", skip=lambda seen: blocked(seen.of(first).failure_text))
+    )
     assert [skip.code for skip in recording.skips] == ["TRN001"]
 
 
 def test_missing_ground_is_an_excuse_unless_the_check_was_asked_for() -> None:
-    groundless = check("GPU002", ground=lambda world: "no GPU")
+    groundless = check("GPU002", skip=lambda seen: inapplicable("no GPU"))
     assert conduct(StandIn(1), groundless).skips[0].grounds
     assert not conduct(StandIn(1), groundless, options=Options(select=("GPU002",))).skips[0].grounds
 
@@ -397,7 +388,7 @@ def last(code: str = "GPU010", takes: float = 0.1, **more: object) -> Check[Noth
     def plan(seen: Seen[Nothing]) -> tuple[Trial, ...]:
         return (new_trial(seen),) if seen.is_last and not seen.trials else ()
 
-    return check(code, last=lambda seen: takes, **{"plan": plan, **more})
+    return check(code, last_seconds=lambda seen: takes, **{"plan": plan, **more})
 
 
 def five_seconds(*checks: Check[Nothing]) -> Recording:
@@ -439,13 +430,13 @@ def test_time_is_kept_for_the_second_look() -> None:
 
 
 def test_one_that_looks_twice_is_left_out_once() -> None:
-    recording = conduct(StandIn(2), looks_twice(ground=lambda world: "one host"), check())
+    recording = conduct(StandIn(2), looks_twice(skip=lambda seen: inapplicable("one host")), check())
     assert [skip.reason for skip in recording.skips] == ["one host"]
     assert [trial.code for trial in recording.trials] == ["COL001"]
 
 
 def test_where_they_have_nothing_to_do_nothing_is_kept() -> None:
-    for idle in (last(plan=lambda seen: ()), last(ground=lambda world: "no GPU")):
+    for idle in (last(plan=lambda seen: ()), last(skip=lambda seen: inapplicable("no GPU"))):
         recording = five_seconds(check(), idle)
         assert [trial.code for trial in recording.trials] == ["COL001"]
         assert recording.events == ()
@@ -508,12 +499,12 @@ def test_a_stage_whose_trial_failed_names_the_check() -> None:
 
 
 def test_a_stage_with_and_without_torch_is_over_once() -> None:
-    listener = told(StandIn(2), check(), check("COL002", kind=Kind.TORCH))
+    listener = told(StandIn(2), check(), check("COL003", kind=Kind.TORCH))
     assert [(e.name, e.more) for e in listener.of(StageEnded)] == [("collective", True), ("collective", False)]
 
 
 def test_a_stage_is_over_before_its_checks_look_once_more_at_the_end() -> None:
-    listener = told(StandIn(2), looks_twice(), check("COL002", kind=Kind.TORCH))
+    listener = told(StandIn(2), looks_twice(), check("COL003", kind=Kind.TORCH))
     assert [e.more for e in listener.of(StageEnded)] == [True, False, False]
 
 

@@ -15,7 +15,6 @@ from ddpdiag.checks.p2p import paths as p2p_paths
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.run import budget as budget_check
 from ddpdiag.checks.run import trials
-from ddpdiag.checks.training import ddp_step
 from ddpdiag.cli.check import _default_budget
 from ddpdiag.model import Finding, Kind, Options, Outcome, Place, ProcessState, Severity, Status, Trial
 from ddpdiag.runtime.coordinator.dispatch import with_number
@@ -181,10 +180,6 @@ def test_each_set_of_variables_has_three_times_what_starts_took_before(took: flo
     seen = Seen(seen.world, fallback.CHECK, recording)
     (trial,) = (fallback._trial(seen, fallback.Step(fallback.Part.WHOLE)),)
     assert trial.first_use_seconds == first_use
-
-
-def test_a_ddp_step_shares_the_processes_of_the_training() -> None:
-    assert not ddp_step.CHECK.fresh
 
 
 def budget(ranks: int, local: int | None, gpus: int) -> float:

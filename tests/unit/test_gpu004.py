@@ -39,9 +39,9 @@ def test_a_width_that_is_not_told_is_no_finding():
 
 
 def test_the_report_shows_the_worst_link():
-    figures = CHECK.figures(seen(host_of({5: pcie(width=8)})).of(CHECK))
+    figures = CHECK.report(seen(host_of({5: pcie(width=8)})).of(CHECK)).figures
     assert figures == {"pcie.min_width": 8, "pcie.min_generation": 1, "pcie.min_generation_possible": 5}
-    assert CHECK.figures(seen(Look(gpus=(healthy(0, pcie=PcieLink()),))).of(CHECK)) == {}
+    assert CHECK.report(seen(Look(gpus=(healthy(0, pcie=PcieLink()),))).of(CHECK)).figures == {}
 
 
 def test_without_gpu003_it_says_that_nothing_was_looked_at(golden):

@@ -215,7 +215,7 @@ def test_one_rank_of_each_host_with_gpus_reads_once():
     assert CHECK.plan(known) == ()
     assert [trial.groups for trial in CHECK.plan(replace(known, is_last=True))] == [((0,), (8,))]
     assert CHECK.plan(replace(seen(gpus=0, size=8).of(CHECK), is_last=True)) == ()
-    assert CHECK.last
+    assert CHECK.last_seconds
 
 
 @given(

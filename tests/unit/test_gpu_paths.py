@@ -88,11 +88,11 @@ def test_gpus_at_switches_have_all_links_to_each_other(asked):
 
 
 def test_the_topology_is_shown_as_nvidia_smi_shows_it(asked):
-    (matrix,) = CHECK.matrices(seen(asked("bridged")[0]))
+    (matrix,) = CHECK.report(seen(asked("bridged")[0])).matrices
     assert (matrix.name, matrix.rows) == ("p2p.topology.n0", ("GPU 0", "GPU 1", "GPU 2", "GPU 3"))
     assert matrix.cells[0] == ("X", "NV12", "SYS", "SYS")
     assert matrix.cells[3] == ("SYS", "SYS", "NV12", "X")
-    (switched,) = CHECK.matrices(seen(asked("healthy")[0]))
+    (switched,) = CHECK.report(seen(asked("healthy")[0])).matrices
     assert switched.cells[1] == ("NV18", "X", *["NV18"] * 6)
 
 
@@ -111,7 +111,7 @@ def test_a_pair_that_is_switched_off_is_named_and_no_other_one(golden, asked):
         assert any(fake_nvml.uuid_of(guilty) in gpu for gpu in finding.evidence["gpus"])
     for innocent in (0, 3):
         assert fake_nvml.uuid_of(innocent) not in f"{finding}"
-    topology, status = CHECK.matrices(seen(asked("pcie-pair-disabled")[0]))
+    topology, status = CHECK.report(seen(asked("pcie-pair-disabled")[0])).matrices
     assert status.name == "p2p.status.n0"
     assert status.cells[1] == ("OK", "X", "DR", "OK")
     assert topology.cells[1] == ("PIX", "X", "SYS", "SYS")

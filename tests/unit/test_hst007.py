@@ -2,7 +2,7 @@
 
 import pytest
 from rails import DOWN, LINK_LOCAL, ROCE, Rail, host, rails, roce, with_rail
-from seen import seen_of, together
+from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.api import Nothing
 from ddpdiag.checks.collective import all_reduce
@@ -349,7 +349,7 @@ def test_hosts_with_other_gpus_may_have_other_networks():
 def test_a_virtual_machine_without_switches_is_silent():
     flat = host(tuple(Rail(f"mlx5_{number}", 0, slot=number + 1) for number in range(3)), gpus=1)
     assert judged(flat, flat, flat) == []
-    assert CHECK.columns(seen([flat])) == {}
+    assert CHECK.report(seen([flat])).columns == {}
 
 
 # Sockets, /sys that is not there, and no RDMA at all ------------------------------------------------------------------
@@ -388,7 +388,7 @@ def test_hosts_without_rdma_are_skipped_unless_a_variable_asks_for_it(rdma, name
     )
     before = type(own)(own.world, CHECK, empty.recording)
     assert bool(CHECK.plan(before)) is measured
-    assert measured or CHECK.moot(before) == "no host has an RDMA device"
+    assert measured or skip_text(CHECK, before) == "no host has an RDMA device"
 
 
 # What is shown --------------------------------------------------------------------------------------------------------
@@ -396,8 +396,8 @@ def test_hosts_without_rdma_are_skipped_unless_a_variable_asks_for_it(rdma, name
 
 def test_figures_show_the_weakest_host():
     run = seen([host(GOOD), host(with_rail(with_rail(GOOD, 3, **DOWN), 0, rate="200 Gb/sec (4X HDR)"))])
-    assert CHECK.figures(run) == {"rdma.ports": 7, "rdma.min_port_bytes_per_s": 25e9, "rdma.farthest_gpu": "PIX"}
-    assert CHECK.figures(seen([host(())])) == {}
+    assert CHECK.report(run).figures == {"rdma.ports": 7, "rdma.min_port_bytes_per_s": 25e9, "rdma.farthest_gpu": "PIX"}
+    assert CHECK.report(seen([host(())])).figures == {}
 
 
 def test_each_rank_is_shown_the_port_that_is_nearest_to_its_gpu():
@@ -405,6 +405,6 @@ def test_each_rank_is_shown_the_port_that_is_nearest_to_its_gpu():
     gpu = Gpu(index=0, uuid="GPU-a", pci="0000:34:00.0", name="NVIDIA H100 80GB HBM3")
     enumerated = Enumerated(nvml=Enumeration(gpus=(gpu,)))
     world = {"size": 1, "ranks_per_node": 1, "gpus": 1}
-    assert CHECK.columns(together(own, seen_of(present.CHECK, {0: enumerated}, **world))) == {
+    assert CHECK.report(together(own, seen_of(present.CHECK, {0: enumerated}, **world))).columns == {
         0: {"nic": "mlx5_2:1 PIX"}
     }

@@ -33,8 +33,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 def parts(check: Check, data: object, ranks: int = 1, **world: object) -> dict[str, str]:
     """What the check says of its first host, of which all ranks give the same data."""
-    assert check.inventory is not None
-    found = check.inventory(seen_of(check, dict.fromkeys(range(ranks), data), **world))
+    found = check.report(seen_of(check, dict.fromkeys(range(ranks), data), **world)).inventory
     assert {part for own in found.values() for part in own} <= set(INVENTORY)
     return dict(found.get(0, {}))
 

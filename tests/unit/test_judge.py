@@ -152,7 +152,7 @@ def test_only_stages_that_were_done_count_as_tested(golden) -> None:
 
 
 def test_a_named_backend_without_its_gpus_is_unknown(golden) -> None:
-    reason = "nccl needs GPUs, and no rank shows one"
+    reason = "nccl needs GPUs, and no rank has a visible GPU"
     skips = (Skip(code="TRN001", reason=reason, grounds=True),)
     judged = report(recording(skips=skips, options=Options(backend="nccl", skip_stages=("p2p", "fabric"))))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)

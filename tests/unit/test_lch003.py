@@ -75,9 +75,9 @@ def test_a_shared_import_counts_as_often_as_the_ranks_of_a_job_repeat_it(golden)
 
 def test_the_ranks_that_share_an_import_are_counted():
     rows = {rank: versions(import_seconds=4.0, import_pid=7 + rank // 3) for rank in range(4)}
-    assert CHECK.figures(seen_of(CHECK, rows, ranks_per_node=4)) == {"seconds.import": 4.0, "import.ranks": 3}
+    assert CHECK.report(seen_of(CHECK, rows, ranks_per_node=4)).figures == {"seconds.import": 4.0, "import.ranks": 3}
     alone = {rank: versions(import_seconds=4.0, import_pid=7) for rank in range(2)}
-    assert CHECK.figures(seen_of(CHECK, alone, ranks_per_node=1)) == {"seconds.import": 4.0}
+    assert CHECK.report(seen_of(CHECK, alone, ranks_per_node=1)).figures == {"seconds.import": 4.0}
 
 
 def test_an_import_that_is_equally_slow_on_all_hosts_and_computes_is_silent():

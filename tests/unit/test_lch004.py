@@ -2,7 +2,7 @@
 
 import pytest
 from msgspec import structs
-from seen import seen_of, with_arrivals, with_events
+from seen import seen_of, skip_text, with_arrivals, with_events
 
 from ddpdiag.checks.launch.slurm_step import CHECK, Data, step_of
 from ddpdiag.model import Event, EventKind, Options, Severity
@@ -56,7 +56,7 @@ def test_a_step_is_told_in_one_sentence(golden, world):
 
 def test_facts_are_figures_without_what_slurm_did_not_tell():
     made = seen(SLURM_TRES_PER_TASK="cpu:2,gres/gpu:1", options=Options(job_left_seconds=99.5))
-    assert CHECK.figures(made) == {
+    assert CHECK.report(made).figures == {
         "slurm.step": "12.0",
         "slurm.tasks": 4,
         "slurm.hosts": 2,
@@ -155,9 +155,9 @@ def test_outside_of_a_step_only_the_time_is_judged():
 
 def test_without_slurm_the_check_has_no_ground(golden):
     made = seen()
-    golden(CHECK.ground(made.world))
+    golden(skip_text(CHECK, made.world))
     arrivals = {0: structs.replace(made.world.arrivals[0], slurm="12.0")}
-    assert CHECK.ground(with_arrivals(made, arrivals).world) is None
+    assert skip_text(CHECK, with_arrivals(made, arrivals).world) is None
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from seen import made_check
 
 import ddpdiag
 import ddpdiag.checks
-from ddpdiag.checks.api import Check, Scope, Stage
+from ddpdiag.checks.api import Check, Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.registry import all_checks, by_code, module_of
@@ -166,9 +167,7 @@ Sources: d.
 def page(text: str) -> Check[object]:
     said, more = FindingSpec.warning("said of both; and more."), FindingSpec.note("of the third.", same_item=True)
     findings = {"one": said, "two-words": said, "third": more, "fourth": FindingSpec.error("with: a colon.")}
-    return Check(
-        "X", "x", Stage.HOST, Scope.RANK, manual=text, findings=findings, judge=lambda _: iter(()), data=object
-    )
+    return made_check("X", stage=Stage.HOST, __doc__=text, FINDINGS=findings)
 
 
 def test_findings_are_listed_under_their_heading() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 from paths import around
 from paths import host_of as paths_of
-from seen import seen_of, together, with_events
+from seen import seen_of, skip_text, together, with_events
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
@@ -236,13 +236,13 @@ def permuted(**changes):
 
 def test_a_gpu_has_the_number_of_nvml_and_its_uuid_in_every_matrix():
     seen = permuted(rates={(0, 1): 7 * GB})
-    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    copy = next(matrix for matrix in CHECK.report(seen).matrices if matrix.name == "p2p.copy.n0")
     assert copy.rows == copy.columns == ("GPU 0", "GPU 1", "GPU 2", "GPU 3")
     assert copy.cells[2][0] == 7 * GB
-    topology = next(matrix for matrix in p2p001.CHECK.matrices(seen.of(p2p001.CHECK)))
+    topology = next(matrix for matrix in p2p001.CHECK.report(seen.of(p2p001.CHECK)).matrices)
     uuids = {f"GPU {index}": uuid_of(index) for index in range(4)}
     assert topology.rows == copy.rows
-    assert all(matrix.gpus == uuids for matrix in (*CHECK.matrices(seen), topology))
+    assert all(matrix.gpus == uuids for matrix in (*CHECK.report(seen).matrices, topology))
 
 
 def test_findings_name_a_gpu_by_the_same_number(golden):
@@ -267,7 +267,7 @@ def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
     seen = together(
         world(2, {0: host_of(2, gpus={1: {"uuid": "MIG-1"}})}), seen_of(p2p001.CHECK, {0: paths_of(count=2)})
     )
-    copy = next(matrix for matrix in CHECK.matrices(seen) if matrix.name == "p2p.copy.n0")
+    copy = next(matrix for matrix in CHECK.report(seen).matrices if matrix.name == "p2p.copy.n0")
     assert copy.rows == ("GPU 0", "cuda:1")
 
 
@@ -513,14 +513,14 @@ def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said(golden)
     assert (slow.gpus, slow.ranks) == ((uuid_of(1),), (1,))
     assert (apart.code, apart.severity) == ("P2P002.apart", Severity.NOTE)
     golden(slow, apart)
-    (matrix,) = CHECK.matrices(seen)
+    (matrix,) = CHECK.report(seen).matrices
     assert matrix.columns == ("GPU 0 of rank 0", "GPU 0 of rank 1", "GPU 0 of rank 2")
 
 
 def test_ranks_that_share_a_gpu_do_not_see_other_ones():
     seen = world(2, {0: host_of(1), 1: host_of(1)}, apart=True)
     assert list(CHECK.judge(seen)) == []
-    assert [matrix.columns for matrix in CHECK.matrices(seen)] == [("GPU 0",)]
+    assert [matrix.columns for matrix in CHECK.report(seen).matrices] == [("GPU 0",)]
 
 
 def test_it_is_tried_once():
@@ -559,7 +559,7 @@ def test_where_torch_shows_nothing_nothing_is_tried():
     rows = {0: devices.Data(torch="2.13+cpu")}
     seen = seen_of(devices.CHECK, rows, gpus=2, ranks_per_node=1).of(CHECK)
     assert CHECK.plan(seen) == ()
-    assert "GPU002" in CHECK.moot(seen)
+    assert "GPU002" in skip_text(CHECK, seen)
 
 
 def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is_blamed(golden):
@@ -567,7 +567,7 @@ def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
     assert (finding.ranks, finding.nodes, finding.of_the_run) == ((), (), True)
     golden(finding)
-    assert not list(CHECK.matrices(world(4, {0: Copies()})))
+    assert not list(CHECK.report(world(4, {0: Copies()})).matrices)
 
 
 def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():
@@ -576,14 +576,14 @@ def test_a_host_without_gpus_does_not_hide_what_the_other_one_shows():
 
 
 def test_no_gpu_is_no_ground(golden):
-    golden(CHECK.ground(seen_of(CHECK, {}, size=1).world))
+    golden(skip_text(CHECK, seen_of(CHECK, {}, size=1).world))
 
 
 # The report -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_matrix_has_every_pair_and_no_diagonal():
-    copy, staged, host = CHECK.matrices(world(2, {0: host_of(2, rates={(0, 1): 30 * GB})}))
+    copy, staged, host = CHECK.report(world(2, {0: host_of(2, rates={(0, 1): 30 * GB})})).matrices
     assert (staged.name, staged.cells) == ("p2p.staged.n0", ((None, 15 * GB), (15 * GB, None)))
     assert (copy.name, copy.unit) == ("p2p.copy.n0", "bytes_per_s")
     assert copy.rows == copy.columns == ("GPU 0", "GPU 1")
@@ -594,13 +594,13 @@ def test_the_matrix_has_every_pair_and_no_diagonal():
 
 def test_one_gpu_has_no_pairs():
     seen = world(1, {0: host_of(1)})
-    assert [matrix.name for matrix in CHECK.matrices(seen)] == ["p2p.host.n0"]
+    assert [matrix.name for matrix in CHECK.report(seen).matrices] == ["p2p.host.n0"]
     assert list(CHECK.judge(seen)) == []
 
 
 def test_figures_are_the_slowest_and_the_median():
     both = (BothDirections(one=0, other=1, bytes_per_s=70 * GB),)
-    found = CHECK.figures(world(4, {0: host_of(rates={(0, 1): 30 * GB}, both=both, ring_bytes_per_s=20 * GB)}))
+    found = CHECK.report(world(4, {0: host_of(rates={(0, 1): 30 * GB}, both=both, ring_bytes_per_s=20 * GB)})).figures
     assert found["p2p.copy.min_bytes_per_s"] == 30 * GB
     assert found["p2p.copy.median_bytes_per_s"] == USUAL
     assert found["p2p.host.min_bytes_per_s"] == 50 * GB

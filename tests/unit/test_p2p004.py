@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 from rails import host, rails
-from seen import seen_of, together, world_of
+from seen import seen_of, skip_text, together, world_of
 
 from ddpdiag.checks.host.rdma_ports import check as rdma_ports
 from ddpdiag.checks.launch import variables as lch002
@@ -317,9 +317,9 @@ def test_columns_matrix_and_figures() -> None:
 
 
 def test_only_nccl_between_gpus_has_ground(golden) -> None:
-    assert transport.ground(world_of(2, gpus=2)) is None
+    assert skip_text(transport.CHECK, world_of(2, gpus=2)) is None
     others = world_of(2), world_of(1, gpus=1), world_of(2, options=Options(backend="nccl"))
-    golden(*map(transport.ground, others))
+    golden(*(skip_text(transport.CHECK, other) for other in others))
 
 
 def test_the_trial_shares_the_group_of_the_all_reduce() -> None:

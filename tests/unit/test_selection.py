@@ -1,12 +1,14 @@
 """Which checks a run takes."""
 
 import pytest
-from seen import world_of
+from msgspec import structs
+from seen import unseen, world_of
 
-from ddpdiag.checks.registry import all_checks, by_code
+from ddpdiag.checks.registry import BY_WHOLE_CODE, all_checks, by_code
+from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.judged import asked_for, lacks_named_backend, selected, validate
-from ddpdiag.model import Options
+from ddpdiag.judgement.judged import lacks_named_backend, selected, validate
+from ddpdiag.model import Options, Skip
 
 
 def codes(**options: object) -> set[str]:
@@ -14,7 +16,7 @@ def codes(**options: object) -> set[str]:
 
 
 def test_everything_is_taken_by_default() -> None:
-    assert codes() == {check.code for check in all_checks() if not check.by_name}
+    assert codes() == {check.code for check in all_checks() if check.code not in BY_WHOLE_CODE}
 
 
 def test_a_benchmark_is_taken_by_its_whole_name_only() -> None:
@@ -36,28 +38,39 @@ def test_a_stage_takes_its_checks() -> None:
     assert "COL001" not in codes(skip_stages=("collective",))
 
 
-def test_what_was_named_was_asked_for() -> None:
-    by_code = {check.code: check for check in all_checks()}
-    assert asked_for(by_code["GPU002"], Options(stages=("gpu",)))
-    assert asked_for(by_code["GPU002"], Options(select=("GPU",)))
-    assert not asked_for(by_code["GPU002"], Options(ignore=("COL",)))
+def is_excused(code: str, world: World) -> bool:
+    check = by_code(code)
+    reason = check.skip(unseen(check, world))
+    assert reason is not None
+    return reason.skip(check, world.options).grounds
 
 
-def test_an_optional_check_is_asked_for_by_its_own_code_only() -> None:
-    by_code = {check.code: check for check in all_checks()}
-    assert not asked_for(by_code["RDZ006"], Options(stages=("rendezvous",)))
-    assert not asked_for(by_code["RDZ006"], Options(select=("RDZ",)))
-    assert asked_for(by_code["RDZ006"], Options(select=("RDZ006",)))
+@pytest.mark.parametrize(
+    ("code", "options", "excused"),
+    [
+        ("GPU002", Options(), True),
+        ("GPU002", Options(ignore=("COL",)), True),
+        ("GPU002", Options(stages=("gpu",)), False),
+        ("GPU002", Options(select=("GPU",)), False),
+        # Optional: only its whole code requests it.
+        ("RDZ006", Options(stages=("rendezvous",)), True),
+        ("RDZ006", Options(select=("RDZ",)), True),
+        ("RDZ006", Options(select=("RDZ006",)), False),
+        ("FAB001", Options(stages=("fabric",)), False),
+        ("FAB002", Options(stages=("fabric",)), True),
+        ("FAB002", Options(select=("FAB002",)), False),
+    ],
+)
+def test_what_does_not_apply_is_excused_unless_requested(code: str, options: Options, excused: bool) -> None:
+    assert is_excused(code, world_of(1, options=options)) is excused
 
 
 def test_a_named_backend_that_lacks_its_gpus_is_no_excuse() -> None:
-    by_code = {check.code: check for check in all_checks()}
-    world = world_of(2, options=Options(backend="nccl"))
-    assert lacks_named_backend(by_code["COL001"], world)
-    assert lacks_named_backend(by_code["TRN001"], world)
-    assert not lacks_named_backend(by_code["RDZ001"], world)
-    assert not lacks_named_backend(by_code["COL001"], world_of(1, gpus=1, options=Options(backend="nccl")))
-    assert not lacks_named_backend(by_code["COL001"], world_of(2, options=Options(backend="gloo")))
+    lacking = Skip(code="COL001", reason=str(without_gpu(world_of(2, options=Options(backend="nccl")))), grounds=True)
+    assert lacks_named_backend(lacking, world_of(2, options=Options(backend="nccl")))
+    assert not lacks_named_backend(lacking, world_of(2, gpus=1, options=Options(backend="nccl")))
+    assert not lacks_named_backend(lacking, world_of(2, options=Options(backend="gloo")))
+    assert not lacks_named_backend(structs.replace(lacking, reason="x"), world_of(2, options=Options(backend="nccl")))
 
 
 def test_what_a_check_declares_can_be_set() -> None:
@@ -83,10 +96,3 @@ def test_an_unknown_name_is_refused_with_what_there_is(options: Options, sentenc
     with pytest.raises(UsageError) as error:
         validate(options, all_checks())
     assert sentence in str(error.value)
-
-
-def test_who_names_the_stage_fabric_may_have_hosts_of_one_rank() -> None:
-    options = Options(stages=("fabric",))
-    assert asked_for(by_code("FAB001"), options)
-    assert not asked_for(by_code("FAB002"), options)
-    assert asked_for(by_code("FAB002"), Options(select=("FAB002",)))

@@ -21,7 +21,7 @@ def with_versions(*versions):
 
 def found(seen):
     checks = (lch003.CHECK, lch002.CHECK)
-    return {setting.name: setting for check in checks for setting in check.runs_with(seen.of(check))}
+    return {setting.name: setting for check in checks for setting in check.report(seen.of(check)).settings}
 
 
 def test_what_all_have_is_alike():

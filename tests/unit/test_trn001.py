@@ -135,8 +135,7 @@ def test_the_bar_can_be_set(golden):
 def test_above_128_ranks_accuracy_is_only_shown():
     rows = {rank: trained(accuracy=0.5) for rank in range(129)}
     assert words(rows) == []
-    assert CHECK.figures is not None
-    assert CHECK.figures(seen_of(CHECK, rows))["training.accuracy"] == 0.5
+    assert CHECK.report(seen_of(CHECK, rows)).figures["training.accuracy"] == 0.5
     assert words({rank: rows[rank] for rank in range(128)}) == ["inaccurate"]
 
 
@@ -160,16 +159,14 @@ def test_different_damage_gives_different_findings():
 
 def test_figures_take_the_slowest_rank():
     rows = {0: trained(training_seconds=0.5), 1: trained(training_seconds=2.0)}
-    assert CHECK.figures is not None
-    figures = CHECK.figures(seen_of(CHECK, rows))
+    figures = CHECK.report(seen_of(CHECK, rows)).figures
     assert figures["training.samples_per_second"] == 2000.0
-    assert CHECK.figures(seen_of(CHECK, {0: Data()})) == {}
+    assert CHECK.report(seen_of(CHECK, {0: Data()})).figures == {}
 
 
 def test_columns_show_each_rank():
     rows = {0: trained(), 1: trained(samples=1)}
-    assert CHECK.columns is not None
-    columns = CHECK.columns(seen_of(CHECK, rows))
+    columns = CHECK.report(seen_of(CHECK, rows)).columns
     assert columns[0]["samples_per_second"] == 4000.0
     assert columns[1]["samples_per_second"] == 2.0
 
