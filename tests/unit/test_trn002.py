@@ -16,7 +16,8 @@ from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status
 from ddpdiag.model.recording import Header
 from ddpdiag.model.train import Curve, Ended, Strategy, Train
-from ddpdiag.strategies.check import CHECK, plan, report
+from ddpdiag.strategies.check import CHECK, plan
+from ddpdiag.strategies.judge import train_of
 from ddpdiag.strategies.trainings import Data, Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
 
 STEPS = 4
@@ -109,7 +110,7 @@ def findings(seen: Seen[Data]) -> list[Finding]:
 
 
 def rows(seen: Seen[Data]) -> dict[Strategy, Ended]:
-    return {row.strategy: row.ended for row in report(seen).rows}
+    return {row.strategy: row.ended for row in train_of(seen).rows}
 
 
 # What is tried -------------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_what_agrees_works(size):
 
 
 def test_a_row_has_its_numbers():
-    row = report(ran(world(4, S.DDP))).rows[1]
+    row = train_of(ran(world(4, S.DDP))).rows[1]
     assert row.samples_per_second == pytest.approx(64 * 3 / 0.5)
     assert (row.speedup, row.efficiency, row.communication_share) == (1.0, 0.25, 0.25)
     assert row.deviation == pytest.approx(0.0, abs=1e-12)
@@ -309,12 +310,12 @@ def test_what_torch_lacks_is_not_possible():
     lacks = {(S.FSDP, rank): {"not_possible": "torch 2.5 has no fully_shard"} for rank in range(2)}
     seen = ran(world(2, S.DDP, S.FSDP), changed=lacks)
     assert findings(seen) == []
-    assert report(seen).rows[2].reason == "torch 2.5 has no fully_shard"
+    assert train_of(seen).rows[2].reason == "torch 2.5 has no fully_shard"
 
 
 def test_ranks_whose_torch_lacks_something_are_told_from_those_that_did_not_begin_because_of_them():
     lacks = {(S.FSDP, 0): {"not_possible": "another rank's torch cannot"}, (S.FSDP, 1): {"not_possible": "no events"}}
-    row = report(ran(world(2, S.DDP, S.FSDP), changed=lacks)).rows[2]
+    row = train_of(ran(world(2, S.DDP, S.FSDP), changed=lacks)).rows[2]
     assert (row.ended, row.reason) == (Ended.NOT_POSSIBLE, "another rank's torch cannot; no events")
 
 
@@ -342,11 +343,11 @@ def test_a_backend_that_was_named_and_is_absent_is_no_excuse():
 
 def test_a_cut_run_tells_what_was_not_tried():
     seen = empty(world(2, S.DDP))
-    assert {row.ended for row in report(seen).rows} == {Ended.UNFINISHED}
+    assert {row.ended for row in train_of(seen).rows} == {Ended.UNFINISHED}
 
 
 def test_curves_have_efficiencies():
-    told = report(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
+    told = train_of(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
     strong = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.STRONG]
     weak = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.WEAK]
     assert strong == [(1, 64, 1.0), (2, 64, 0.5), (4, 64, 0.25)]
@@ -356,7 +357,7 @@ def test_curves_have_efficiencies():
 
 @pytest.mark.parametrize("seconds", [0.5, 0.25, 0.1], ids=["no-faster", "faster", "faster-than-the-devices-can"])
 def test_the_sentence_says_what_pays(golden, seconds):
-    own = report(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
+    own = train_of(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
     assert own.rows[1].speedup == pytest.approx(0.5 / seconds)
     assert CHECK.explained("wrong").effect is Effect.UNFIT
     golden(own.sentence)
