@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, hosts_of, names_text, odd_text, ranks_text
+from ddpdiag.checks.odd import no_majority, odd_finding
 from ddpdiag.model import EventKind, Finding, Severity
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun, count
@@ -94,8 +95,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         yield seen.finding(
             "uneven",
             "hosts run different numbers of ranks",
-            f"{counts}. The same number is expected on every host."
-            + ("" if odd.ranks else " There is no majority, so no host is blamed."),
+            f"{counts}. The same number is expected on every host." + no_majority(odd.ranks, "host"),
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
             nodes=tuple(hosts[first].name for first in odd.ranks),
             fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without "
@@ -141,12 +141,12 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             stated[event.rank] = event.detail or "another"
             nodes[event.rank] = event.node or nodes.get(event.rank, "?")
     if odd := odd_ones_out(stated):
-        yield seen.finding(
+        yield odd_finding(
+            seen,
             "world-size",
+            odd,
             "ranks have different world sizes",
-            f"The world size is {odd_text(odd, missing='unknown')}. It must be the same on every rank."
-            + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
-            ranks=odd.ranks,
+            f"The world size is {odd_text(odd, missing='unknown')}. It must be the same on every rank.",
             nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
             fix="Start torchrun on every host with the same `--nnodes` and `--nproc-per-node`. If the job script "
             "exports WORLD_SIZE, remove that line, or export the same total number of ranks on every host.",

@@ -30,6 +30,7 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import odd_text, ranks_text
+from ddpdiag.checks.odd import odd_finding
 from ddpdiag.model import Finding
 from ddpdiag.model.report import Setting, Value
 from ddpdiag.model.trial import Context
@@ -134,14 +135,7 @@ def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, st
         if odd is None or name == NCCL_CLASS:
             continue
         title, message, fix = _words(kind, name, odd)
-        yield seen.finding(
-            kind,
-            title,
-            message + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
-            ranks=odd.ranks,
-            evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
-            fix=fix,
-        )
+        yield odd_finding(seen, kind, odd, title, message, fix=fix)
 
 
 def _words(kind: str, name: str, odd: Odd) -> tuple[str, str, str]:
@@ -182,14 +176,14 @@ def _process_groups(seen: Seen[Data]) -> Iterator[Finding]:
     if odd is None:
         return
     older, newer = odd.groups[True], odd.groups[False]
-    yield seen.finding(
+    yield odd_finding(
+        seen,
         "process-group",
+        odd,
         f"{NCCL_CLASS} differs between ranks",
         f"{NCCL_CLASS} is {OLDER_CLASS} on {ranks_text(older)}, and unset or another value on {ranks_text(newer)}. "
         f"With torch 2.15 or newer the value {OLDER_CLASS} selects another class of NCCL process group. Ranks of "
-        "different classes wait for each other forever when the group is created."
-        + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
-        ranks=odd.ranks,
+        "different classes wait for each other forever when the group is created.",
         evidence={ranks_text(older): OLDER_CLASS, ranks_text(newer): None},
         fix=f"Run `unset {NCCL_CLASS}` in the job script before the launcher, on every host. Or give every rank the "
         f"same value: `export {NCCL_CLASS}=1`.",

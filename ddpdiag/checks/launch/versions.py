@@ -35,6 +35,7 @@ from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
+from ddpdiag.checks.odd import odd_finding
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import NONE, Setting
@@ -205,13 +206,13 @@ def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Find
         where=lambda ranks: f"{names_text(seen.world.nodes_of(ranks), 3)} ({ranks_text(ranks)})",
     )
     said = f"{part.name} is {values}" if None in odd.groups else f"{part.said} {values}"
-    yield seen.finding(
+    yield odd_finding(
+        seen,
         word,
+        odd,
         part.title,
-        f"{said}. {part.expected}" + ("" if odd.ranks else " There is no majority, so no rank is blamed."),
+        f"{said}. {part.expected}",
         severity=severity,
-        ranks=odd.ranks,
-        evidence={ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()},
         fix=_driver_fix(seen, odd) if word == "driver" else _FIX.format(part.shown) + part.more,
     )
 

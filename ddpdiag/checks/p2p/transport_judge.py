@@ -13,6 +13,7 @@ from ddpdiag.checks.hosts import names_text, odd_text, ranks_text
 from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables
 from ddpdiag.checks.launch import versions as lch003
+from ddpdiag.checks.odd import no_majority, odd_finding
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
@@ -169,13 +170,12 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
     told = {own.nccl for own in nccl.seen.of(lch003.CHECK).by_rank.values()}
     if odd is None or len(told) > 1:
         return
-    yield nccl.seen.finding(
+    yield odd_finding(
+        nccl.seen,
         "mixed-versions",
+        odd,
         "ranks load different versions of NCCL",
-        f"The loaded version of NCCL differs: {odd_text(odd, missing='none')}. Every rank must load the same version"
-        + ("." if odd.ranks else ". There is no majority, so no rank is blamed."),
-        ranks=odd.ranks,
-        evidence={ranks_text(ranks): str(version) for version, ranks in odd.groups.items()},
+        f"The loaded version of NCCL differs: {odd_text(odd, missing='none')}. Every rank must load the same version.",
         fix="Use one container image or Python environment on every host. If LD_LIBRARY_PATH or LD_PRELOAD of the job "
         "names another libnccl.so, remove it there.",
     )
@@ -245,7 +245,7 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     if len(set(having.values())) > 1:
         without = [host for host, has in having.items() if not has]
         odd = without if 2 * len(without) < len(having) else []
-        blame = "" if odd else " There is no majority, so no host is blamed."
+        blame = no_majority(odd, "host")
         ranks = sorted(ends - direct)
         yield nccl.seen.finding(
             "no-gdr",
@@ -334,7 +334,7 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
         "not all GPUs offer NVLS (NVLink SHARP)",
         f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but is on "
         f"{len(offered) - len(without)} of {len(offered)} ranks. NCCL uses it only if all ranks have it."
-        + ("" if blamed else " There is no majority, so no rank is blamed."),
+        + no_majority(blamed),
         severity=Severity.WARNING if blamed else Severity.NOTE,
         ranks=blamed,
         gpus=[uuid for rank in blamed if (uuid := nccl.rows[rank].gpu_uuid)],

@@ -1,0 +1,43 @@
+"""The odd one out: values that should be equal on all ranks, hosts or GPUs, and are not."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddpdiag.checks.api import Seen
+from ddpdiag.checks.hosts import ranks_text
+from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.stats import Odd
+
+
+def no_majority(blamed: Sequence[object], subject: str = "rank") -> str:
+    """The sentence for values without a majority, with a space before it; nothing where some are blamed."""
+    return "" if blamed else f" There is no majority, so no {subject} is blamed."
+
+
+def odd_finding(
+    seen: Seen[Any],
+    word: str,
+    odd: Odd,
+    title: str,
+    message: str,
+    *,
+    fix: str,
+    severity: Severity | None = None,
+    nodes: Sequence[str] | None = None,
+    evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
+) -> Finding:
+    """A finding that blames the ranks in the minority, or says that no value has a majority.
+
+    Its evidence is the value of each group of ranks, unless given.
+    """
+    values = {ranks_text(ranks): None if value is None else str(value) for value, ranks in odd.groups.items()}
+    return seen.finding(
+        word,
+        title,
+        message + no_majority(odd.ranks),
+        severity=severity,
+        ranks=odd.ranks,
+        nodes=nodes,
+        evidence=values if evidence is None else evidence,
+        fix=fix,
+    )
