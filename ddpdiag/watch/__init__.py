@@ -33,7 +33,7 @@ class WatchOptions(DisplayOptions):
         "Set the variables with which torch reports NCCL's last collectives (default: the command's "
         "environment stays as it is). With torch 2.15 it reports them at a time-out only, unless "
         "TORCH_DIST_USE_NCCL2=0. For ranks of this host only: where srun, mpirun and such start them, start "
-        "`ddpdiag watch` behind those (refused if the command or a shell script shows this, else reported once seen).",
+        "`ddpdiag watch` behind those (refused if the command shows this, else reported once seen).",
     )
     quiet: bool = option(False, "Report without stacks, threads and GPUs (--bundle keeps them).", "-q", panel=OUT)
     alone: bool = option(

@@ -312,7 +312,8 @@ def run(command: Sequence[str], how: WatchOptions) -> int:
     """Start the command, watch it, and exit as it does."""
     if not command[0]:
         raise UsageError("the command to watch is empty: expected a command after --, such as torchrun train.py")
-    refuse_remote_launchers(command, flight_recorder=how.flight_recorder)
+    if how.flight_recorder:
+        refuse_remote_launchers(command)
     if not math.isfinite(how.stall) or how.stall < _LEAST_STALL:
         raise UsageError(f"--stall {how.stall:g}: expected {_LEAST_STALL:g} s or more")
     kept = None if how.bundle is None else Bundle(how.bundle)

@@ -10,23 +10,22 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct, structs
 
-from ddpdiag.codec import open_file, readable
 from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
-# torchrun and all who speak env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
+# torchrun and all that use env://, Open MPI, PMIx, hydra's PMI, Slurm. torchrun may run under any of the others, so it
 # comes first. A scheduler may give a whole host a RANK, which torchrun then has and is not: only its ranks have a
 # LOCAL_RANK as well. A batch script of Slurm has the SLURM_PROCID 0, and is no rank.
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-_TOLD = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
+_RANK_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
 WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 # What multiprocessing's spawn writes on the command line of a child, as torch.multiprocessing.spawn starts its ranks.
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
@@ -58,7 +57,7 @@ class Process(Struct, frozen=True):
 
     @property
     def is_python(self) -> bool:
-        """By its program's file where that is known: a console script and setproctitle give it another name."""
+        """Whether it runs Python, by its program's file where known: setproctitle changes the name."""
         return (self.program or self.name).startswith(_PYTHONS)
 
 
@@ -71,7 +70,7 @@ class Ranks(Struct, frozen=True):
 
 
 def start_unix_seconds(process: Process) -> float:
-    """When it was started, Unix time."""
+    """The time of its start, Unix time."""
     since_boot = process.start / os.sysconf("SC_CLK_TCK")
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
@@ -103,7 +102,7 @@ def descendants(top: Iterable[int], root: Path = PROC) -> list[Process]:
 
 def find_ranks(processes: Sequence[Process]) -> Ranks:
     """The ranks among some processes, parents first."""
-    for name, beside in _TOLD:
+    for name, beside in _RANK_VARIABLES:
         tops: dict[int, Process] = {}  # the topmost process of each rank, of those that have both variables
         for process in processes:
             value = process.environ.get(name, "")
@@ -112,7 +111,9 @@ def find_ranks(processes: Sequence[Process]) -> Ranks:
                 tops.setdefault(int(value), process)
         if tops:
             ranks = {rank: _trainer(top, processes) for rank, top in sorted(tops.items())}
-            values = (own.environ.get(name, "") for own in (*ranks.values(), *tops.values()) for name in WORLD_NAMES)
+            values = (
+                process.environ.get(name, "") for process in (*ranks.values(), *tops.values()) for name in WORLD_NAMES
+            )
             return Ranks(ranks, next((int(value) for value in values if value.isdecimal()), None))
     born = {process.pid: process for process in processes if process.spawned and process.state not in "ZX"}
     parents = [process for process in born.values() if process.parent not in born]  # the others are helpers of these
@@ -211,7 +212,7 @@ class KnownProcesses:
         return structs.replace(process, environ=kept, program=program, spawned=_SPAWNED in words)
 
     def all(self) -> Collection[tuple[int, int]]:
-        """The pids and starts of all that were ever seen."""
+        """The pids and starts of all processes that were ever seen."""
         return self._known.keys()
 
 
@@ -225,98 +226,36 @@ LAUNCHERS = frozenset(
         "aprun", "ibrun", "pbsdsh", "yhrun", "ccc_mprun", "horovodrun",
     }
 )  # fmt: skip
+# Programs that train, start ranks on this host or run a script: the words behind them name no launchers.
+_TRAINS_HERE = re.compile(r"(python|pypy)[\d.]*t?|torchrun|accelerate|deepspeed|(ba|da|z|k)?sh|.*\.(py|sh)")
 # These may as well do something else beside a training, as git does with ssh.
-REMOTE_SHELLS = frozenset({"ssh", "rsh", "pdsh", "clush"})
-_REMOTE = LAUNCHERS | REMOTE_SHELLS
-# Programs that train, or start ranks on this host: the words behind them name no launchers.
-_TRAINS_HERE = re.compile(r"(python|pypy)[\d.]*t?|torchrun|accelerate|deepspeed|.*\.py")
-_WORD = re.compile(r"[;&|(){}`]|[^\s;&|(){}`]+")
-_SEPARATORS = ";&|(){}`"
-# Behind these a shell still expects a command, and behind their options, numbers and variables.
-_BEFORE = frozenset(
-    {
-        "if", "then", "elif", "else", "while", "until", "do", "!", "$", "exec", "time", "timeout", "nohup", "nice",
-        "env", "eval", "command",
-    }
-)  # fmt: skip
-_PASSED_OVER = re.compile(r"-.*|[\d.]+[smhd]?|[A-Za-z_]\w*=.*")
-_COMMENT = re.compile(r"(^|\s)#.*")
-_LARGEST_SCRIPT = 1 << 20
-_INLINE = re.compile("-[a-z]*c")  # a shell's option, as -c and -lc
+_REMOTE = LAUNCHERS | {"ssh", "rsh", "pdsh", "clush"}
 
 
 def is_remote(word: str) -> bool:
-    """Does this word of a command line name such a program? "/opt/bin/mpiexec.hydra" does."""
+    """Whether a word of a command line names a program that starts ranks on other hosts: "/opt/bin/mpiexec.hydra"."""
     return os.path.basename(word).partition(".")[0] in _REMOTE
-
-
-def in_script(text: str) -> tuple[int, str] | None:
-    """The first line of a shell script that starts such a program, from 1, and which."""
-    for number, line in enumerate(text.splitlines(), 1):
-        found = next(filter(is_remote, _started(_COMMENT.sub("", line))), None)
-        if found is not None:
-            return number, os.path.basename(found)
-    return None
-
-
-def _started(line: str) -> Iterator[str]:
-    """The words of a line of a script at places where a shell expects a command."""
-    expected = True
-    for word in _WORD.findall(line):
-        if word in _SEPARATORS:
-            expected = True
-        elif expected and word not in _BEFORE and not _PASSED_OVER.fullmatch(word):
-            expected = False
-            yield word
 
 
 def remote_launcher(processes: Sequence[Process]) -> Process | None:
     """Such a program among these processes; a remote shell only where no Python runs beside it."""
     wanted = LAUNCHERS if any(process.is_python for process in processes) else _REMOTE
     names = ((process, {process.program or process.name, process.name}) for process in processes)
-    return next((own for own, called in names if any(name.partition(".")[0] in wanted for name in called)), None)
+    return next(
+        (process for process, called in names if any(name.partition(".")[0] in wanted for name in called)), None
+    )
 
 
-# On the command line --------------------------------------------------------------------------------------------------
+def refuse_remote_launchers(command: Sequence[str]) -> None:
+    """UsageError where the command starts ranks on other hosts: NCCL ends a rank that cannot make its pipe there.
 
-
-def refuse_remote_launchers(command: Sequence[str], *, flight_recorder: bool) -> None:
-    """UsageError where the ranks start on other hosts: NCCL ends a rank that cannot make its pipe in the directory.
-
-    A script is searched for launchers by name. Launchers that a program starts show only once it runs.
+    A launcher that a script starts is known once it runs.
     """
-    found = _named_by(command) if flight_recorder else None
-    if found is not None:
-        where, launcher = found
+    # Behind the program that trains, words are arguments of it.
+    words = takewhile(lambda word: not _TRAINS_HERE.fullmatch(os.path.basename(word)), command)
+    if (word := next(filter(is_remote, words), None)) is not None:
+        launcher = os.path.basename(word)
         raise UsageError(
-            f"--flight-recorder: {where}{launcher} starts ranks on other hosts, where its files do not exist; start "
+            f"--flight-recorder: {launcher} starts ranks on other hosts, where its files do not exist; start "
             f"`ddpdiag watch` on each host: `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
         )
-
-
-def _named_by(command: Sequence[str]) -> tuple[str, str] | None:
-    """Which remote launcher a command line names, or the script that it starts; and where that is, with ": ".
-
-    Words behind a script, or behind the program that trains, are arguments of it.
-    """
-    for before, word in pairwise(("", *command)):
-        inline = _INLINE.fullmatch(before) is not None
-        text = word if inline else _script(word)
-        if _TRAINS_HERE.fullmatch(os.path.basename(word)) or (text is not None and "python" in text.partition("\n")[0]):
-            return None
-        if is_remote(word):
-            return "", os.path.basename(word)
-        if text is not None:
-            found = in_script(text)
-            return None if found is None else (f"{readable(word)}:{found[0]}: " if not inline else "", found[1])
-    return None
-
-
-def _script(word: str) -> str | None:
-    """The text of a file of the command's that is one."""
-    try:
-        with open_file(word) as file:
-            data = file.read(_LARGEST_SCRIPT)
-    except (OSError, ValueError):
-        return None
-    return None if b"\0" in data else data.decode(errors="replace")

@@ -3,22 +3,22 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ddpdiag.cli.options import DisplayOptions
 from ddpdiag.cli.outputs import terminal
 from ddpdiag.codec import readable
-from ddpdiag.model import Finding, Scalar
+from ddpdiag.model import Finding
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
+from ddpdiag.render.blocks import Block, Code, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.text import byte_count, count, percent
+from ddpdiag.render.terminal.painter import paint
+from ddpdiag.text import byte_count, percent
 from ddpdiag.watch.bundle import Bundle
 from ddpdiag.watch.judge import notes
 from ddpdiag.watch.look import Look
 
-_MOST_LINES = 24
-_MOST_FRAMES = 24
 _MOST_THREADS = 8
 _SHOW_SECONDS = 2.0
 
@@ -64,9 +64,9 @@ def show(look: Look, finding: Finding, notes: Sequence[str], bundle: Bundle | No
     if bundle is not None:
         try:
             bundle.keep(look)
-            text += f"    all that was seen is saved in {readable(str(bundle.path))}\n"
+            text += f"all that was seen is saved in {readable(str(bundle.path))}\n"
         except OSError as error:
-            text += f"    not saved: {readable(str(bundle.path))}: {error.strerror or error}\n"
+            text += f"not saved: {readable(str(bundle.path))}: {error.strerror or error}\n"
     try:
         files.show(text, sys.stderr)
     except (OSError, ValueError):
@@ -83,31 +83,35 @@ def render(
     stacks: bool = True,
     quiet: bool = False,
 ) -> str:
-    """The finding, what each rank does, and notes, as text of `width` columns; if `quiet`, without stacks and GPUs."""
+    """The report as text of `width` columns; if `quiet`, without stacks, threads and GPUs."""
     page = Page(color=color, width=width)
+    paint(page, blocks(look, finding, notes, stacks=stacks, quiet=quiet), details=True)
+    return page.text()
+
+
+def blocks(look: Look, finding: Finding, notes: Sequence[str], *, stacks: bool, quiet: bool) -> Iterator[Block]:
+    """The finding, what each rank does, stacks of some ranks, GPUs, and notes."""
     when = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
-    head = f"{one_line(look.host)} {when}, {_reason(look)}: {one_line(finding.title)}"
-    page.write(head, lead="ddpdiag watch: ", lead_style="bold red" if finding.ranks else "bold yellow")
-    page.write(one_line(finding.message), indent=4)
+    head = f"{one_line(look.host)} {when}, {_reason(look)}: {finding.title}"
+    yield Text(head, "ddpdiag watch", Mark.ERROR if finding.ranks else Mark.WARNING)
+    yield Text(finding.message)
     if finding.fix:
-        page.write(one_line(finding.fix), indent=4, lead="Fix: ", lead_style="bold")
-    lists = {name: value for name, value in finding.evidence.items() if isinstance(value, list)}
-    groups = lists.pop("ranks", [])
-    for group in groups[:_MOST_LINES]:
-        lead, _, text = str(group).partition(": ")
-        page.write(one_line(text), indent=4, lead=f"{lead}: ")
-    if len(groups) > _MOST_LINES:
-        page.write(f"and {count(len(groups) - _MOST_LINES, 'more group')} of ranks", indent=4)
+        yield Text(finding.fix, "Fix")
+    lists = {name: tuple(map(str, value)) for name, value in finding.evidence.items() if isinstance(value, list)}
+    if groups := lists.pop("ranks", ()):
+        yield Items(groups)
     if not quiet and look.failure is None:
         if stacks:
-            _stacks(page, look, lists)
+            for name, frames in lists.items():
+                yield Code("\n".join(map(one_line, frames)), f"{name.replace('_', ' ')}, innermost first:")
+            for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
+                yield Text(", ".join(seen.threads), f"threads of rank {seen.rank}", Mark.DIM)
         elif lists:
-            page.write("stacks: shown at the first look; SIGUSR1 shows them again", indent=4, style="dim")
-        if text := ", ".join(map(_gpu, look.gpus)) or one_line(look.gpus_unseen):
-            page.write(text, indent=4, lead="GPUs: ", style="dim")
-    for note in notes:
-        page.write(one_line(note), indent=4, lead="note: ")
-    return page.text()
+            yield Text("Stacks are shown at the first look; SIGUSR1 shows them again.", mark=Mark.DIM)
+        if gpus := ", ".join(map(_gpu, look.gpus)) or look.gpus_unseen:
+            yield Text(gpus, "GPUs", Mark.DIM)
+    if notes:
+        yield Items(tuple(notes), "notes")
 
 
 def _reason(look: Look) -> str:
@@ -117,18 +121,6 @@ def _reason(look: Look) -> str:
     if look.timed_out:
         return "a collective timed out"
     return "requested" if look.asked else f"nothing new for {look.silent_seconds:.0f} s"
-
-
-def _stacks(page: Page, look: Look, stacks: Mapping[str, Sequence[Scalar]]) -> None:
-    """Stacks of some ranks, and the threads of ranks without a stack."""
-    for name, frames in stacks.items():
-        page.write(f"{name.replace('_', ' ')}, innermost first:", indent=4, style="dim")
-        for frame in frames[:_MOST_FRAMES]:
-            page.write(one_line(str(frame)), indent=6, style="dim")
-        if len(frames) > _MOST_FRAMES:
-            page.write(f"... and {len(frames) - _MOST_FRAMES} more frames", indent=6, style="dim")
-    for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
-        page.write(", ".join(map(one_line, seen.threads)), indent=4, lead=f"threads of rank {seen.rank}: ", style="dim")
 
 
 def _gpu(use: GpuUse) -> str:

@@ -1,14 +1,14 @@
-"""Launchers of ranks on other hosts: on a command line, in a script, among the processes."""
+"""Launchers of ranks on other hosts: on a command line, among the processes."""
 
 import pytest
 
 from ddpdiag.errors import UsageError
-from ddpdiag.watch.processes import Process, find_ranks, in_script, refuse_remote_launchers, remote_launcher
+from ddpdiag.watch.processes import Process, find_ranks, refuse_remote_launchers, remote_launcher
 
 
 def refusal(*command: str) -> str:
     with pytest.raises(UsageError) as caught:
-        refuse_remote_launchers(command, flight_recorder=True)
+        refuse_remote_launchers(command)
     return str(caught.value)
 
 
@@ -27,46 +27,16 @@ def test_a_far_launcher_on_the_command_line_is_refused(golden, command):
 
 @pytest.mark.parametrize(
     "command",
-    ["torchrun train.py --launcher srun", "python3.12 -m train mpirun", "./train.py srun", "bash no-such-file"],
-)
-def test_words_behind_the_program_that_trains_are_its_own(command):
-    refuse_remote_launchers(command.split(), flight_recorder=True)
-
-
-@pytest.mark.parametrize(
-    "line",
     [
-        "srun python train.py",
-        "  exec /usr/bin/srun -n 2 train",
-        "export A=1; OMP_NUM_THREADS=1 srun train",
-        "cd x && time srun \\",
-        "if true; then srun train; fi",
-        "out=$(srun hostname)",
-        "(srun train | tee log)",
+        "torchrun train.py --launcher srun",
+        "python3.12 -m train mpirun",
+        "./train.py srun",
+        "bash run.sh",
+        "bash -c srun",
     ],
 )
-def test_a_line_of_a_script_that_starts_it_is_found(line):
-    assert in_script(f"#!/bin/bash\n# srun is not started here\n{line}\n") == (3, "srun")
-
-
-@pytest.mark.parametrize(
-    "line", ["echo srun is there", "python train.py --launcher srun", "which mpirun", "srun_me", "# ; srun"]
-)
-def test_a_line_that_only_names_it_is_not(line):
-    assert in_script(f"{line}\n") is None
-
-
-def test_a_script_that_calls_one_is_refused(golden, tmp_path):
-    script = tmp_path / "run.sh"
-    script.write_text("#!/bin/bash\nmodule load x\nsrun python train.py\n")
-    for command in (["bash", "-e", str(script), "8"], [str(script)], ["bash", "-lc", "cd x; mpirun train"]):
-        golden(refusal(*command).replace(str(tmp_path), "TMP"))
-    refuse_remote_launchers([str(script)], flight_recorder=False)
-    script.write_text("#!/bin/bash\npython train.py\n")
-    refuse_remote_launchers([str(script), "srun"], flight_recorder=True)
-    refuse_remote_launchers(["bash", "-c", "python train.py", "srun"], flight_recorder=True)
-    script.write_text("#!/usr/bin/env python3\nsrun\n")
-    refuse_remote_launchers([str(script)], flight_recorder=True)
+def test_words_behind_the_program_that_trains_are_its_own(command):
+    refuse_remote_launchers(command.split())
 
 
 def task(pid: int, parent: int, name: str, environ=None, program: str | None = None) -> Process:
