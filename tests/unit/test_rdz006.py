@@ -72,16 +72,26 @@ def test_who_could_not_write_is_not_missed_by_the_others():
     assert list(found(host(), host(error="EROFS", unseen=()), host())) == ["read-only"]
 
 
-def test_a_lock_that_fails_is_an_error_and_the_other_kind_a_warning():
-    findings = found(host(), host(flock="ENOLCK"), host(lockf="ENOLCK"))
-    assert (findings["locks"].severity, findings["locks"].nodes) == (Severity.ERROR, ("n1",))
-    assert (findings["fcntl-locks"].severity, findings["fcntl-locks"].nodes) == (Severity.WARNING, ("n2",))
+LOCAL, SHARED_LOCK = host(lock_is_local=True), host(lock_is_local=False)
 
 
-def test_a_lock_that_two_hosts_hold_at_once_is_an_error(golden):
-    finding = found(host(), host(lock_is_local=True), host(lock_is_local=True))["local-locks"]
-    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
-    golden(finding)
+@pytest.mark.parametrize(
+    ("answers", "nodes"),
+    [
+        pytest.param((host(), host(lock_error="ENOLCK"), host()), ("n1",), id="locking fails on one host"),
+        pytest.param((host(), LOCAL, LOCAL), (), id="all other hosts get the lock of the first"),
+        pytest.param((host(), LOCAL, SHARED_LOCK), ("n1",), id="one of three ignores it"),
+        pytest.param((host(), LOCAL), (), id="of two hosts neither is blamed"),
+        pytest.param(
+            (host(lock_error="ENOLCK"), LOCAL, SHARED_LOCK), ("n0",), id="a first host that cannot lock held nothing"
+        ),
+    ],
+)
+def test_locks_that_do_not_work_are_an_error(golden, answers, nodes):
+    findings = found(*answers)
+    assert list(findings) == ["locks"]
+    assert (findings["locks"].severity, findings["locks"].nodes) == (Severity.ERROR, nodes)
+    golden(findings["locks"])
 
 
 def test_files_that_appear_late_are_a_warning(golden):
@@ -128,21 +138,6 @@ def test_the_directory_stands_in_the_figures():
         "shared_directory.free_bytes": 1 << 40,
         "shared_directory.visible_seconds": 0.5,
     }
-
-
-def test_of_two_hosts_neither_is_blamed_for_locks_that_do_not_hold(golden):
-    finding = found(host(), host(lock_is_local=True))["local-locks"]
-    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
-    golden(finding)
-
-
-def test_one_host_of_three_that_ignores_the_others_lock_is_named():
-    assert found(host(), host(lock_is_local=True), host(lock_is_local=False))["local-locks"].nodes == ("n1",)
-
-
-def test_a_lock_that_the_first_host_could_not_take_proves_nothing_about_others():
-    findings = found(host(flock="ENOLCK"), host(lock_is_local=True), host(lock_is_local=False))
-    assert {word: finding.nodes for word, finding in findings.items()} == {"locks": ("n0",)}
 
 
 def test_not_to_see_the_file_of_a_host_that_gave_no_answer_means_nothing():

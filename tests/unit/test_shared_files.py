@@ -1,6 +1,5 @@
 """Files that hosts share, in a directory of this one: threads stand for hosts."""
 
-import fcntl
 import threading
 import time
 from pathlib import Path
@@ -74,10 +73,10 @@ def test_a_host_alone_has_nobody_to_look_for(tmp_path):
 def test_a_lock_that_is_held_is_told_from_one_that_fails(tmp_path):
     own = tmp_path / "own"
     assert write(own, "word") is None
-    assert (lock(own, fcntl.flock), lock(own, fcntl.lockf)) == (None, None)
+    assert lock(own) is None
     with locked(own):
-        assert lock(own, fcntl.flock) == "EAGAIN"
-    assert lock(tmp_path / "none", fcntl.flock) == "ENOENT"
+        assert lock(own) == "EAGAIN"
+    assert lock(tmp_path / "none") == "ENOENT"
 
 
 def test_a_file_that_cannot_be_written_says_why(tmp_path):

@@ -15,24 +15,23 @@ Sources: torch/csrc/distributed/c10d/FileStore.cpp; flock(2), NFS; PyTorch issue
 nfs(5), actimeo and nolock; Lustre manual, flock and localflock.
 """
 
-import fcntl
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import left_out, names_text
-from ddpdiag.checks.rendezvous.directory_faults import Data, little_room, locks, unwritable, where_of
+from ddpdiag.checks.hosts import MIB, errno_text, leave_out, left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
 from ddpdiag.probes.host.programs import span_text
 from ddpdiag.stats import odd_ones_out
+from ddpdiag.text import count, size_text
 
 FINDINGS = {
     **dict.fromkeys(
@@ -45,13 +44,10 @@ FINDINGS = {
     "not-shared": FindingSpec.error(
         "a host does not see what the others write: its file server is not mounted, or another one is."
     ),
-    "locks": FindingSpec("flock fails."),
-    "local-locks": FindingSpec.error(
-        "two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre with `localflock`. torch's "
-        "FileStore needs both.",
-        same_item=True,
+    "locks": FindingSpec.error(
+        "locks (flock) fail there, or two hosts get the same lock at once, as on NFS mounted with `nolock` or Lustre "
+        "with `localflock`. torch's FileStore needs them."
     ),
-    "fcntl-locks": FindingSpec("lockf fails, which other libraries use.", same_item=True),
     "slow": FindingSpec.warning(
         "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
     ),
@@ -65,18 +61,94 @@ FINDINGS = {
 
 # Every host looks for every other's file.
 MAX_HOSTS = 64
+_OTHER = "give a directory that every host shares: `--shared-dir DIRECTORY`."
+# By errno: the word of the finding, the state of the directory, and the fix. EPERM and EDQUOT are rare variants.
+_DENIED = (
+    "denied",
+    "is not writable for this user",
+    "Run `id; ls -ld {directory}` on {host}. Ask the owner of the directory for write permission.",
+)
+_FULL = (
+    "full",
+    "is full",
+    "Run `df -h {directory}; df -i {directory}; quota -s` on {host}: one of them shows what is used up. Remove files "
+    "there, or ask the administrator for a larger quota.",
+)
+_WRITE_ERRORS = {
+    "ENOENT": (
+        "missing",
+        "does not exist",
+        "Create it, or as root mount it on {where} like on the other hosts; `findmnt -T {directory}` shows what is "
+        "mounted.",
+    ),
+    "EACCES": _DENIED,
+    "EPERM": _DENIED,
+    "ENOSPC": _FULL,
+    "EDQUOT": _FULL,
+    "EROFS": (
+        "read-only",
+        "is mounted read-only",
+        "As root on {host} find the mount point with `findmnt -T {directory}`, and run `mount -o remount,rw "
+        "MOUNTPOINT`. If it should be read-write already, `dmesg -T` shows why the kernel made it read-only.",
+    ),
+}
+_OTHER_ERROR = (
+    "broken",
+    "is not writable",
+    "Run `findmnt -T {directory}` and, as root, `dmesg -T | tail -n 50` on {host}, and send both to the administrator "
+    "of the file system.",
+)
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """The shared directory on one host; errors are errno names, None where it went well.
+
+    `unseen`, `seconds` and `lock_is_local` are those of a `DirectoryLook`. `stores` are looked for by rank 0's host.
+    """
+
+    directory: str
+    mount: shared_files.Mount | None = None
+    space: shared_files.Space | None = None
+    error: str | None = None
+    lock_error: str | None = None
+    unseen: tuple[int, ...] = ()
+    seconds: float = 0.0
+    lock_is_local: bool | None = None
+    stores: tuple[shared_files.Store, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Such as "/shared (nfs4)"."""
+        return f"{self.directory} ({self.mount.kind})" if self.mount else self.directory
+
+    @property
+    def room(self) -> str:
+        """Such as "0 B free" or "1 TiB and 0 inodes free"; empty if it is not known."""
+        if self.space is None:
+            return ""
+        inodes = "" if self.space.free_inodes is None else f" and {count(self.space.free_inodes, 'inode')}"
+        return f"{size_text(self.space.free_bytes)}{inodes} free"
+
+    @property
+    def evidence(self) -> dict[str, Scalar]:
+        return {
+            "directory": self.directory,
+            "filesystem": self.mount.kind if self.mount else None,
+            "source": self.mount.source if self.mount else None,
+            "free_bytes": self.space.free_bytes if self.space else None,
+            "free_inodes": self.space.free_inodes if self.space else None,
+        }
 
 
 def measure(ctx: Context) -> Data:
-    """Write, lock, look at the others' files, and always remove the own one."""
+    """Write and lock a file, look for those of the other hosts, and always remove it."""
     directory, token = Path(ctx.options.shared_dir or ctx.scratch), secrets.token_hex(8)
     own = shared_files.file_of(directory, token)
     try:
         ctx.step(f"write a file in {directory}")
         error = shared_files.write(own, token)
         ctx.step(f"lock a file in {directory}")
-        flock = None if error else shared_files.lock(own, fcntl.flock)
-        lockf = None if error else shared_files.lock(own, fcntl.lockf)
+        lock_error = None if error else shared_files.lock(own)
         ctx.step(f"look through {directory}")
         mount, room = shared_files.mount_of(directory.resolve()), shared_files.space(directory)
         left = shared_files.stores(directory) if ctx.group_rank == 0 else ()
@@ -93,8 +165,7 @@ def measure(ctx: Context) -> Data:
         mount=mount,
         space=room,
         error=error,
-        flock=flock,
-        lockf=lockf,
+        lock_error=lock_error,
         stores=left,
         **structs.asdict(view),
     )
@@ -114,15 +185,15 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """What fails on which host; then what one host does not see of another."""
     answers = seen.by_rank
-    yield from unwritable(seen, answers)
+    yield from _unwritable(seen, answers)
     # Hosts that wrote a file. The file of a host that gave no answer may be removed: not to see it means nothing.
     ranks = sorted(rank for rank, data in answers.items() if data.error is None)
     unseen = {rank: tuple(other for other in answers[rank].unseen if other in ranks) for rank in ranks}
     writers = {rank: structs.replace(answers[rank], unseen=unseen[rank]) for rank in ranks}
     yield from _not_shared(seen, writers)
-    yield from locks(seen, writers)
+    yield from _locks(seen, writers)
     yield from _slow(seen, writers)
-    yield from little_room(seen, writers, seen.number("free_mib"))
+    yield from _little_room(seen, writers)
     if left := [store for data in answers.values() for store in data.stores]:
         one, directory = len(left) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
@@ -147,6 +218,79 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 def usable(seen: Seen[Data]) -> bool:
     """May a job meet over a file there, as far as is known?"""
     return all(map(seen.succeeded, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
+
+
+def _where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> tuple[str, tuple[str, ...]]:
+    """The hosts of these ranks in words, and those to blame: none of all, since then the directory is at fault."""
+    names = seen.world.nodes_of(ranks)
+    return ("every host", ()) if len(ranks) == hosts > 1 else (names_text(names), names)
+
+
+def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Hosts on which writing fails, by the kind of failure."""
+    failed = {rank: data.error for rank, data in answers.items() if data.error is not None}
+    for error in dict.fromkeys(failed.values()):
+        ranks = [rank for rank, own in failed.items() if own == error]
+        word, state, fix = _WRITE_ERRORS.get(error, _OTHER_ERROR)
+        data, (where, nodes) = answers[ranks[0]], _where(seen, ranks, len(answers))
+        room = f"; {data.room}" if word == "full" and data.room else ""
+        repair = fix.format(directory=quote(data.directory), where=where, host=seen.world.node_of(ranks[0]))
+        yield seen.finding(
+            word,
+            f"{data.directory} {state} on {where}",
+            f"Writing a small file to {data.name} gave {errno_text(error)}{room}. torch would report it only after "
+            "five minutes of silence.",
+            nodes=nodes,
+            evidence={"error": error, **data.evidence},
+            fix=f"{repair} Or {leave_out(nodes) + ', or ' if nodes else ''}{_OTHER}",
+        )
+
+
+def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Hosts on which locks fail or, if there are none, hosts that got the lock that the first one held."""
+    failed = [rank for rank, data in writers.items() if data.lock_error is not None]
+    local = [rank for rank, data in writers.items() if data.lock_is_local]
+    if not failed and not local:
+        return
+    if failed:
+        where, nodes = _where(seen, failed, len(writers))
+        gave = ", ".join(map(errno_text, sorted({str(writers[rank].lock_error) for rank in failed})))
+        reason = f"locking a file with flock gave {gave} on {where}"
+    else:
+        where, nodes = _where(seen, local, len(writers) - 1)
+        first = seen.world.node_of(min(writers))
+        reason = f"{first} held a lock (flock), and {where if nodes else 'every other host'} got the same lock"
+        if len(writers) == 2:
+            nodes = ()
+            reason += ". With two hosts it cannot be decided whose mount is the cause"
+    data = writers[(failed or local)[0]]
+    yield seen.finding(
+        "locks",
+        f"file locks do not work in {data.directory}",
+        f"In {data.name}, {reason}. torch's FileStore (file://) needs locks that all hosts share.",
+        nodes=nodes,
+        evidence=data.evidence,
+        fix="Use tcp:// or env:// for the rendezvous; they need no locks. Or, as root, mount the directory with locks "
+        "that all hosts share: NFS without `nolock` and `local_lock`, Lustre with `-o flock`.",
+    )
+
+
+def _little_room(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
+    """Hosts on which the small file of this check was written, and the next one may not be."""
+    free_mib = seen.number("free_mib")
+    rooms = {rank: data.space for rank, data in writers.items()}
+    low = [r for r, room in rooms.items() if room and (room.free_bytes < free_mib * MIB or room.free_inodes == 0)]
+    if low:
+        data, (where, nodes) = writers[low[0]], _where(seen, low, len(writers))
+        yield seen.finding(
+            "little-room",
+            f"{data.directory} is nearly full",
+            f"{data.name} has only {data.room} on {where}. At least {free_mib:g} MiB and one free inode are expected.",
+            nodes=nodes,
+            evidence=data.evidence,
+            fix=f"Run `df -h {quote(data.directory)}; df -i {quote(data.directory)}`, and remove files there. Or give "
+            "another directory: `--shared-dir DIRECTORY`.",
+        )
 
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
@@ -183,7 +327,7 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     limit = seen.number("slow_seconds")
     if slow := {rank: data for rank, data in writers.items() if data.seconds > limit}:
         rank = max(slow, key=lambda rank: slow[rank].seconds)
-        data, node, (where, nodes) = slow[rank], seen.world.node_of(rank), where_of(seen, tuple(slow), len(writers))
+        data, node, (where, nodes) = slow[rank], seen.world.node_of(rank), _where(seen, tuple(slow), len(writers))
         yield seen.finding(
             "slow",
             f"files appear late in {data.directory} on {where}",

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,11 @@ _DONE = "done"
 
 
 class DirectoryLook(Struct, frozen=True):
-    """What a host saw of the others' files: whose it did not, the seconds until the last of the others appeared, and
-    whether it got a lock that the first host held (None: not tried)."""
+    """The files of the other hosts as one host sees them.
+
+    `unseen` are the ranks whose file did not appear, `seconds` the time until the last one did. `lock_is_local`: it got
+    a lock that the first host held (None: not tried).
+    """
 
     unseen: tuple[int, ...] = ()
     seconds: float = 0.0
@@ -59,15 +62,12 @@ def remove(paths: Iterable[Path]) -> None:
             path.unlink()
 
 
-def lock(path: Path, take: Callable[[int, int], object]) -> str | None:
-    """Take a lock (`fcntl.flock` or `fcntl.lockf`) without waiting, and give it back; the errno's name if that failed.
-
-    EAGAIN says that somebody else has it.
-    """
+def lock(path: Path) -> str | None:
+    """Take a lock (flock) without waiting, and release it; else the errno's name, EAGAIN if another holds it."""
     try:
         with path.open("r+b") as file:
-            take(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            take(file.fileno(), fcntl.LOCK_UN)
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
     except OSError as error:
         return errno_name(error)
     return None
@@ -119,10 +119,10 @@ def done_of(own: Path) -> Path:
 
 
 def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float = LOOK_SECONDS) -> DirectoryLook:
-    """Look for the files of all others, and stay until they have seen ours; `tokens` are "" where none was written.
+    """Look for the files of all others, and stay until they have seen this host's; `tokens` are "" without a file.
 
-    The first rank leaves, and removes its file, when all others say by a file that they are done; the others leave
-    when that file is gone. Nobody needs to be told anything by another way.
+    The first rank returns, and its file is removed, when all others have written that they are done; the others return
+    when that file is gone.
     """
     paths = {other: file_of(directory, token) for other, token in tokens.items() if token}
     own, first = paths.pop(rank), next(iter(tokens))
@@ -135,7 +135,7 @@ def look(directory: Path, rank: int, tokens: Mapping[int, str], seconds: float =
         watch({done_of(path): _DONE for path in paths.values()}, late)
     else:
         if first in paths and first not in unseen:
-            lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first], fcntl.flock))
+            lock_is_local = {None: True, "EAGAIN": False}.get(lock(paths[first]))
         write(done_of(own), _DONE)
         watch({paths.get(first, own): None}, late)
     return DirectoryLook(unseen, max(seen.values(), default=0.0), lock_is_local)
