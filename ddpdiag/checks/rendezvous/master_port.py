@@ -23,11 +23,13 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
+
+from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage, new_trial, scope_groups
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import left_out
-from ddpdiag.checks.rendezvous.port_faults import Data, failure_finding, itself, not_even_itself, not_listening
+from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text, use_address
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.programs import holder_of
@@ -71,9 +73,34 @@ FINDINGS = {
 _CONNECT_SECONDS = 4.0
 # A host that cannot get through is given up by rank 0 after this time, counted from the barrier.
 _VISIT_SECONDS = 6.0
-# Hosts beyond these are not tried: rank 0 greets one after the other.
+# Hosts beyond these are not tried.
 MAX_HOSTS = 1024
 _AGENT = "agent"
+
+
+_RULES = "`nft list ruleset` or `iptables -L -n` shows"
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """What this host found. `port_check` is None where no process could listen, so that none was tried.
+
+    `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
+    errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
+    (`ephemeral`).
+    """
+
+    name: str
+    port: int
+    port_check: PortAnswer | None = None
+    error: str | None = None
+    holder: str | None = None
+    ephemeral: tuple[int, int] | None = None
+    is_own: bool | None = None
+
+    @property
+    def address(self) -> str | None:
+        """The address that was tried."""
+        return self.port_check.reached.address if self.port_check else None
 
 
 def measure(ctx: Context) -> Data:
@@ -88,7 +115,7 @@ def measure(ctx: Context) -> Data:
     word = secrets.token_hex(16)
     ctx.step(f"listen on port {port}")
     try:
-        listener = PortListener(port, word)
+        listener = PortListener(port, word, {str(rank) for rank in ctx.group})
     except OSError as error:
         code = errno.errorcode.get(error.errno or 0, str(error))
         holder = holder_of(port) if error.errno == errno.EADDRINUSE else None
@@ -99,7 +126,7 @@ def measure(ctx: Context) -> Data:
         end = time.monotonic() + _VISIT_SECONDS
         found = _checked(ctx, name, port, word)
         ctx.step("wait for the other hosts")
-        listener.wait(len(ctx.group), end - time.monotonic())
+        listener.wait(end - time.monotonic())
     finally:
         listener.close()
     return Data(name=name, port=port, port_check=found, ephemeral=ephemeral, is_own=_is_own(found))
@@ -128,19 +155,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     answers = seen.by_rank
     first, node = answers.get(0), seen.world.node_of(0)
     if first is not None and first.error is not None:
-        yield not_listening(seen, node, first)
+        yield _not_listening(seen, node, first)
     elif first is not None and (own := _failure(seen, 0, first)) is not None:
-        yield not_even_itself(seen, node, first, own)
+        yield _not_even_itself(seen, node, first, own)
     else:
         others = {rank: data.port_check for rank, data in answers.items() if rank != 0 and data.port_check is not None}
         failed = {rank: why for rank in others if (why := _failure(seen, rank, answers[rank])) is not None}
         if themselves := {rank: answers[rank] for rank in failed if answers[rank].is_own}:
-            yield itself(seen, node, themselves)
+            yield _itself(seen, node, themselves)
         failed = {rank: why for rank, why in failed.items() if rank not in themselves}
         got = sum(map(answered, others.values()))
         for why in dict.fromkeys(failed.values()):
             ranks = {rank: answers[rank] for rank in failed if failed[rank] == why}
-            yield failure_finding(seen, node, ranks, why, got=got, of=got + len(failed))
+            yield _failure_finding(seen, ranks, why, got=got, of=got + len(failed))
     if first is not None and first.ephemeral is not None and first.error is None and len(seen.world.hosts) > 1:
         low, high = first.ephemeral
         below = 29500 if low > 29500 else low - 1
@@ -174,6 +201,180 @@ def _failure(seen: Seen[Data], rank: int, data: Data) -> str | None:
     if rank != 0 and reached.address is not None and is_loopback(reached.address):
         return None
     return "stranger" if reached.reach is Reach.ACCEPTED else reached.reach.value
+
+
+def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
+    """Rank 0 could not listen."""
+    if first.error != "EADDRINUSE":
+        privileged = first.port < 1024 and first.error == "EACCES"
+        higher = 29500 if first.port < 1024 else first.port + 1
+        return seen.finding(
+            "unusable",
+            f"rank 0 cannot listen on MASTER_PORT {first.port}",
+            f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}."
+            + (" Only root may use ports below 1024." if privileged else ""),
+            nodes=[node],
+            evidence={"port": first.port, "error": first.error},
+            fix=f"Choose another port in every process: `export MASTER_PORT={higher}`.",
+        )
+    holder = first.holder or "a process that /proc does not show"
+    pid = holder.partition(" (")[0]  # its command line may be long
+    other = "$((20000 + SLURM_JOB_ID % 9000))" if seen.world.in_slurm else str(first.port + 1)
+    kill = f" Or end the process on {node}, if it is left over from an old job of yours: `kill {quote(pid[4:])}`."
+    end = kill if pid.startswith("pid ") else ""
+    return seen.finding(
+        "taken",
+        f"MASTER_PORT {first.port} on {node} is taken by {pid}",
+        f"Port {first.port} on {node}, rank 0's host, is held by {holder}. Rank 0 must be able to listen on "
+        "MASTER_PORT.",
+        evidence={"port": first.port, "holder": first.holder, "host": node},
+        fix=f"Choose another port in the job script: `export MASTER_PORT={other}`.{end}",
+        of_the_run=True,
+    )
+
+
+def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Finding:
+    """Rank 0's host does not reach the store under MASTER_ADDR."""
+    where, address = (
+        f"{first.name}:{first.port}{_address(first)}",
+        first.port_check and first.port_check.reached.address,
+    )
+    word, title = "elsewhere", f"MASTER_ADDR {first.name} is not rank 0's host"
+    message = (
+        f"MASTER_ADDR {first.name} resolves to {address} on {node}, rank 0's host, but {node} does not have this "
+        f"address. A connection from {node} to port {first.port} there {_ENDS[why]}."
+    )
+    fix = f"{use_address(node, first.port)} Or, as root, correct {first.name} in the DNS or in /etc/hosts."
+    if address == first.name:
+        message = f"MASTER_ADDR is {address}, but {node}, rank 0's host, does not have this address."
+        fix = use_address(node, first.port)
+    if seen.trials[-1].params.get("agent_store") and why == Reach.REFUSED.value:
+        word, title = "nobody", "no torchrun serves the store of env://"
+        message = (
+            f"TORCHELASTIC_USE_AGENT_STORE is set, so all ranks expect torchrun's store at {where}. No process listens "
+            "there."
+        )
+        fix = (
+            "Without torchrun: an outer launcher has set the variable, so run `unset TORCHELASTIC_USE_AGENT_STORE` in "
+            f"the job script. With torchrun: look in its output on {node} why it ended, and check that the script sets "
+            "no other MASTER_ADDR or MASTER_PORT."
+        )
+    elif first.is_own:
+        word, title = why, f"{node} cannot connect to its own MASTER_PORT {first.port}"
+        message = (
+            f"{node}, rank 0's host, cannot connect to itself at {where}, although rank 0 listens there: "
+            f"the connection {_ENDS[why]}."
+        )
+        fix = (
+            f"As root allow TCP port {first.port} in the firewall of {node} ({_RULES} its rules). Or choose another "
+            "port: `export MASTER_PORT=PORT`."
+        )
+    evidence = _evidence({node: first})
+    return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
+
+
+def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
+    """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
+    first, hosts = next(iter(asked.values())), seen.world.nodes_of(list(asked))
+    names, address = names_text(hosts), first.address
+    one = len(hosts) == 1
+    also = f"resolves to {address}, which is also an address of {f'{names} itself' if one else 'these hosts'}"
+    message = f"On {names} MASTER_ADDR {first.name} {also}."
+    if address == first.name:
+        owners = f"{names} itself" if one else "these hosts"
+        message = f"On {names} the address {address} (MASTER_ADDR) also belongs to {owners}."
+    return seen.finding(
+        "itself",
+        f"MASTER_ADDR leads {names} to {'itself' if one else 'themselves'}",
+        f"{message} So their ranks connect to their own host instead of {node}, rank 0's host.",
+        links=[f"{host} -> {node}" for host in hosts],
+        evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
+        fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
+        f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host)."
+        + ("" if address == first.name else f" Or, as root, correct {first.name} in /etc/hosts of {names}."),
+    )
+
+
+_ENDS = {
+    "refused": "is refused",
+    "dropped": "gets no answer",
+    "unreachable": "finds no route",
+    "stranger": "is answered by another process",
+}
+_CAUSES = {
+    "refused": "A firewall rejects it, or another machine has this address.",
+    "dropped": "A firewall on one of these hosts or between them drops the packets.",
+    "unreachable": "The route is missing, or a firewall reports that there is none.",
+    "stranger": "Another machine may have this address, or a device between the hosts answers.",
+}
+# `first` is one of the failing hosts (`names`), `node` rank 0's.
+_FIREWALLS = (
+    "s root open TCP port {port} between {names} and {node} in their firewalls ({rules} the rules; in a cloud, the "
+    "security group). Or choose a port that is open: `export MASTER_PORT=PORT`."
+)
+_FIXES = {
+    "refused": "If `ip -br addr` on {node} does not show {address}, set MASTER_ADDR to an address of {node} in every "
+    f"process (`export MASTER_ADDR=ADDRESS`). If it does: a{_FIREWALLS}",
+    "dropped": f"A{_FIREWALLS}",
+    "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}: the route should leave by the interface "
+    "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of {node} "
+    "({rules} its rules). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of {node} "
+    "that {names} can reach (`ping ADDRESS`).",
+    "stranger": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {node}. If {address} is not an "
+    "address of {node}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`) or, as root, correct "
+    "the name in the DNS or /etc/hosts of {names}. If it is, ask the network administrator which machine, proxy or NAT "
+    "answers {names} there.",
+}
+
+
+def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
+    """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0's."""
+    node, data = seen.world.node_of(0), next(iter(failed.values()))
+    hosts = seen.world.nodes_of(list(failed))
+    names = names_text(hosts)
+    # A host that another machine answered did not get as far as rank 0's host.
+    is_rank_0 = got == 0 and of > 1 and why != "stranger"
+    title = f"{names} cannot connect to MASTER_PORT {data.port}"
+    if why == "stranger":
+        verb = "connects" if len(hosts) == 1 else "connect"
+        title = f"{names} {verb} to another process at MASTER_ADDR, not to rank 0"
+    so = "There is no third host to compare with, so it is not known which end is at fault."
+    if of > 1:
+        so = f"{got or 'None'} of {of} other hosts {'reaches' if got == 1 else 'reach'} rank 0, so " + (
+            f"the cause is most likely on {node}." if is_rank_0 else f"the fault may still be on {node}."
+        )
+    fix = _FIXES[why].format(
+        node=node,
+        names=names,
+        first=hosts[0],
+        name=quote(data.name),
+        address=quote(data.address or "ADDRESS"),
+        port=data.port,
+        rules=_RULES,
+    )
+    return seen.finding(
+        why,
+        title,
+        f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {node}, {_ENDS[why]}. "
+        f"{_CAUSES[why]} {so}",
+        nodes=[node] if is_rank_0 else (),
+        links=[f"{host} -> {node}" for host in hosts],
+        evidence=_evidence({seen.world.node_of(rank): own for rank, own in failed.items()}),
+        fix=fix if is_rank_0 else f"{fix} Until then {leave_out(hosts)}.",
+    )
+
+
+def _address(data: Data) -> str:
+    return f" ({data.address})" if data.address not in (None, data.name) else ""
+
+
+def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
+    """Of each of the first hosts: address, answer, and after how long."""
+    return {
+        host: f"{found.reached.address}: {found.reached.reach.value} after {found.reached.seconds:.3f} s"
+        for host, data in list(answers.items())[:16]
+        if (found := data.port_check) is not None
+    }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:

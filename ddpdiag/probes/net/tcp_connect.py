@@ -1,4 +1,4 @@
-"""TCP from this host: is a name known, does a port accept, and is it ours that does? No call exceeds its time.
+"""TCP from this host: look-ups of names, connects, and this run's own listener. No call exceeds its time.
 
 torch raises the same exception for an unknown name, a closed port and a firewall that drops packets; a connect without
 torch tells them apart.
@@ -8,14 +8,15 @@ import contextlib
 import errno
 import ipaddress
 import select
+import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from msgspec import Struct, structs
 
@@ -195,7 +196,7 @@ def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, R
 
 
 def answers(address: str, ports: Sequence[int], seconds: float) -> bool:
-    """Does that host's kernel say anything at all: that somebody listens there, or that nobody does?"""
+    """Whether that host's kernel answers at all, by accepting or refusing a connection."""
     return any(met.reach in (Reach.ACCEPTED, Reach.REFUSED) for met in reach_any(address, ports, seconds).values())
 
 
@@ -224,12 +225,14 @@ def tcp_info(sock: socket.socket) -> TcpInfo | None:
 
 
 _MAX_WORD = 64
-# An honest visitor says at once who it is; a port scanner may say nothing.
+# A host sends its name at once; a port scanner may send nothing.
 _VISIT_SECONDS = 1.0
+# So many visitors may be silent at one time; for more, the oldest is closed. It was sent the word when it came.
+_MOST_SILENT = 256
 
 
 class PortAnswer(Struct, frozen=True, kw_only=True):
-    """What came of a check; `ours` says whether our own listener answered (None: nobody did, or it was not asked)."""
+    """The result of a check; `ours`: this run's listener answered (None: there was no answer, or none was expected)."""
 
     reached: Reached
     ours: bool | None = None
@@ -238,41 +241,72 @@ class PortAnswer(Struct, frozen=True, kw_only=True):
 class PortListener:
     """Listens where a job's store would: on all addresses, IPv6 too where there is one; OSError if it cannot.
 
-    Whoever comes is told `word`, and says in return who it is.
+    Every visitor is sent `word` on accept, and sends its name; only those that are `expected` count. All visitors are
+    served at once, so that silent ones keep no other waiting.
     """
 
-    def __init__(self, port: int, word: str) -> None:
+    def __init__(self, port: int, word: str, expected: Collection[str]) -> None:
         self._word = word.encode()
-        self._visitors: set[str] = set()
-        self._changed = threading.Condition()
-        self._socket = listen(port)
-        self._socket.settimeout(0.1)
+        self._missing = set(expected)
+        self._all_came = threading.Event()
+        self._server = listen(port)
+        self._server.setblocking(False)
+        self._silent: dict[socket.socket, float] = {}  # when each came, the oldest first
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="port check", daemon=True)
         self._thread.start()
 
-    def wait(self, visitors: int, seconds: float) -> bool:
-        """Wait until so many different ones came, at most so long."""
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self._visitors) >= visitors, max(0.0, seconds))
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long until all that are expected came."""
+        return self._all_came.wait(max(0.0, seconds))
 
     def close(self) -> None:
-        """Listen no longer; the port is free after this."""
+        """Stop listening; the port is free after this."""
         self._open = False
         self._thread.join()
-        self._socket.close()
+        for visitor in (self._server, *self._silent):
+            visitor.close()
 
     def _serve(self) -> None:
-        while self._open:
-            with contextlib.suppress(OSError):  # nobody came, or whoever came has gone again
-                visitor, _address = self._socket.accept()
-                with visitor:
-                    visitor.settimeout(_VISIT_SECONDS)
-                    visitor.sendall(self._word)
-                    if who := visitor.recv(_MAX_WORD).decode(errors="replace"):
-                        with self._changed:
-                            self._visitors.add(who)
-                            self._changed.notify_all()
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._server, selectors.EVENT_READ)
+            while self._open:
+                for key, _ in ready.select(0.1):
+                    sock = cast(socket.socket, key.fileobj)
+                    if sock is not self._server:
+                        self._note(sock)
+                        self._dismiss(ready, sock)
+                    elif (visitor := self._accept()) is not None:
+                        ready.register(visitor, selectors.EVENT_READ)
+                late = time.monotonic() - _VISIT_SECONDS
+                surplus = len(self._silent) - _MOST_SILENT
+                for number, (sock, came) in enumerate(list(self._silent.items())):
+                    if came < late or number < surplus:
+                        self._dismiss(ready, sock)
+
+    def _accept(self) -> socket.socket | None:
+        visitor = None
+        try:
+            visitor, _ = self._server.accept()
+            visitor.setblocking(False)
+            visitor.send(self._word)
+        except OSError:  # the visitor has gone, or this process has too many open files
+            if visitor is not None:
+                visitor.close()
+            return None
+        self._silent[visitor] = time.monotonic()
+        return visitor
+
+    def _note(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            self._missing.discard(sock.recv(_MAX_WORD).decode(errors="replace"))
+        if not self._missing:
+            self._all_came.set()
+
+    def _dismiss(self, ready: selectors.BaseSelector, sock: socket.socket) -> None:
+        ready.unregister(sock)
+        del self._silent[sock]
+        sock.close()
 
 
 def listen(port: int) -> socket.socket:
@@ -287,9 +321,9 @@ def listen(port: int) -> socket.socket:
 
 
 def check_port(host: str, port: int, seconds: float, *, who: str, word: str | None) -> PortAnswer:
-    """Connect to a host's port, say who we are, and hear whether the answer is `word` (None: whoever answers is right).
+    """Connect to a host's port, send the name `who`, and compare the answer with `word` (None: any process is right).
 
-    Up to twice `seconds` if somebody accepts and says nothing.
+    Takes up to twice `seconds` if the connection is accepted and nothing is sent.
     """
     reached, visit = dial(host, port, seconds)
     if visit is None:
@@ -298,18 +332,18 @@ def check_port(host: str, port: int, seconds: float, *, who: str, word: str | No
         visit.close()
         return PortAnswer(reached=reached)
     end = time.monotonic() + seconds
-    heard, expected = b"", word.encode()
+    received, expected = b"", word.encode()
     with visit, contextlib.suppress(OSError):
         visit.settimeout(seconds)
         visit.sendall(who.encode())
-        while len(heard) < len(expected) and expected.startswith(heard):
+        while len(received) < len(expected) and expected.startswith(received):
             visit.settimeout(max(0.001, end - time.monotonic()))
-            if not (more := visit.recv(len(expected) - len(heard))):
+            if not (more := visit.recv(len(expected) - len(received))):
                 break
-            heard += more
-    return PortAnswer(reached=reached, ours=heard == expected)
+            received += more
+    return PortAnswer(reached=reached, ours=received == expected)
 
 
 def answered(found: PortAnswer) -> bool:
-    """Did the right one answer?"""
+    """Whether this run's listener, or the one that was expected, answered."""
     return found.reached.reach is Reach.ACCEPTED and found.ours is not False
