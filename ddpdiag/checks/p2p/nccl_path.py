@@ -1,5 +1,6 @@
 """What the path that NCCL chose can do, by its own log and by the links that NVML shows; and what is far below that."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -67,10 +68,17 @@ class Timed(NamedTuple):
         return busbw(self.collective, self.size_bytes, self.seconds, self.ranks)
 
     def is_far_below(self, expected_bytes_per_s: float, far_ratio: float) -> bool:
-        """Is it below that share of what is expected, with the time that a call takes whatever its size left out?"""
-        share = far_ratio * min(1.0, self.size_bytes / self.ranks / _LEAST_PART_BYTES)
+        """Whether it is below that share of what is expected."""
+        return self.share_of(expected_bytes_per_s) < far_ratio
+
+    def share_of(self, expected_bytes_per_s: float) -> float:
+        """The share of what is expected of a message of this size, without the time that a call takes at any size."""
         moving = self.seconds - self.latency_seconds
-        return moving > 0 and busbw(self.collective, self.size_bytes, moving, self.ranks) < share * expected_bytes_per_s
+        if moving <= 0:
+            return math.inf
+        expected = expected_bytes_per_s * min(1.0, self.size_bytes / self.ranks / _LEAST_PART_BYTES)
+        rate = busbw(self.collective, self.size_bytes, moving, self.ranks)
+        return rate / expected if expected > 0 else math.inf
 
 
 class Cause(NamedTuple):

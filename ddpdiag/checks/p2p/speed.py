@@ -54,6 +54,7 @@ from ddpdiag.checks.p2p.nccl_path import (
     limited_by,
     path_of,
 )
+from ddpdiag.checks.rates import severity_of_rate
 from ddpdiag.checks.world import ONE_RANK, without_gpu
 from ddpdiag.model import Finding, Kind, Severity, Trial
 from ddpdiag.model.bench import Bottleneck
@@ -223,10 +224,12 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     if first is None or isinstance(path, str) or not first.is_far_below(path.busbw_bytes_per_s, ratio):
         return
     again, expected = again_of(seen), path.busbw_bytes_per_s
-    if again and not again.is_far_below(expected, ratio):
+    doubts = [*_doubts(seen, path, again, ratio)]
+    shares = [one.share_of(expected) for one in (first, again) if one is not None]
+    severity = severity_of_rate(shares, least=ratio, error_below=ratio, doubts=doubts)
+    if again and severity is Severity.NOTE:
         yield _once(seen, first, again, path)
         return
-    doubts = [*_doubts(seen, path, again, ratio)]
     causes = [*_causes(seen, path)]
     shown = again or first
     nodes = seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
@@ -239,7 +242,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. "
         f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
         f"{causes_text(causes)}{doubts_text(doubts)}",
-        severity=Severity.WARNING if doubts else Severity.ERROR,
+        severity=severity,
         nodes=nodes,
         evidence={
             "busbw_bytes_per_s": rate,

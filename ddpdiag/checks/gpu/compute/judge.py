@@ -25,6 +25,7 @@ from ddpdiag.checks.gpu.compute.data import (
     units_of,
 )
 from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
+from ddpdiag.checks.rates import severity_of_rate
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import odd_ones_out
@@ -203,11 +204,8 @@ def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequ
     parts = {sign.part for sign in found}
     cause = _cause(unit, peers, used, only_memory=parts == {MEMORY})
     ratio = min(sign.value / sign.expected for sign in found)
-    severity = Severity.WARNING
-    if used:
-        severity = Severity.NOTE
-    elif ratio < seen.number("broken_ratio") and len(unit.runs) > 1:
-        severity = Severity.ERROR
+    rule = severity_of_rate([ratio] * len(unit.runs), least=1.0, error_below=seen.number("broken_ratio"))
+    severity = Severity.NOTE if used else rule or Severity.WARNING
     evidence: dict[str, Scalar | list[Scalar]] = {"cause": cause.word}
     for sign in found:
         unit_of = "bytes_per_s" if sign.part == MEMORY else "flop_per_s"
