@@ -254,7 +254,7 @@ def features_of(report: "Report") -> tuple["Feature | Sections", ...]:
 
         features.append(bench)
     if report.train is not None:
-        from ddpdiag.strategies import sections as strategies
+        from ddpdiag.strategies import blocks as strategies
 
         features.append(strategies)
     return tuple(features)

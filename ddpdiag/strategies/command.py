@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -17,17 +17,17 @@ from ddpdiag.cli.options import CheckOptions, LaunchOptions, spelled, split
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import pretty, readable
 from ddpdiag.errors import UsageError, nearest
-from ddpdiag.model.train import Ended, Strategy, Train
+from ddpdiag.model.train import Strategy, Train
 from ddpdiag.render import files
-from ddpdiag.render.page import Column, Page, one_line
+from ddpdiag.render.page import Page
+from ddpdiag.render.terminal.painter import paint
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
-from ddpdiag.strategies.launchers import Compare, LauncherRow, LaunchersReport, LaunchMethod, judge
+from ddpdiag.strategies.blocks import launcher_blocks
+from ddpdiag.strategies.launchers import Compare, LaunchMethod, judge
 from ddpdiag.strategies.launching import Rounds
 from ddpdiag.strategies.options import TrainOptions
-from ddpdiag.strategies.sections import STYLES, shown, write_table
 from ddpdiag.strategies.trainings import BLOCKS, TOLERANCES
-from ddpdiag.text import count, seconds
 
 # Membership, versions, cores, the trainings, and what happened to the run.
 CODES = ("LCH", "HST001", "TRN002", "RUN")
@@ -130,7 +130,9 @@ def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outp
         if json is not None:
             files.write(json, pretty(report))
     finally:  # the table is shown even if the file cannot be written
-        show(render(report, color=colored, width=width), stream)
+        page = Page(color=colored, width=width)
+        paint(page, launcher_blocks(report))
+        show(page.text(), stream)
     return report.exit_code
 
 
@@ -173,61 +175,3 @@ def checked(options: TrainOptions, ranks: int) -> Compare:
         data_dir=None if options.data_dir is None else os.path.abspath(options.data_dir),
         budget_seconds=budget,
     )
-
-
-# The table -----------------------------------------------------------------------------------------------------------
-
-
-def render(report: LaunchersReport, *, color: bool, width: int) -> str:
-    """The table and the verdict, as text of `width` columns."""
-    page = Page(color=color, width=width)
-    asked, rows = report.asked, report.rows
-    torch = f"torch {report.torch_version}" if report.torch_version else ""
-    ranks = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
-    facts = ", ".join(map(one_line, filter(None, (ranks, report.backend or asked.backend, report.device, torch))))
-    took = f"took {seconds(report.seconds)} (limit {seconds(asked.budget_seconds)})"
-    page.write(f"{facts}; {took}", lead="ddpdiag: ", lead_style="bold")
-    page.write(
-        f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
-        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
-        f"{count(asked.rounds, 'round')}. start: from the command to the group of all ranks; launcher: until the last "
-        "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank.",
-        style="dim",
-    )
-    page.blank()
-    threads = [sorted({min(row.threads), max(row.threads)}) if row.threads else [] for row in rows]
-    figures = (
-        ("start", [shown(row.start_seconds, "{:.2f} s") for row in rows]),
-        ("x", _ratios([row.start_seconds for row in rows])),
-        ("launcher", [shown(row.launcher_seconds, "{:.2f} s") for row in rows]),
-        ("step", ["-" if row.step_seconds is None else f"{row.step_seconds * 1e3:.1f} ms" for row in rows]),
-        ("x", _ratios([row.step_seconds for row in rows])),
-        ("threads", ["-".join(map(str, each)) or "-" for each in threads]),
-    )
-    names = Column("started by", tuple(row.method.value for row in rows), right=False)
-    write_table(page, names, [row.ended for row in rows], figures)
-    _write_reasons(page, rows)
-    page.write(one_line(report.sentence), style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
-    return page.text()
-
-
-def _ratios(values: Sequence[float | None]) -> list[str]:
-    """Each value as a multiple of torchrun's, which is the first."""
-    return ["-" if value is None or not values[0] else f"{value / values[0]:.2f}" for value in values]
-
-
-def _write_reasons(page: Page, rows: Sequence[LauncherRow]) -> None:
-    """The reasons of failures; the command, too, where only one launcher has this reason."""
-    alike: dict[tuple[Ended, str], list[LauncherRow]] = {}
-    for row in rows:
-        if row.ended is not Ended.WORKS:
-            alike.setdefault((row.ended, row.reason), []).append(row)
-    for (ended, reason), failed in alike.items():
-        lead = f"{', '.join(row.method.value for row in failed)} {ended.value}: "
-        if len(failed) == 1:
-            page.write(one_line(reason), lead=lead, lead_style=STYLES[ended])
-            page.write(one_line(failed[0].command), indent=4, style="dim")
-        else:
-            page.write(lead + one_line(reason))
-    if alike:
-        page.blank()

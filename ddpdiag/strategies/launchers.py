@@ -38,15 +38,6 @@ HEADS = {
 }
 
 
-def typed(method: LaunchMethod, ranks: int) -> str:
-    """The command that a user would type for a script of their own."""
-    if method is LaunchMethod.SPAWN:
-        return f"python train.py, which calls torch.multiprocessing.spawn(main, nprocs={ranks})"
-    if method is LaunchMethod.BY_HAND:
-        return f"RANK=0 WORLD_SIZE={ranks} MASTER_ADDR=... MASTER_PORT=... python train.py, once for each rank"
-    return f"{' '.join(HEADS[method])} --nproc-per-node {ranks} train.py"
-
-
 class Compare(Struct, frozen=True, kw_only=True):
     """The training that every launcher starts. `batch_size` counts images of a step over all ranks."""
 
@@ -104,11 +95,10 @@ class LauncherRow(Struct, frozen=True, kw_only=True):
 
     `start_seconds` pass from the command's start until the slowest rank is in the group; `launcher_seconds` of them
     until the last rank runs its first line. `step_seconds` is the median over the timed steps, of the slowest rank.
-    `threads` are those of each rank, by rank. `command` is what a user would type.
+    `threads` are those of each rank, by rank.
     """
 
     method: LaunchMethod
-    command: str
     ended: Ended
     reason: str = ""
     threads: tuple[int, ...] = ()
@@ -140,7 +130,7 @@ def judge(
     no_start = "no time was left; give more --budget"
     if stop_signal is not None:
         no_start = "the run was interrupted before its turn"
-    rows = tuple(_row(asked, [s for s in starts if s.method is method], method, no_start) for method in LaunchMethod)
+    rows = tuple(_row([s for s in starts if s.method is method], method, no_start) for method in LaunchMethod)
     first = next((rank for start in starts for rank in start.ranks), None)
     sentence, code = _verdict(rows, asked)
     return LaunchersReport(
@@ -157,10 +147,9 @@ def judge(
     )
 
 
-def _row(asked: Compare, starts: Sequence[Start], method: LaunchMethod, no_start: str) -> LauncherRow:
-    command = typed(method, asked.ranks)
+def _row(starts: Sequence[Start], method: LaunchMethod, no_start: str) -> LauncherRow:
     if not starts:
-        return LauncherRow(method=method, command=command, ended=Ended.UNFINISHED, reason=no_start)
+        return LauncherRow(method=method, ended=Ended.UNFINISHED, reason=no_start)
     worked = [start for start in starts if start.ended is Ended.WORKS]
     bad = next((start for start in starts if start.ended is not Ended.WORKS), None)
     which = f"in round {starts.index(bad) + 1} of {len(starts)}: " if bad and len(starts) > 1 else ""
@@ -171,7 +160,6 @@ def _row(asked: Compare, starts: Sequence[Start], method: LaunchMethod, no_start
 
     return LauncherRow(
         method=method,
-        command=command,
         ended=bad.ended if bad else Ended.WORKS,
         reason=f"{which}{with_meaning(bad.reason)}" if bad else "",
         threads=tuple(rank.threads for rank in worked[0].ranks) if worked else (),

@@ -8,9 +8,12 @@ import pytest
 from ddpdiag.codec import decode, pretty
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
+from ddpdiag.render.page import Page
+from ddpdiag.render.terminal.painter import paint
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import LaunchArgs
-from ddpdiag.strategies.command import checked, refuse_launched, refuse_others, render
+from ddpdiag.strategies.blocks import launcher_blocks
+from ddpdiag.strategies.command import checked, refuse_launched, refuse_others
 from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankError, RankTimes, Start, judge
 from ddpdiag.strategies.launching import commands, environment, first_error
 from ddpdiag.strategies.options import TrainOptions
@@ -207,7 +210,9 @@ def test_a_known_cause_precedes_its_text(golden):
 
 
 def page(made: LaunchersReport, width: int = 80) -> str:
-    return render(made, color=False, width=width)
+    drawn = Page(color=False, width=width)
+    paint(drawn, launcher_blocks(made))
+    return drawn.text()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -102,15 +102,6 @@ def test_an_ordinary_finding_is_shown_whole() -> None:
     assert left_out(text) == ""
 
 
-def test_strategies_and_their_reasons_end_with_how_many_are_missing(golden) -> None:
-    row = StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x " * 200)
-    train = TrainReport(
-        asked=Train(), batch_size=1, device="cpu", rows=(row,) * 500, scaling=(), tolerance=0.1, sentence="s"
-    )
-    report = fit(train=train)
-    golden(left_out(markdown.render(report, features_of(report))))
-
-
 def test_the_table_of_a_benchmark_ends_with_how_many_rows_are_missing(golden) -> None:
     bench = benched("gloo")
     row = next(row for row in bench.rows if row.in_place is not None)

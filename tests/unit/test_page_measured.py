@@ -1,11 +1,9 @@
-"""Pages of a benchmark and of a training by strategies."""
+"""Pages of a benchmark."""
 
-import pytest
 from benches import bench, bench_rank, healthy, series_of
 from msgspec import structs
 from pages import Reader
 from test_page_blame import built, figure, table, words_of
-from test_render_train import CURVES, report
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report
@@ -69,38 +67,3 @@ def test_types_are_told_as_far_as_there_are_some():
     series = (series_of(collective="broadcast", op="none", root=0), series_of(op="sum"))
     shown = built(healthy(structs.replace(bench("gloo"), series=series)))
     assert [row[2].text for row in table(shown, "series").rows] == ["float, root 0", "float, sum"]
-
-
-# Strategies -----------------------------------------------------------------------------------------------------------
-
-
-def test_strategies_have_pictures(golden):
-    own = built(report(scaling=CURVES))
-    speed, *others = (figure(own, "strategies", title) for title in ("Speed", "Communication", "Loss"))
-    golden(words_of(speed.svg), *(drawn.alt for drawn in (speed, *others)))
-
-
-def test_a_curve_needs_two_points(golden):
-    golden("\n".join(own.title for section in built(report(scaling=CURVES)).sections for own in section.figures))
-    rows = (*CURVES, structs.replace(CURVES[2], ranks=4, samples_per_second=250, efficiency=0.6))
-    golden(figure(built(report(scaling=rows)), "strategies", "DDP on more ranks").alt)
-
-
-def test_figures_are_those_of_the_terminal():
-    rows = table(built(report()), "strategy-table").rows
-    assert [cell.text for cell in rows[1]][2:] == ["1,436", "0.70", "18 %", "344", "30 %", "–"]
-
-
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e30, None])
-def test_an_odd_loss_is_no_picture(golden, loss):
-    own = report()
-    row = structs.replace(own.train.rows[0], last_loss=loss, first_loss=None)
-    shown = built(structs.replace(own, train=structs.replace(own.train, rows=(row,))))
-    golden("\n".join(own.title for section in shown.sections for own in section.figures))
-
-
-def test_nothing_measured_is_a_page_without_pictures():
-    own = report()
-    shown = built(structs.replace(own, train=structs.replace(own.train, rows=own.train.rows[3:])))
-    (section,) = [section for section in shown.sections if section.name == "strategies"]
-    assert section.figures == ()

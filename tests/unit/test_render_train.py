@@ -6,10 +6,12 @@ import pytest
 from msgspec import structs
 from reports import finding_of, fit
 
+from ddpdiag.cli.outputs import features_of
 from ddpdiag.codec import pretty as as_json
 from ddpdiag.model import Report
 from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
-from ddpdiag.strategies.sections import render
+from ddpdiag.render import html
+from ddpdiag.render.terminal import render_feature
 
 ROWS = (
     StrategyRow(
@@ -64,8 +66,9 @@ def report(*rows: StrategyRow, scaling=()) -> Report:
     return structs.replace(fit(), train=train, sentence="single works.", findings=(finding_of(),))
 
 
-def plain(width: int = 80, scaling=()) -> str:
-    return render(report(scaling=scaling), color=False, width=width)
+def plain(width: int = 80, scaling=(), *, color: bool = False) -> str:
+    own = report(scaling=scaling)
+    return render_feature(own, features_of(own), color=color, width=width, details=False)
 
 
 def test_a_whole_report(golden):
@@ -75,14 +78,22 @@ def test_a_whole_report(golden):
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_nothing_is_lost_in_another_width(width):
     text = " ".join(plain(width).split())
-    assert all(word in text for word in ("tensor-parallel", "1,436", "0.73", "1e-06"))
+    assert all(word in text for word in ("tensor-parallel", "1,436", "0.70", "344"))
 
 
 def test_it_fits_a_terminal_and_is_ascii_and_without_escape_codes_in_a_log():
     assert plain(scaling=CURVES).isascii()
     assert max(map(len, plain(scaling=CURVES).splitlines())) <= 80
     assert "\x1b" not in plain()
-    assert "\x1b" in render(report(), color=True, width=80)
+    assert "\x1b" in plain(color=True)
+
+
+def test_the_page_shows_every_strategy_and_a_chart_of_each_curve_with_two_points():
+    own = report(scaling=(*CURVES, structs.replace(CURVES[2], ranks=4, samples_per_second=250, efficiency=0.6)))
+    text = html.render(own, features_of(own))
+    assert all(row.strategy.value in text for row in ROWS)
+    assert "DDP on more ranks, the same batch for each rank" in text
+    assert "DDP on more ranks, the same batch for all ranks" not in text  # the other one of its points hangs
 
 
 def test_the_json_report_has_the_rows():

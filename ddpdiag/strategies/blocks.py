@@ -1,0 +1,214 @@
+"""The blocks of a training by strategies and of a comparison of launchers, and the metrics for Prometheus."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ddpdiag.model import Report
+from ddpdiag.model.train import Curve, Ended, StrategyRow, TrainReport
+from ddpdiag.render import Sample
+from ddpdiag.render.blocks import Block, Cell, Chart, Column, Line, Mark, Section, Table, Text
+from ddpdiag.strategies.launchers import LauncherRow, LaunchersReport
+from ddpdiag.text import count, figure, seconds
+
+_MARKS = {
+    Ended.WORKS: Mark.GOOD,
+    Ended.WRONG: Mark.ERROR,
+    Ended.HANGS: Mark.ERROR,
+    Ended.FAILS: Mark.ERROR,
+    Ended.UNFINISHED: Mark.WARNING,
+    Ended.NOT_COMPARED: Mark.WARNING,
+    Ended.NOT_POSSIBLE: Mark.DIM,
+}
+_CURVES = {Curve.STRONG: "the same batch for all ranks together", Curve.WEAK: "the same batch for each rank"}
+
+
+def ended(value: Ended) -> Cell:
+    """The outcome of a row; the reason is below the table."""
+    return Cell("not here" if value is Ended.NOT_POSSIBLE else value.value, _MARKS[value])
+
+
+def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
+    """Why rows (name, outcome, reason) do not work, once for each reason."""
+    names: dict[tuple[Ended, str], list[str]] = {}
+    for name, outcome, reason in rows:
+        if outcome is not Ended.WORKS:
+            names.setdefault((outcome, reason), []).append(name)
+    for (outcome, reason), alike in names.items():
+        yield Text(f"{', '.join(alike)} {outcome.value}: {reason}", mark=_MARKS[outcome])
+
+
+# Strategies ----------------------------------------------------------------------------------------------------------
+
+
+def blocks(report: Report) -> Iterator[Section]:
+    """The table of strategies, why some of them do not work, and the scaling of ddp."""
+    train = report.train
+    if train is not None:
+        torch = f"torch {train.torch_version}" if train.torch_version else ""
+        setting = ", ".join(filter(None, (train.device, train.asked.dtype, torch)))
+        yield Section(
+            "Strategies",
+            (
+                Text(
+                    f"A ConvNet learns MNIST digits: {count(train.asked.steps, 'step')} of "
+                    f"{count(train.batch_size, 'image')} over all ranks; {setting}."
+                ),
+                _strategies(train),
+                *reasons((row.strategy.value, row.ended, row.reason) for row in train.rows),
+                *_losses(train),
+                *(block for curve in Curve for block in _scaling(curve, train)),
+            ),
+            name="strategies",
+        )
+
+
+def _strategies(train: TrainReport) -> Table:
+    return Table(
+        columns=(
+            Column("strategy"),
+            Column(""),
+            Column("ranks"),
+            Column("samples/s", bar=True),
+            Column("x"),
+            Column("eff.", "efficiency_share"),
+            Column("comm", "communication_share", bar=True),
+            Column("peak", "peak_bytes"),
+            Column("state", "state_bytes"),
+        ),
+        rows=tuple(map(_row, train.rows)),
+        note="x: times as fast as single; eff.: that for each device; comm: share of time in which a collective is "
+        "under way, waiting included; peak, state: memory of a rank. A strategy works if each loss is within "
+        f"{train.tolerance:.2g} of single's.",
+    )
+
+
+def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
+    return (
+        row.strategy.value,
+        ended(row.ended),
+        len(row.ranks) or None,
+        row.samples_per_second,
+        row.speedup,
+        row.efficiency,
+        row.communication_share,
+        row.peak_bytes,
+        row.state_bytes,
+    )
+
+
+def _losses(train: TrainReport) -> Iterator[Text]:
+    for row in train.rows:
+        if row.first_loss is not None and row.last_loss is not None:
+            text = f"{figure(row.first_loss)} at the start, {figure(row.last_loss)} at the end"
+            yield Text(text, f"loss of {row.strategy.value}", Mark.DIM)
+            return  # those of the others are the same, within the tolerance
+
+
+def _scaling(curve: Curve, train: TrainReport) -> Iterator[Block]:
+    """A table of one curve, and a chart of it beside ideal scaling."""
+    rows = [row for row in train.scaling if row.curve is curve]
+    if not rows:
+        return
+    yield Table(
+        title=f"ddp, {_CURVES[curve]} ({curve.value} scaling)",
+        columns=(
+            Column("ranks"),
+            Column("batch"),
+            Column("samples/s"),
+            Column("eff.", "efficiency_share", bar=True),
+            Column(""),
+        ),
+        rows=tuple(
+            (row.ranks, row.batch_size, row.samples_per_second, row.efficiency, ended(row.ended)) for row in rows
+        ),
+    )
+    points = tuple((float(row.ranks), rate) for row in rows if (rate := row.samples_per_second) is not None)
+    if len(points) > 1:
+        first, rate = points[0]
+        ideal = tuple((ranks, rate * ranks / first) for ranks, _ in points)
+        yield Chart(
+            title=f"DDP on more ranks, {_CURVES[curve]}",
+            x="ranks",
+            y="samples_per_second",
+            lines=(Line("ddp", points), Line("ideal", ideal, dashed=True)),
+        )
+
+
+def samples(report: Report) -> Iterator[Sample]:
+    """The outcome of each strategy, and the points of the curves."""
+    train = report.train
+    if train is None:
+        return
+    for row in train.rows:
+        labels = {"strategy": row.strategy.value}
+        help = "1, with the outcome of a strategy as a label."
+        yield Sample("train_ended", help, 1, labels | {"ended": row.ended.value})
+        for name, (value, help) in _metrics(row).items():
+            if value is not None:
+                yield Sample(f"train_{name}", help, value, labels)
+    for point in train.scaling:
+        if point.samples_per_second is not None:
+            labels = {"curve": point.curve.value, "ranks": str(point.ranks), "batch_size": str(point.batch_size)}
+            help = "Images per second of ddp on so many ranks."
+            yield Sample("train_scaling_samples_per_second", help, point.samples_per_second, labels)
+
+
+def _metrics(row: StrategyRow) -> Mapping[str, tuple[float | None, str]]:
+    return {
+        "samples_per_second": (row.samples_per_second, "Images per second, over all ranks."),
+        "speedup_ratio": (row.speedup, "Its rate over that of single."),
+        "peak_bytes": (row.peak_bytes, "Peak of the memory of the rank that holds most."),
+        "state_bytes": (row.state_bytes, "Parameters, gradients and optimizer state of the rank that holds most."),
+        "communication_ratio": (row.communication_share, "Share of a step in which it communicated."),
+        "loss_deviation": (row.deviation, "Largest difference of the loss from that of single."),
+    }
+
+
+# Launchers -----------------------------------------------------------------------------------------------------------
+
+
+def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
+    """The table of launchers, why some of them do not work, and the verdict."""
+    asked, rows = report.asked, report.rows
+    torch = f"torch {report.torch_version}" if report.torch_version else ""
+    ranks = f"{count(asked.ranks, 'rank')} on {report.host} ({count(report.cores, 'core')})"
+    facts = ", ".join(filter(None, (ranks, report.backend or asked.backend, report.device, torch)))
+    took = f"took {seconds(report.seconds)} (limit {seconds(asked.budget_seconds)})"
+    yield Text(f"{facts}; {took}", "ddpdiag")
+    yield Table(
+        columns=(
+            Column("started by"),
+            Column(""),
+            Column("start", "start_seconds"),
+            Column("x"),
+            Column("launcher", "launcher_seconds"),
+            Column("step", "step_seconds"),
+            Column("x"),
+            Column("threads"),
+        ),
+        rows=tuple(_launcher(row, rows[0]) for row in rows),
+        note=f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
+        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
+        f"{count(asked.rounds, 'round')}. start: from the command to the group of all ranks; launcher: until the last "
+        "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank.",
+    )
+    yield from reasons((row.method.value, row.ended, row.reason) for row in rows)
+    mark = {0: Mark.GOOD, 1: Mark.ERROR}.get(report.exit_code, Mark.WARNING)
+    yield Text(report.sentence, mark=mark)
+
+
+def _launcher(row: LauncherRow, torchrun: LauncherRow) -> tuple[str | float | Cell | None, ...]:
+    threads = sorted({min(row.threads), max(row.threads)}) if row.threads else []
+    return (
+        row.method.value,
+        ended(row.ended),
+        row.start_seconds,
+        _ratio(row.start_seconds, torchrun.start_seconds),
+        row.launcher_seconds,
+        row.step_seconds,
+        _ratio(row.step_seconds, torchrun.step_seconds),
+        "-".join(map(str, threads)) or None,
+    )
+
+
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if value is not None and reference else None
