@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ddpdiag.bandwidth import Bound, busbw
+from ddpdiag.bandwidth import Bound, busbw, factor
 from ddpdiag.model.bench import Bottleneck, Fit, Limits
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, reached_text, size_text, time_text
@@ -37,6 +37,74 @@ def usable(points: Sequence[tuple[int, float]]) -> tuple[Point, ...]:
         if size > 0 and math.isfinite(seconds) and seconds > 0:
             best[size] = min(seconds, best.get(size, math.inf))
     return tuple(Point(size, best[size]) for size in sorted(best))
+
+
+# A line through a sweep -----------------------------------------------------------------------------------------------
+
+# seconds = latency + size / bandwidth: Hockney's model, fitted where each of its terms dominates, so that a change of
+# protocol in the middle (NCCL's LL and Simple) bends neither. Half of the bandwidth is reached at latency x bandwidth.
+
+MIN_SIZES = 3
+# A narrower sweep lies within one of the two regimes, and shows nothing about the other.
+MIN_RANGE = 64
+# The slope of the two largest sizes counts while it is within this ratio of the line from the small ones; beyond it
+# one of the two times was disturbed. (Measured, gloo from 64 to 256 MiB: 0.96.)
+_SLOPE_RATIO = 1.5
+
+
+def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit | None:
+    """Latency and bandwidth of a sweep of (size in bytes, seconds of the shortest call).
+
+    None when the sweep does not show it: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB, or
+    times that do not grow with the size.
+    """
+    sweep = usable(points)
+    if ranks < 2 or len(sweep) < MIN_SIZES or sweep[-1].size_bytes < MIN_RANGE * sweep[0].size_bytes:
+        return None
+    small = [point for point in sweep if point.size_bytes <= SMALL_BYTES]
+    bandwidth = _bandwidth(small, sweep) if small else None
+    if bandwidth is None:
+        return None
+    # The time without the bytes, in the median of the small sizes whose bytes take less than half of it: elsewhere the
+    # rest is noise. The median, not the shortest: each time is the best of its calls already.
+    left = [Point(point.size_bytes, point.seconds - point.size_bytes / bandwidth) for point in small]
+    latent = sorted(rest.seconds for rest in left if rest.seconds > rest.size_bytes / bandwidth)
+    latency = quantile(latent, 0.5) if latent else max(0.0, left[0].seconds)
+    # The share by which each size between the two ends took longer.
+    longer = {
+        int(point.size_bytes): point.seconds / (latency + point.size_bytes / bandwidth) - 1
+        for point in sweep[:-2]
+        if point.size_bytes > SMALL_BYTES
+    }
+    share, at = max(((share, size) for size, share in longer.items()), default=(None, None))
+    return Fit(
+        latency_seconds=latency,
+        busbw_bytes_per_s=bandwidth * factor(collective, ranks),
+        half_bytes=latency * bandwidth,
+        residual_share=share,
+        residual_bytes=at,
+    )
+
+
+def _bandwidth(small: Sequence[Point], sweep: Sequence[Point]) -> float | None:
+    """Bytes per second along the two largest sizes; along the whole sweep where noise makes nonsense of these."""
+    floor = min(small, key=lambda point: point.seconds)
+    overall = _slope(floor, sweep[-1])
+    if overall is None:
+        return None
+    slope = _slope(sweep[-2], sweep[-1])
+    return slope if slope and overall / _SLOPE_RATIO <= slope <= overall * _SLOPE_RATIO else overall
+
+
+def _slope(low: Point, high: Point) -> float | None:
+    """Bytes per second between two points; None if the larger takes no longer."""
+    if high.size_bytes <= low.size_bytes or high.seconds <= low.seconds:
+        return None
+    slope = (high.size_bytes - low.size_bytes) / (high.seconds - low.seconds)
+    return slope if math.isfinite(slope) else None
+
+
+# Its bottleneck -------------------------------------------------------------------------------------------------------
 
 
 class Slow(NamedTuple):

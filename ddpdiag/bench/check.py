@@ -25,7 +25,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import factor
 from ddpdiag.bench.data import AGAIN, Data
-from ddpdiag.bench.judge import bench_of, findings
+from ddpdiag.bench.judge import bench_of, curves_of, findings
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
 from ddpdiag.checks.fabric.matching import round_robin
@@ -65,17 +65,17 @@ FINDINGS = {
     ),
     "below": FindingSpec.error("the bus bandwidth does not reach `--min-busbw`."),
     "worse": FindingSpec.warning(
-        "5 % less than the baseline of this world, and more than the spread of both runs. Find out what has changed."
+        "5 % less than in the `--baseline` of this world, and more than the spread of both runs. Find out what has "
+        "changed."
     ),
     "incomparable": FindingSpec.not_seen(
-        "`--baseline` holds no run of this world, or other sizes, so nothing was compared."
+        "the `--baseline` is of another world or hardware, or has other sizes, so that something was not compared."
     ),
     "unmeasured": FindingSpec.not_seen(
-        "there was no time or no memory for some rows, whose sizes, types, operations or roots are listed, or for all "
-        "of them."
+        "there was no time or no memory for some rows, whose sizes, types or operations are listed, or for all of them."
     ),
     "unsupported": FindingSpec.error(
-        "backend, dtype or op that this torch or this backend does not have.", effect=Effect.USAGE
+        "backend, dtype, op or root that this torch, this backend or this world does not have.", effect=Effect.USAGE
     ),
 }
 
@@ -96,7 +96,7 @@ _PAIR_SHARE = 0.3
 _OPEN_SECONDS = 10.0
 # What membership, the report and the start of a trial take of the budget.
 _BESIDE_SECONDS = 6.0
-_PAIR_BENCH = Bench(min_bytes=4 << 20, max_bytes=4 << 20, iterations=10, warmup=2, checks=0)
+_PAIR_BENCH = Bench(minbytes=4 << 20, maxbytes=4 << 20, iters=10, warmup_iters=2, check=0)
 
 
 def measure(ctx: Context) -> Data:
@@ -114,8 +114,8 @@ def measure(ctx: Context) -> Data:
         ctx.step(CONTEXT_STEP)
         before = gpu_users_before(ctx.place.local_rank)
         with process_group(ctx, empty.backend) as device:
-            lines = one_size(ctx, second_bench(ctx.trial), collective, device, _SECOND_SECONDS).lines
-        return structs.replace(empty, lines=lines, before=before, path=transport.read(ctx, device))
+            rows = one_size(ctx, second_bench(ctx.trial), collective, device, _SECOND_SECONDS).rows
+        return structs.replace(empty, rows=rows, before=before, path=transport.read(ctx, device))
     with process_group(ctx, backend) as device:
         about = describe(device)
         known = structs.replace(empty, device=about.name, device_index=about.number, gpu_uuid=about.uuid, pci=about.pci)
@@ -128,17 +128,17 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """Each collective over each backend; then pairs of ranks, over the backends that worked; then once more what is
     far below its expectation."""
     asked = seen.options.bench or Bench()
-    backends = asked.backends or (seen.world.backend,)
+    backends = asked.backend or (seen.world.backend,)
     tried = [trial.params for trial in seen.trials]
     share = share_seconds(seen.options, seen.world.size)
-    for backend, name in [(backend, name) for name in asked.collectives for backend in backends]:
+    for backend, name in [(backend, name) for name in asked.collective for backend in backends]:
         params = {"backend": backend, "collective": name}
         if params not in tried:
             return (_lasting(seen, new_trial(seen, params=params), share),)
     for backend in backends if seen.world.size > 2 else ():
         # Only where something was measured over this backend, and nothing failed.
         own = [trial for trial in seen.trials if trial.params["backend"] == backend]
-        measured = any(row.data.lines for row in seen.rows if row.data.backend == backend)
+        measured = any(row.data.rows for row in seen.rows if row.data.backend == backend)
         if measured and all(seen.succeeded(trial) for trial in own):
             for number in range(ROUNDS):
                 in_pairs: dict[str, str | int] = {"backend": backend, "collective": "all_reduce", "round": number}
@@ -155,10 +155,10 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def share_seconds(options: Options, world_size: int) -> float:
     """What the budget leaves for one sweep, with rounds of pairs after all of them."""
     asked = options.bench or Bench()
-    backends = max(1, len(asked.backends))
+    backends = max(1, len(asked.backend))
     budget = options.budget_seconds - _BESIDE_SECONDS
     in_pairs = backends * ROUNDS * _PAIR_SECONDS if world_size > 2 else 0.0
-    return max(1.0, (budget - min(in_pairs, budget * _PAIR_SHARE)) / (len(asked.collectives) * backends))
+    return max(1.0, (budget - min(in_pairs, budget * _PAIR_SHARE)) / (len(asked.collective) * backends))
 
 
 def _lasting(seen: Seen[Data], trial: Trial, seconds: float) -> Trial:
@@ -200,14 +200,14 @@ def second_bench(trial: Trial) -> Bench:
     """What such a trial measures."""
     size, op, root = int(trial.params[AGAIN]), str(trial.params["op"]), int(trial.params["root"])
     return Bench(
-        min_bytes=size,
-        max_bytes=size,
-        iterations=5,
-        warmup=1,
-        checks=0,
-        dtypes=(str(trial.params["dtype"]),),
-        ops=("sum" if op == "none" else op,),
-        roots=(max(0, root),),
+        minbytes=size,
+        maxbytes=size,
+        iters=5,
+        warmup_iters=1,
+        check=0,
+        datatype=(str(trial.params["dtype"]),),
+        op=("sum" if op == "none" else op,),
+        root=max(0, root),
     )
 
 
@@ -228,8 +228,7 @@ def far_below(seen: Seen[Data]) -> Iterator[Finding]:
         expected = expectation.busbw_bytes_per_s if expectation is not None else 0.0
         first = _first(seen, one)
         # The shortest call of the slowest rank; None where a rank has none.
-        cells = [line.in_place or line.out_of_place for row in rows.values() for line in row.lines]
-        seconds = [cell.seconds.min for cell in cells if cell is not None]
+        seconds = [timing.seconds.min for data in rows.values() for row in data.rows for timing in row.modes[:1]]
         again = None
         if len(seconds) >= first.ranks:
             latency = min(first.latency_seconds, max(seconds) / 2)
@@ -316,7 +315,7 @@ def section(seen: Seen[Data]) -> Section | None:
         sentence=report.sentence,
         measured=bool(report.series),
         bench=report,
-        series=report.saved,
+        series=curves_of(seen),
     )
 
 

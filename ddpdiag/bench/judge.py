@@ -1,20 +1,21 @@
-"""The benchmark's whole report from a recording, with its result in one sentence, and the findings of COL002."""
+"""The benchmark's report from a recording, its result in one sentence, and the findings of COL002."""
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
 
 from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import leave_out, ranks_text
-from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
-from ddpdiag.comparison.benchmarks import find, missing, series_of, shape_of, slower, worse
+from ddpdiag.checks.run.baseline import RUN_AGAIN
+from ddpdiag.checks.snapshots import shape_of
+from ddpdiag.comparison.figures import Direction, compared_curves, incomparable
 from ddpdiag.model import Finding, Scalar
-from ddpdiag.model.bench import BaselineSeries, Bench, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text, time_text
+from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, BenchRow, Measured, Series
+from ddpdiag.stats import quantile
+from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text
 
 # At most so many sentences; of more, only their number.
 _MOST_SAID = 3
@@ -22,7 +23,7 @@ _NOT_KNOWN = "what this hardware should reach is not known."
 
 
 def summary(found: Sequence[Series]) -> str:
-    """The sentence of a benchmark: that of its one series, or one for each bottleneck that several share."""
+    """The sentence of a benchmark: that of its only series, or one for each bottleneck that several share."""
     groups: dict[tuple[str, str], list[Series]] = {}
     for one in found:
         groups.setdefault((one.backend, held_back(one) or one.sentence), []).append(one)
@@ -39,7 +40,7 @@ def summary(found: Sequence[Series]) -> str:
 
 
 def held_back(one: Series) -> str:
-    """What a series' sentence states before the numbers: "is bound by PCIe"; nothing if that is not its subject."""
+    """The statement of a series' sentence before its numbers: "is bound by PCIe"; empty for another subject."""
     head, _, rest = one.sentence.partition(f"{one.collective} over {one.backend}")
     if head:
         return ""
@@ -77,17 +78,14 @@ def _span(low: str, high: str) -> str:
 
 @lru_cache(maxsize=1)
 def bench_of(seen: Seen[Data]) -> BenchReport:
-    """Rows, series and ranks of all sweeps; empty where nothing was measured. Worked out once for each `seen`."""
+    """The rows, series and ranks of all sweeps, cached for each `seen`; empty where nothing was measured."""
     asked, done = seen.options.bench or Bench(), sweeps(seen)
-    wanted = len(asked.collectives) * max(1, len(asked.backends))
-    by_sweep = [(sweep, tuple(rows(sweep, asked.average))) for sweep in done]
+    wanted = len(asked.collective) * max(1, len(asked.backend))
+    by_sweep = [(sweep, tuple(rows(sweep))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
     modes = [mode for row in every for mode in row.modes().values()]
     rates, checked = [mode.busbw_bytes_per_s for mode in modes], [own.wrong for own in modes if own.wrong is not None]
-    shape = shape_of({f"{name} {number}": own for number, ((name, _), own) in enumerate(seen.world.hosts.items())})
-    created = seen.recording.header.created
-    saved = (series_of(own, shape=shape, fabric=_fabric(seen, one), created=created) for one, own in by_sweep)
     notes = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     notes += [
         f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
@@ -95,10 +93,8 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         if not seen.succeeded(sweep.trial)
     ]
     versions = seen.of(lch003.CHECK).by_rank
-    variables = seen.of(lch002.CHECK).by_rank
     return BenchReport(
         asked=asked,
-        created=created,
         rows=every,
         series=found,
         ranks=tuple(line for sweep, own in by_sweep for line in ranks(seen, sweep, own)),
@@ -107,21 +103,22 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         wrong=sum(checked) if checked else None,
         complete=len(done) == wanted and all(_is_whole(seen, sweep) for sweep in done),
         sentence=summary(found),
-        saved=tuple(chain.from_iterable(saved)),
         torch_version=next((data.torch for data in versions.values()), None),
         nccl_version=next((data.nccl for data in versions.values()), None),
-        env=dict(next((data.variables for data in variables.values()), {})),
     )
 
 
 def _is_whole(seen: Seen[Data], sweep: Sweep) -> bool:
-    """Are all its sizes there, from all its ranks?"""
-    heard = set(sweep.ranks) == set(sweep.trial.ranks)
-    return heard and seen.succeeded(sweep.trial) and all(data.whole for data in sweep.ranks.values())
+    """Whether all sizes of a sweep were measured, on all its ranks."""
+    return (
+        set(sweep.ranks) == set(sweep.trial.ranks)
+        and seen.succeeded(sweep.trial)
+        and all(data.whole for data in sweep.ranks.values())
+    )
 
 
 def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
-    """What must be alike beside the shape of the world, in words: devices, network cards, cores."""
+    """The hardware that must be equal for a comparison, in words: devices, network cards, cores."""
     limits = [data.limits for data in sweep.ranks.values()]
     devices = sorted({data.device for data in sweep.ranks.values()})
     rates = sorted({own.nic_bytes_per_s for own in limits if own.nic_bytes_per_s is not None})
@@ -152,7 +149,7 @@ def findings(seen: Seen[Data], far_below: Iterator[Finding]) -> Iterator[Finding
     yield from _slow(seen, report)
     yield from far_below
     yield from _below(seen, report)
-    yield from _compared(seen, report)
+    yield from _compared(seen)
 
 
 def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
@@ -169,7 +166,7 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Sweeps that went well and have no row: nothing is known, which is never healthy."""
+    """Sweeps that succeeded without a row: nothing is known, which is never healthy."""
     measured = {(row.backend, row.collective) for row in report.rows}
     for sweep in sweeps(seen):
         excused = any(data.unsupported for data in sweep.ranks.values())
@@ -186,7 +183,7 @@ def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Sizes of sweeps that went well for which time or memory was short; what a gate asks for is reported by itself."""
+    """Rows of successful sweeps that time or memory did not allow; `_below` reports a gate that is not reached."""
     least = report.asked.min_busbw_bytes_per_s or 0.0
     open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
     for sweep in sweeps(seen):
@@ -218,7 +215,7 @@ def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             if mode.wrong:
                 by_backend.setdefault(row.backend, []).append((row, mode))
     for backend, bad in by_backend.items():
-        got = sorted({own.rank for _, mode in bad for own in mode.ranks if own.wrong})
+        got = sorted({rank for _, mode in bad for rank, timing in mode.ranks.items() if timing.wrong})
         total = sum(mode.wrong or 0 for _, mode in bad)
         row = bad[0][0]
         rows: list[Scalar] = [f"{each.collective} {size_text(each.size_bytes)}: {mode.wrong}" for each, mode in bad]
@@ -256,7 +253,7 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """What does not reach `--min-busbw`; of a sweep that was cut short that is not known."""
+    """Series below `--min-busbw`; after a sweep that was cut short it is not known whether they reach it."""
     if (least := report.asked.min_busbw_bytes_per_s) is None:
         return
     whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_whole(seen, sweep)}
@@ -297,54 +294,57 @@ def _below_fix(one: Series, least: float) -> str:
     return "Run `ddpdiag check` with the same ranks: it measures each link, and names a slow rank or host."
 
 
-def _compared(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """This run and its baseline."""
-    if report.asked.baseline is None:
+def curves_of(seen: Seen[Data]) -> tuple[BenchCurve, ...]:
+    """This run for comparisons: a curve for each collective, backend, dtype and op."""
+    curves: dict[tuple[str, str, str, str], BenchCurve] = {}
+    for sweep in sweeps(seen):
+        fabric = _fabric(seen, sweep)
+        kinds: dict[tuple[str, str], dict[int, list[Measured]]] = {}
+        for row in rows(sweep):
+            if (mode := row.natural()) is not None:
+                kinds.setdefault((row.dtype, row.op), {}).setdefault(row.size_bytes, []).append(mode)
+        for (dtype, op), sizes in kinds.items():
+            curves[sweep.collective, sweep.backend, dtype, op] = BenchCurve(
+                collective=sweep.collective,
+                backend=sweep.backend,
+                dtype=dtype,
+                op=op,
+                fabric=fabric,
+                points=tuple(_point(size_bytes, modes) for size_bytes, modes in sorted(sizes.items())),
+            )
+    return tuple(curves.values())
+
+
+def _point(size_bytes: int, modes: Sequence[Measured]) -> BenchPoint:
+    """The median over several roots; the variation is that of the slowest rank, whose time a row shows."""
+    cvs = sorted(mode.slowest[1].seconds.cv if mode.slowest else 0.0 for mode in modes)
+    rates = sorted(mode.busbw_bytes_per_s for mode in modes)
+    return BenchPoint(size_bytes=size_bytes, busbw_bytes_per_s=quantile(rates, 0.5), cv=quantile(cvs, 0.5))
+
+
+def _compared(seen: Seen[Data]) -> Iterator[Finding]:
+    """Differences from the benchmark in `--baseline`."""
+    if (old := seen.options.baseline) is None:
         return
-    for new in report.saved:
-        old = find(report.asked.baseline, new)
-        if not isinstance(old, str) and not (lost := missing(old, new)):
-            yield from _worse(seen, old, new)
-            continue
-        why = old
-        if not isinstance(old, str):
-            sizes = " to ".join(dict.fromkeys(size_text(size) for size in (lost[0], lost[-1])))
-            why = f"none of the sizes that show its bandwidth ({sizes}) was measured now"
+    if incomparable(old.shape, shape_of(seen.world)) is not None:
+        return  # CMP001 reports it
+    changes = [*compared_curves(old.series, curves_of(seen))]
+    unjudged = [change.text for change in changes if change.direction is Direction.UNJUDGED]
+    if unjudged:
         yield seen.finding(
             "incomparable",
-            f"{new.collective} over {new.backend} cannot be compared with the baseline",
-            f"Nothing was compared: {why}.",
-            fix="Run again with the ranks, hosts and sizes of the baseline, or save this run as the new baseline "
-            "(`--save-baseline FILE`).",
+            "this benchmark cannot be compared with the baseline",
+            f"Not compared with the run of {old.created}: {'; '.join(unjudged[:_SHOWN])}.",
+            fix="Pass --baseline a recording or report of `ddpdiag allreduce-bench` with the same ranks, hosts and "
+            "sizes.",
         )
-
-
-def _worse(seen: Seen[Data], old: BaselineSeries, new: BaselineSeries) -> Iterator[Finding]:
-    ranks = next((sweep.size for sweep in sweeps(seen)), 2)
-    if lost := worse(old, new):
-        most = max(lost, key=lambda each: each.share)
-        rows: list[Scalar] = [
-            f"{size_text(each.size_bytes)}: {rate_text(each.old_bytes_per_s)} -> {rate_text(each.new_bytes_per_s)}"
-            for each in lost
-        ]
-        yield seen.finding(
-            "worse",
-            f"{new.collective} over {new.backend} is {share_text(most.share)} slower than its baseline",
-            f"{new.collective} over {new.backend} reaches {rate_text(most.new_bytes_per_s)} busbw at "
-            f"{size_text(most.size_bytes)}; the baseline of {old.created} reached {rate_text(most.old_bytes_per_s)}. "
-            "At most 5 % less is accepted, and the calls of each run differ by less than this loss.",
-            evidence={"sizes": rows[:_SHOWN]},
-            fix="Run again to exclude a temporary load. Then compare with the time of the baseline: driver "
-            "(`nvidia-smi`), link "
-            "speed (`ethtool INTERFACE`, `ibstat`), and other jobs on these hosts (`top`).",
-        )
-    elif late := slower(old, new, ranks):
-        yield seen.finding(
-            "worse",
-            f"small messages of {new.collective} over {new.backend} take {share_text(late.share)} longer than before",
-            f"At {size_text(late.size_bytes)} a call takes {time_text(late.new_seconds)}; in the baseline of "
-            f"{old.created} it took {time_text(late.old_seconds)}.",
-            fix="Run again to exclude a temporary load. Then compare with the time of the baseline: driver "
-            "(`nvidia-smi`), clocks "
-            "(`lscpu`, `nvidia-smi -q -d CLOCK`), and other jobs on these hosts (`top`).",
-        )
+    for change in changes:
+        if change.direction is Direction.REGRESSION:
+            yield seen.finding(
+                "worse",
+                f"{change.name} is slower than in the baseline",
+                f"{change.text}. The baseline is of {old.created}. A loss of up to 5 % (20 % for small messages), or "
+                "within the spread of either run's calls, is accepted.",
+                evidence={"old_bytes_per_s": change.old, "new_bytes_per_s": change.new},
+                fix=RUN_AGAIN,
+            )

@@ -1,22 +1,18 @@
-"""A benchmark as a picture: bus bandwidth and latency over the size of the message.
-
-As a file of its own (`--plot`), and in narrow panels for the HTML page.
-"""
+"""Bus bandwidth and latency over the size of the message, as pictures for the HTML page."""
 
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from textwrap import fill
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdiag.bench.rows import traits
 from ddpdiag.model.bench import BenchReport, BenchRow, Expectation, Measured, Series
-from ddpdiag.render.plots import SERIES, WIDTH, drawing, file_style, inline, plain, saved, word
-from ddpdiag.text import byte_count, bytes_per_s, count, is_exceeded, seconds
+from ddpdiag.render.plots import SERIES, WIDTH, inline, plain, word
+from ddpdiag.text import byte_count, bytes_per_s, is_exceeded, seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Okabe and Ito, "Color universal design" (2008), without the yellow, which is too pale for a line.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -42,49 +38,6 @@ class Curve(NamedTuple):
     busbws: tuple[float, ...]
     seconds: tuple[float, ...]
     levels: dict[str, float]
-
-
-def render(report: BenchReport, kind: Literal["svg", "png"]) -> bytes:
-    """The picture; UsageError if there is no matplotlib, or one that does not work."""
-    with drawing("--plot"), file_style():
-        return saved(_figure(report), kind)
-
-
-def _figure(report: BenchReport) -> "Figure":
-    from matplotlib.figure import Figure
-
-    every = curves_of(report)
-    curves = every[:_MOST_CURVES]
-    entries = len(curves) + len({label for curve in curves for label in curve.levels})
-    figure = Figure(figsize=(12, 4.8 + _LEGEND_INCHES * entries), layout="constrained")
-    shown = "" if len(curves) == len(every) else f" (the first {len(curves)} of {len(every)} series)"
-    ranks = {line.rank for line in report.ranks}
-    hosts = {line.node for line in report.ranks}
-    collectives = dict.fromkeys(plain(row.collective) for row in report.rows)
-    what = curves[0].label if len(curves) == 1 else ", ".join(collectives) or "Collectives"
-    where = f": {count(len(ranks), 'rank')} on {count(len(hosts), 'host')}" if ranks else ""
-    figure.suptitle(f"{what}{where}{shown}")
-    if not curves:
-        figure.text(0.5, 0.5, "nothing was measured", ha="center", va="center")
-        return figure
-    left, right = figure.subplots(1, 2)
-    drawn: set[str] = set()
-    for number, curve in enumerate(curves):
-        turn, place = divmod(number, len(_COLORS))
-        color, marker = _COLORS[place], _MARKERS[(place + turn) % len(_MARKERS)]
-        rates = [busbw / 1e9 for busbw in curve.busbws]
-        left.plot(curve.sizes, rates, color=color, marker=marker, markersize=4, label=curve.label)
-        right.plot(curve.sizes, curve.seconds, color=color, marker=marker, markersize=4)
-        for label, busbw in curve.levels.items():
-            again = label in drawn
-            drawn.add(label)
-            left.axhline(busbw / 1e9, color=color, linestyle="--", linewidth=1.2, label=None if again else label)
-    _finish(left, curves, title=_BUSBW)
-    left.set_ylim(bottom=0)
-    _latencies(right)
-    _finish(right, curves, title=_LATENCY)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
-    return figure
 
 
 def draw_panels(report: BenchReport) -> tuple[str, str] | None:
@@ -148,7 +101,7 @@ def size_ticks(sizes: Sequence[int]) -> list[int]:
 
 
 def curves_of(report: BenchReport) -> list[Curve]:
-    """One for each series; what several cycles measured is their mean."""
+    """One curve for each series."""
     found: dict[_Key, dict[int, list[Measured]]] = {}
     for row in report.rows:
         if (mode := row.natural()) is not None and row.size_bytes > 0:

@@ -236,7 +236,7 @@ def samples(report: Report) -> Iterator[Sample]:
     yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
     for row in bench.rows:
         for place, mode in row.modes().items():
-            labels = {name: str(getattr(row, name)) for name in (*_SERIES_LABELS, "cycle", "size_bytes")}
+            labels = {name: str(getattr(row, name)) for name in (*_SERIES_LABELS, "size_bytes")}
             labels["mode"] = place
             yield Sample("bench_seconds", "Time of one call, as nccl-tests has it.", mode.seconds, labels)
             algbw, busbw = mode.algbw_bytes_per_s, mode.busbw_bytes_per_s

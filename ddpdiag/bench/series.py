@@ -1,7 +1,7 @@
-"""What the sweeps mean: a line through each, its bottleneck, how its ranks compare, and which slow the others down.
+"""The result of a sweep: a line through it, its bottleneck, its ranks side by side, and the slow ones among them.
 
-A rank is slow that is slower than its peers alone or in pairs, or late to start a call. All evidence is relative to the
-other ranks of the same run, so that it needs no table of hardware.
+A rank is slow if it is slower than its peers alone or in pairs, or starts its calls late. All evidence is relative to
+the other ranks of the same run, so that it needs no table of hardware.
 """
 
 import math
@@ -13,32 +13,32 @@ from typing import NamedTuple
 from msgspec import structs
 
 from ddpdiag.bandwidth import algbw, bound, busbw
-from ddpdiag.bench.bottleneck import Facts, Slow, assess
-from ddpdiag.bench.data import Cell, Data, Sweep, fit, is_sweep
+from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
+from ddpdiag.bench.data import Data, Sweep, is_sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison.noise import median_without
-from ddpdiag.model.bench import BenchRank, BenchRow, Limits, Measured, Series
+from ddpdiag.model.bench import BenchRank, BenchRow, Limits, Measured, Series, Timing
 from ddpdiag.stats import quantile
 from ddpdiag.text import share_text, times_text
 
 
 def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator[Series]:
-    """All sizes of each dtype, op and root, and what they mean."""
+    """The result of each dtype, op and root over all sizes."""
     kinds: dict[tuple[str, str, int], list[tuple[BenchRow, Measured]]] = defaultdict(list)
     for row in found:
         if (mode := row.natural()) is not None:
             kinds[row.dtype, row.op, row.root].append((row, mode))
     for own in kinds.values():
         peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
-        peak_lines = sweep.lines[peak.cycle, peak.dtype, peak.op, peak.root, peak.size_bytes].values()
+        peak_rows = sweep.rows[peak.dtype, peak.op, peak.root, peak.size_bytes].values()
         # The shortest call of the slowest rank.
-        points = [(row.size_bytes, max((rank.seconds.min for rank in mode.ranks), default=0.0)) for row, mode in own]
+        points = [(row.size_bytes, max(timing.seconds.min for timing in mode.ranks.values())) for row, mode in own]
         known = fit(sweep.collective, sweep.size, points)
         among = standing(seen, sweep.backend)
         hosts = hosts_of_ranks(seen, sweep.trial.ranks)
         limits = {rank: data.limits for rank, data in sweep.ranks.items()}
-        # What ranks measure that wait for each other's cores is no limit of the machine.
+        # Ranks that wait for each other's cores do not measure a limit of the machine.
         limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
         facts = Facts(
             collective=sweep.collective,
@@ -53,7 +53,7 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
             limits=lowest(limits.values()),
             links_up=links_up(sweep.ranks.values()),
             oversubscribed=among.crowd,
-            cores_used=max((line.cores for line in peak_lines if line.cores is not None), default=None),
+            cores_used=max((row.cores for row in peak_rows if row.cores is not None), default=None),
             slow=tuple(Slow(rank, seen.world.node_of(rank), why) for rank, why in among.slow.items()),
         )
         part, sentence = assess(facts)
@@ -74,7 +74,7 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
 
 
 def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[int, ...]]:
-    """These ranks by host; of machines that share a name, the second one is "name (2)"."""
+    """The ranks by host; of machines that share a name, the second one is "name (2)"."""
     taking = frozenset(ranks)
     hosts: dict[str, tuple[int, ...]] = {}
     numbers: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[in
 
 
 def lowest(limits: Iterable[Limits]) -> Limits:
-    """The lowest of what ranks have, which no one card has; `nvlink_switched` only where all are."""
+    """The lowest limits of all ranks; `nvlink_switched` only where all are."""
     known = tuple(limits)
     names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor", "nvlink_domain")]
     values = {name: [getattr(own, name) for own in known] for name in names}
@@ -126,7 +126,7 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
     alike = [row for row in found if (row.dtype, row.op, row.root) == (first.dtype, first.op, first.root)]
     reference = max(alike, key=lambda row: row.size_bytes)
     mode = reference.natural()
-    times = {own.rank: own for own in mode.ranks} if mode else {}
+    times = mode.ranks if mode else {}
     among = standing(seen, sweep.backend)
     for rank, data in sweep.ranks.items():
         time = times.get(rank)
@@ -157,11 +157,11 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
 # Slow ranks ----------------------------------------------------------------------------------------------------------
 
 # Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
-# ranks differ by more than a third now and then; a rank that is worth leaving out is at least half as slow again.
+# ranks differ by more than a third now and then.
 SLOW_RATIO = 1.5
 # Ranks that wait for each other's cores were seen to differ by 2.9.
 CROWDED_RATIO = 2 * SLOW_RATIO
-# A scheduler moves processes between cores several times a second: fewer moments are an anecdote, and a rank that is
+# A scheduler moves processes between cores several times a second, so that few moments show nothing; a rank that is
 # slow by itself is slower than its peers in most of them.
 MIN_MOMENTS = 5
 STEADY_RATIO = 1.2
@@ -174,12 +174,12 @@ LAG_SHARE = SLOW_RATIO - 1
 
 
 class RankEvidence(NamedTuple):
-    """What is known of one rank.
+    """The evidence on one rank; None is what was not measured.
 
     `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
     moments for all. `pair_busbw` is the best bus bandwidth that it reached alone with one other rank, over rounds with
     different partners. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
-    `late_share` the share of the calls in which it was the last to start. None is what was not measured.
+    `late_share` the share of the calls in which it was the last to start.
     """
 
     copies: tuple[float, ...] = ()
@@ -191,10 +191,10 @@ class RankEvidence(NamedTuple):
 def slow_ranks(
     evidence: Mapping[int, RankEvidence], *, crowded: bool = False, memory: str = "its own memory"
 ) -> dict[int, str]:
-    """The slow ranks, and why, as the words after "it": "copies 2.1x slower than the median rank".
+    """The slow ranks with the reason, as the words after "it": "copies 2.1x slower than the median rank".
 
-    None where more than half of the ranks would be named: then they share the cause. `crowded` means that ranks wait
-    for each other's cores: then some are late and copy slowly by turns, and only pairs count, if they differ a lot.
+    Empty where more than half of the ranks would be named: then they share the cause. Ranks that wait for each other's
+    cores (`crowded`) are late and copy slowly by turns; there only pairs count, by a larger ratio.
     """
     copies = {} if crowded else copy_ratios(evidence)
     pairs = pair_ratios(evidence)
@@ -217,8 +217,8 @@ def slow_ranks(
 def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
     """How many times slower each rank copies than the median of the others; 0 where that is not known, or changes.
 
-    At each moment by itself, then the median over the moments: what disturbs the whole host at one moment disturbs
-    all ranks, and what disturbs one rank now and then is outvoted.
+    The ratio at each moment, then the median over the moments: a disturbance of the whole host affects all ranks, and
+    one of a single rank now and then is outvoted.
     """
     moments = max((len(own.copies) for own in evidence.values()), default=0)
     at = [
@@ -245,7 +245,7 @@ def pair_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
 
 def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
     """For each rank the median of the others over its own; 0 where either was not measured."""
-    # Less than a byte in a second is nothing that was measured, and ratios to it may not be finite.
+    # Less than a byte per second is no measurement, and ratios to it may not be finite.
     measured = {rank: rate for rank, rate in rates.items() if 1 <= rate < math.inf}
     known = sorted(measured.values())
     if len(known) < 2:
@@ -258,9 +258,9 @@ _LARGE_BYTES = 1 << 20
 
 
 class Standing(NamedTuple):
-    """How the ranks do over one backend.
+    """The ranks over one backend: the slow ones with the reason, `pair_rates`, and a machine with too few cores.
 
-    `slow` has the slow ranks, and why; `pairs` are `pair_rates`; `crowd` is (ranks, cores) of a machine with too few.
+    `crowd` is (ranks, cores) of that machine.
     """
 
     slow: Mapping[int, str]
@@ -270,7 +270,7 @@ class Standing(NamedTuple):
 
 @lru_cache(maxsize=8)
 def standing(seen: Seen[Data], backend: str) -> Standing:
-    """Worked out once for each backend, since every collective and every rank asks for it."""
+    """The standing of the ranks, cached for each backend since every collective and every rank needs it."""
     crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
     slow = slow_ranks(
         evidence(seen, backend, pairs),
@@ -295,7 +295,7 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
     bound = seen.of(hst001.CHECK).by_rank
     for own in machines.values():
         rows = {rank: bound[rank] for rank in own if rank in bound}
-        # Of all its ranks together, as HST001 saw them; else what the one with most may use.
+        # The cores of all its ranks together, from HST001; else those of the rank with most.
         cores = max(own.values(), default=0)
         if len(rows) == len(own) and all(row.affinity for row in rows.values()):
             cores = int(hst001.usable_cores(rows).cores)
@@ -305,7 +305,7 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
 
 
 def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
-    """What each rank did alone, in pairs, and how late it started, in all trials over a backend."""
+    """The evidence on each rank from all trials over a backend."""
     together: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
         if row.data.backend == backend and is_sweep(row.trial):
@@ -315,19 +315,18 @@ def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict
 
 
 def _evidence_of(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
-    cells: list[Cell] = []
+    timings: list[Timing] = []
     for data in own:
         # The modes of the large sizes; of the largest one where all are small.
-        least = min(_LARGE_BYTES, max((line.size_bytes for line in data.lines), default=0))
-        lines = [line for line in data.lines if line.size_bytes >= least]
-        cells += [cell for line in lines for cell in (line.in_place, line.out_of_place) if cell is not None]
+        least = min(_LARGE_BYTES, max((row.size_bytes for row in data.rows), default=0))
+        timings += [timing for row in data.rows if row.size_bytes >= least for timing in row.modes]
     shares = sorted(
-        cell.lag_seconds / cell.transfer_seconds
-        for cell in cells
-        if cell.lag_seconds is not None and cell.transfer_seconds
+        timing.lag_seconds / timing.transfer_seconds
+        for timing in timings
+        if timing.lag_seconds is not None and timing.transfer_seconds
     )
-    calls = sum(cell.seconds.count for cell in cells if cell.last is not None)
-    last = sum(cell.last for cell in cells if cell.last is not None)
+    calls = sum(timing.seconds.count for timing in timings if timing.last is not None)
+    last = sum(timing.last for timing in timings if timing.last is not None)
     return RankEvidence(
         copies=tuple(rate for data in own for rate in data.copies)[:moments],
         pair_busbw=pair,
@@ -342,9 +341,8 @@ def pair_rates(seen: Seen[Data], backend: str) -> Mapping[int, float]:
     for row in seen.rows:
         if row.data.backend != backend or "round" not in row.trial.params:
             continue
-        for line in row.data.lines:
-            cell = line.in_place or line.out_of_place
-            if cell is not None:
-                rate = busbw(row.data.collective, line.size_bytes, cell.seconds.min, row.data.ranks)
+        for measured in row.data.rows:
+            for timing in measured.modes[:1]:
+                rate = busbw(row.data.collective, measured.size_bytes, timing.seconds.min, row.data.ranks)
                 best[row.place.rank] = max(best.get(row.place.rank, 0.0), rate)
     return best

@@ -15,26 +15,12 @@ from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, WorldLine
-from ddpdiag.model.bench import Average, BenchRank, BenchReport, Blocking, Bottleneck, Fit, Series
+from ddpdiag.model.bench import BenchRank, BenchReport, Bottleneck, Fit, Series
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
 from ddpdiag.render.terminal import write_head, write_notes, write_timings, write_verdict
 from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks
 from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, is_exceeded, percent, seconds
-
-_AVERAGES = {
-    Average.RANK_0: "rank 0",
-    Average.MEAN: "mean of all ranks",
-    Average.FASTEST: "fastest rank",
-    Average.SLOWEST: "slowest rank",
-}
-_BLOCKING = {
-    None: "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for",
-    Blocking.PIPELINED: "calls follow each other pipelined, each started from Python (-z 0)",
-    Blocking.BARRIER: "each call is waited for, with a barrier after it that counts (-z 1)",
-    Blocking.WAIT: "each call is waited for, without a barrier (-z 2)",
-    Blocking.APART: "each call is waited for, with a barrier after it that does not count (-z 3)",
-}
 
 
 def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
@@ -48,8 +34,8 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
         # What a row of the table is, in a line.
         asked = bench.asked
         versions = [f"{name} {it}" for name, it in _versions(bench)]
-        calls = f"{count(asked.iterations, 'call')} per size after {asked.warmup:,} to warm up"
-        page.write(one_line("; ".join((*versions, calls, f"times of the {_AVERAGES[asked.average]}"))), style="dim")
+        calls = f"{count(asked.iters, 'call')} per size after {asked.warmup_iters:,} to warm up"
+        page.write(one_line("; ".join((*versions, calls, "times of the slowest rank"))), style="dim")
     if details or not tty:
         for line in _head(bench, report.world, details=details):
             _comment(page, line)
@@ -89,19 +75,17 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     asked = bench.asked
     versions = (f"{name}={it}" for name, it in _versions(bench))
     yield one_line(" ".join((f"ddpdiag version {__version__}", *versions)))
-    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backends or (world.backend,)
+    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
     hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
-    step = f"{asked.step_bytes}(bytes)" if asked.step_bytes else f"{asked.factor:g}(factor)"
+    step = f"{asked.stepbytes}(bytes)" if asked.stepbytes else f"{asked.stepfactor or 2:g}(factor)"
     yield one_line(
         f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)} "
-        f"minBytes {asked.min_bytes} maxBytes {asked.max_bytes} step: {step} warmup iters: {asked.warmup} "
-        f"iters: {asked.iterations} agg iters: {asked.aggregate} validation: {asked.checks}"
+        f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} warmup iters: {asked.warmup_iters} "
+        f"iters: {asked.iters} validation: {asked.check}"
     )
-    yield _BLOCKING[asked.blocking]
-    if asked.per_iteration:
-        yield "Per-Iteration Report: i_* are those of the rank that took longest"
-    yield f"a row shows the {_AVERAGES[asked.average]} (-a {asked.average.value})"
-    if any(name in asked.collectives for name in ("all_reduce", "broadcast", "reduce")):
+    yield "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for"
+    yield "a row shows the slowest rank"
+    if any(name in asked.collective for name in ("all_reduce", "broadcast", "reduce")):
         yield "torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
     yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield ""
@@ -128,36 +112,16 @@ def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
 def _part(page: Page, bench: BenchReport, part: Part) -> None:
     """One table, between nccl-tests' comments."""
     if page.tty:
-        _part_for_eyes(page, bench, part)
+        page.blank()
+        page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
     else:
-        _comment(page, "")
-        _comment(page, f"Collective test starting: {one_line(part.name)}")
-        _comment(page, "")
-        for line in tables.header(per_iteration=bench.asked.per_iteration):
-            page.verbatim(line)
-        for row in part.rows:
-            page.verbatim(tables.line(row, per_iteration=bench.asked.per_iteration))
-    for line in tables.footer(part, reaches(bench, (part,))):
-        page.verbatim(line)
+        for text in ("", f"Collective test starting: {one_line(part.name)}", ""):
+            _comment(page, text)
+    for text in (*tables.HEADER, *map(tables.line, part.rows), *tables.footer(part, reaches(bench, (part,)))):
+        page.verbatim(text)
     if not page.tty:
         _comment(page, "")
         _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
-
-
-def _part_for_eyes(page: Page, bench: BenchReport, part: Part) -> None:
-    page.blank()
-    page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
-    of = [series for series in bench.series if (series.backend, series.collective) == (part.backend, part.collective)]
-    full, calls = tables.scale(part, of), bench.asked.per_iteration
-    table = tables.wide(part, full, per_iteration=calls, width=page.width)
-    if table is not None:
-        page.table(table)
-        return
-    for name, table in tables.narrow(part, full, per_iteration=calls, width=page.width):
-        page.blank()
-        page.write(", ".join(filter(None, (name, tables.alike(part)))), style="bold")
-        page.table(table)
-    page.blank()
 
 
 # What the rows mean --------------------------------------------------------------------------------------------------

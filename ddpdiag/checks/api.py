@@ -246,7 +246,7 @@ class Seen(Generic[D]):
     def uses_other_backend(self, trial: Trial) -> bool:
         """Whether the trial uses a backend that is neither the job's nor requested."""
         backend = trial.params.get("backend", self.world.backend)
-        named = self.options.bench.backends if self.options.bench is not None else ()
+        named = self.options.bench.backend if self.options.bench is not None else ()
         return backend != self.world.backend and backend not in named
 
     def is_harmless(self, trial: Trial) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.model import Severity
-from ddpdiag.model.bench import BaselineSeries, BenchReport
+from ddpdiag.model.bench import BenchCurve, BenchReport
 from ddpdiag.model.options import Figure
 from ddpdiag.model.train import TrainReport
 
@@ -75,7 +75,7 @@ class Section(Struct, frozen=True, kw_only=True):
     bench: BenchReport | None = None
     train: TrainReport | None = None
     figures: tuple[Figure, ...] = ()
-    series: tuple[BaselineSeries, ...] = ()
+    series: tuple[BenchCurve, ...] = ()
 
 
 class Workarounds(NamedTuple):

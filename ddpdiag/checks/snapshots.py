@@ -14,7 +14,6 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
-from ddpdiag.comparison.benchmarks import shape_of
 from ddpdiag.comparison.noise import kept
 from ddpdiag.model import Recording
 from ddpdiag.model.measurements import Steps
@@ -33,13 +32,9 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
     own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
     is_fleet = len(own) > KEPT_RANKS
     shares = [median(window.core_share for window in one.windows) for one in steps.values() if one.windows]
-    # Of the requested world; ranks that never joined are counted, since the rest measured something else.
-    came = shape_of({str(host): ranks for host, ranks in world.hosts.items()})
-    missing = world.size - len(world.arrivals)
-    never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
     return Snapshot(
         created=recording.header.created,
-        shape={**came, "ranks": f"{world.size} rank{'' if world.size == 1 else 's'}{never}", "backend": world.backend},
+        shape=shape_of(world),
         facts=_facts(seen),
         figures=(
             *(() if is_fleet else own.values()),
@@ -54,6 +49,22 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
         on_gpus=bool(world.gpus),
         standings=tuple(kept(own)) if is_fleet else (),
     )
+
+
+def shape_of(world: World) -> dict[str, str]:
+    """Ranks, hosts and backend of a world in words; another shape is not comparable.
+
+    Ranks that never joined are counted, since the others measured something else.
+    """
+    missing = world.size - len(world.arrivals)
+    never = f" ({missing} of {world.size} never joined)" if missing > 0 else ""
+    sizes = sorted(map(len, world.hosts.values()))
+    uneven = f" ({sizes[0]} to {sizes[-1]} ranks each)" if sizes and sizes[0] != sizes[-1] else ""
+    return {
+        "ranks": f"{world.size} rank{'' if world.size == 1 else 's'}{never}",
+        "hosts": f"{len(sizes)} host{'' if len(sizes) == 1 else 's'}{uneven}",
+        "backend": world.backend,
+    }
 
 
 def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:

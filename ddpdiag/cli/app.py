@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from ddpdiag import __version__
-from ddpdiag.bench.options import BenchOptions, BenchOutputs
+from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli import guarded, leave
 from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
@@ -24,6 +24,7 @@ from ddpdiag.cli.outputs import (
 )
 from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
+from ddpdiag.model.bench import Bench
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
@@ -129,15 +130,14 @@ def host(
     "ddpdiag allreduce-bench",
     "torchrun --nproc-per-node 8 -m ddpdiag allreduce-bench -b 8 -e 1G",
     "ddpdiag allreduce-bench --collective all_gather,reduce_scatter -d bf16",
-    "ddpdiag allreduce-bench --backend gloo,nccl --plot busbw.svg",
+    "ddpdiag allreduce-bench --backend gloo,nccl --csv rows.csv",
     "ddpdiag allreduce-bench -b 64M -e 64M --min-busbw 300",
-    "ddpdiag allreduce-bench --save-baseline base.json   (and later --baseline base.json)",
+    "ddpdiag allreduce-bench --json monday.json   (and later --baseline monday.json)",
 )
 def allreduce_bench(
-    what: BenchOptions,
-    outputs: Annotated[
-        BenchOutputs, *_FILES, "csv", "plot", "prometheus", "output", "save_baseline", "strict", *_SHOWN
-    ],
+    what: Bench,
+    compared: Annotated[CheckOptions, "baseline"],
+    outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "output", "strict", *_SHOWN],
     launch: LaunchOptions,
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
@@ -149,7 +149,7 @@ def allreduce_bench(
     """
     from ddpdiag.bench import command as bench
 
-    leave(guarded(lambda: bench.run(launch, what, outputs)))
+    leave(guarded(lambda: bench.run(launch, what, compared.baseline, outputs)))
 
 
 @_command(

@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
@@ -46,10 +46,10 @@ def run(
     asked: CheckOptions,
     outputs: Outputs,
     *,
-    bench: Callable[[Launch], Bench] | None = None,
+    bench: Bench | None = None,
     train: Train | None = None,
 ) -> int:
-    """Take part in a run, or start one on this host; the exit code. `bench` is asked once the launch is known."""
+    """Take part in a run, or start one on this host; the exit code."""
     _utf8("--run-id", launch_options.run_id)
     _utf8("--backend", asked.backend)
     check_backend(asked.backend)
@@ -59,7 +59,7 @@ def run(
             raise UsageError(f"{option} {seconds}: expected a finite number of seconds, since every run must end")
     options = structs.replace(
         _options(launch, launch_options.port_range, asked, outputs),
-        bench=None if bench is None else bench(launch),
+        bench=bench,
         train=train,
     )
     validate(options, all_checks())

@@ -1,55 +1,15 @@
 """Options that several commands share, and those of `check` and `host`; `ddpdiag.cli.outputs` has those of reports."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import Field, dataclass, field
+from collections.abc import Sequence
+from dataclasses import Field, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from ddpdiag.errors import UsageError
+from ddpdiag.model.declared import completion, option
 
-T = TypeVar("T")
-
-
-def option(
-    default: T,
-    help: str,
-    *more_names: str,
-    metavar: str | None = None,
-    panel: str | None = None,
-    min: float | None = None,
-    max: float | None = None,
-    advanced: bool = False,
-    variable: bool = True,
-    words: Callable[[], Iterable[str]] | None = None,
-    **metadata: object,
-) -> T:
-    """A field that is an option under its own name (`set_`: --set), and under `more_names`.
-
-    A tuple may be given several times; --help does not show its default. An `advanced` option is shown by --help-all
-    only. With `variable` it is also read from DDPDIAG_<OPTION>; the command line wins. A shell completes its values
-    from `words`.
-    """
-    shown = {
-        "help": help,
-        "metavar": metavar,
-        "rich_help_panel": panel,
-        "min": min,
-        "max": max,
-        "hidden": advanced,
-        "autocompletion": None if words is None else completion(words),
-    }
-    return field(default=default, metadata={"names": more_names, "shown": shown, "variable": variable, **metadata})
-
-
-def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell may complete a value to: a word, or the last of several with commas between them."""
-
-    def completed(incomplete: str) -> list[str]:
-        before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{word}" for word in words() if word.startswith(last)]
-
-    return completed
+__all__ = ["completion", "option"]
 
 
 def spelled(name: str) -> str:
@@ -202,7 +162,7 @@ class CheckOptions:
     )
     baseline: str | None = option(
         None,
-        "Compare with the recording or JSON report of an earlier run (CMP001). Read on rank 0's host.",
+        "Compare with the recording or JSON report of an earlier run. Read on rank 0's host.",
         metavar="FILE",
         panel=VERDICT,
     )

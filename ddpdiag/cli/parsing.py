@@ -34,6 +34,19 @@ _ELSEWHERE = {
     **dict.fromkeys(("--timeout", "--time"), "--budget"),
 }
 
+# Flags of nccl-tests that `allreduce-bench` does not have, with what it does instead.
+_NOT_OF_NCCL_TESTS = {
+    **dict.fromkeys(("-g", "-t", "--ngpus", "--nthreads"), f"one process drives one GPU; use {_RANKS_OF_A_HOST}"),
+    **dict.fromkeys(("-z", "--blocking"), "calls are pipelined on GPUs and waited for on CPUs"),
+    **dict.fromkeys(("-a", "--average"), "a row shows the slowest rank"),
+    **dict.fromkeys(("-m", "--agg-iters"), "calls are issued one by one"),
+    **dict.fromkeys(("-N", "--run-cycles"), "each size is measured once; use -n for more calls"),
+    **dict.fromkeys(("-I", "--per-iter-timing"), "the JSON report has min, median, p95 and p99 of the calls"),
+    **dict.fromkeys(
+        ("-p", "-y", "-G", "-C", "-S", "-R", "-x", "-D", "-V", "-M", "-u"), "use nccl-tests to measure with it"
+    ),
+}
+
 
 def normalized(name: str) -> str:
     """The name of an option or command as it is declared: people and launchers also write --local_rank."""
@@ -153,14 +166,22 @@ def _parameter(declared: "Field[Any]", others: "Sequence[Field[Any]]") -> Parame
     )
     if get_origin(declared.type) is tuple:
         return _keyword(declared.name, Annotated[list[str] | None, shown], None)
-    return _keyword(declared.name, Annotated[declared.type, shown], declared.default)
+    kind: Any = declared.type if declared.metadata["parse"] is None else str | None
+    return _keyword(declared.name, Annotated[kind, shown], declared.default)
 
 
 def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) -> object:
     """What was given, made a tuple where it may be repeated."""
     if value is None or value == []:
         return before.get(declared.name, declared.default)
-    return tuple(value) if isinstance(value, list) else value
+    given = tuple(value) if isinstance(value, list) else value
+    if (parse := declared.metadata["parse"]) is None:
+        return given
+    try:
+        return parse(given)
+    except UsageError as error:
+        name = next(iter(declared.metadata["names"]), spelled(declared.name))
+        raise UsageError(f"{name} {','.join(given) if isinstance(given, tuple) else given}: {error}") from None
 
 
 def examples(*lines: str) -> str:
@@ -178,7 +199,10 @@ def sentence_of(error: Exception, program: str) -> str:
     if option.startswith("-") and (wrong := _wrong_value(getattr(error, "message", ""))) is not None:
         is_np = "-n" in error.param.opts and wrong.startswith("p:")  # type: ignore[attr-defined]  # mpirun's -np
         return f"{option} {wrong}{f'; did you mean {_RANKS_OF_A_HOST}?' if is_np else ''}"
-    if (unknown := getattr(error, "option_name", None)) and (near := _meant(error, unknown)):
+    unknown = getattr(error, "option_name", None)
+    if unknown in _NOT_OF_NCCL_TESTS and context and any("--minbytes" in p.opts for p in context.command.params):
+        return f"{unknown}: ddpdiag does not have this flag of nccl-tests: {_NOT_OF_NCCL_TESTS[unknown]}"
+    if unknown and (near := _meant(error, unknown)):
         message = f"no such option: {unknown}; did you mean {near}?"
     message = re.sub(r"^Got unexpected extra argument(?:\(s\)|s)? \((.*)\)$", r"unexpected argument: \1", message)
     message = re.sub(r"^Option '(\S+)' requires an argument$", r"\1: expected a value", message)

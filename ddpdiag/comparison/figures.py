@@ -1,7 +1,6 @@
 """What changed between two runs: ranks against their peers, the whole machine, benchmarks, rates of pairs, facts."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -10,7 +9,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from ddpdiag.comparison.benchmarks import find, slower, worse
+from ddpdiag.comparison.benchmarks import Loss, find, name_of, worst_loss
 from ddpdiag.comparison.noise import (
     LEAST_BUSY_ACROSS,
     LEAST_BUSY_WITHIN,
@@ -22,7 +21,7 @@ from ddpdiag.comparison.noise import (
     shift,
 )
 from ddpdiag.model import Matrix
-from ddpdiag.model.bench import BaselineSeries
+from ddpdiag.model.bench import BenchCurve
 from ddpdiag.model.options import Snapshot
 from ddpdiag.stats import quantile
 from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
@@ -57,10 +56,10 @@ class Change(Struct, frozen=True, kw_only=True):
     noise: float | None = None
 
 
-def comparable(old: Snapshot, new: Snapshot) -> str | None:
-    """Why the figures of two runs cannot be compared, or None."""
-    for name in dict.fromkeys((*old.shape, *new.shape)):
-        was, now = (each.shape.get(name, "unknown") for each in (old, new))
+def incomparable(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """Why runs with these shapes cannot be compared; None if they can."""
+    for name in dict.fromkeys((*old, *new)):
+        was, now = (shape.get(name, "unknown") for shape in (old, new))
         if was != now:
             return f"{name}: {was} then, {now} now"
     return None
@@ -68,10 +67,11 @@ def comparable(old: Snapshot, new: Snapshot) -> str | None:
 
 def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
     """How many figures were compared, and what changed."""
-    if (why := comparable(old, new)) is not None:
+    if (why := incomparable(old.shape, new.shape)) is not None:
         return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
-    changes = [*chain(_within(old, new), _across(old, new), _series(old, new)), *_unjudged_times(old, new)]
-    if not _common(old, new) and not (old.series and new.series):
+    curves = compared_curves(old.series, new.series) if old.series else ()
+    changes = [*chain(_within(old, new), _across(old, new), curves), *_unjudged_times(old, new)]
+    if not _common(old, new) and not old.series:
         changes.append(_unjudged("figures", "the runs have no figure in common"))
     held = sum(not isinstance(find(old.series, series), str) for series in new.series)
     busy = least_busy(old, new)
@@ -189,46 +189,36 @@ def _rate(name: str, value: float) -> str:
     return quantity(name, value) if name.endswith(("_flop_per_s", "_bytes_per_s")) else f"{value:,.0f} /s"
 
 
-# Benchmarks: as `allreduce-bench --baseline` does --------------------------------------------------------------------
+# Benchmarks ----------------------------------------------------------------------------------------------------------
 
 
-def _series(old: Snapshot, new: Snapshot) -> Iterator[Change]:
-    number = re.match("[0-9]{1,7}", new.shape.get("ranks", ""))  # "16 ranks"; a report may have been edited
-    ranks = int(number[0]) if number else 2
-    for series in new.series:
-        held = find(old.series, series) if old.series else None
-        what = f"{series.collective} over {series.backend} ({series.dtype})"
+def compared_curves(old: Sequence[BenchCurve], new: Sequence[BenchCurve]) -> Iterator[Change]:
+    """Curves of benchmarks that became worse or better, and those that cannot be compared."""
+    for curve in new:
+        held = find(old, curve)
+        name = name_of(curve)
         if isinstance(held, str):
-            yield _unjudged(what, f"{what} was not compared: {held}")
-        elif held is not None:
-            # What became better is what would be worse in the opposite order.
-            yield from _slowdown(what, Direction.REGRESSION, held, series, ranks)
-            yield from _slowdown(what, Direction.IMPROVEMENT, series, held, ranks)
+            yield _unjudged(name, f"{name} was not compared: {held}")
+        # A curve is better where it would be worse in the opposite order.
+        elif loss := worst_loss(held, curve):
+            yield _of_loss(name, Direction.REGRESSION, loss)
+        elif gain := worst_loss(curve, held):
+            yield _of_loss(name, Direction.IMPROVEMENT, gain)
 
 
-def _slowdown(
-    what: str, direction: Direction, old: BaselineSeries, new: BaselineSeries, ranks: int
-) -> Iterator[Change]:
-    """From `old` to `new`; reported in the opposite order for an improvement."""
-    if lost := worse(old, new):
-        most = max(lost, key=lambda each: each.share)
-        values, size = (most.old_bytes_per_s, most.new_bytes_per_s), most.size_bytes
-    elif late := slower(old, new, ranks):
-        values, size = (late.old_seconds, late.new_seconds), late.size_bytes
-    else:
-        return
-    was, now = values if direction is Direction.REGRESSION else values[::-1]
-    rates, times = (
-        f"{rate_text(was)} -> {rate_text(now)} busbw",
-        f"small messages, {time_text(was)} -> {time_text(now)}",
-    )
-    yield Change(
+def _of_loss(name: str, direction: Direction, loss: Loss) -> Change:
+    """The change of a curve; the loss of an improvement is that in the opposite order."""
+    is_worse = direction is Direction.REGRESSION
+    was, now = (loss.old_bytes_per_s, loss.new_bytes_per_s)[:: 1 if is_worse else -1]
+    what = "small messages, " if loss.is_small else ""
+    rates = f"{rate_text(was)} -> {rate_text(now)} busbw at {size_text(loss.size_bytes)}"
+    return Change(
         direction=direction,
-        name=what,
-        text=f"{what}: {rates if lost else times} at {size_text(size)}",
+        name=name,
+        text=f"{name}: {what}{rates} ({share_text(loss.share)} {'slower' if is_worse else 'faster'})",
         old=was,
         new=now,
-        ratio=was / now if lost else now / was,
+        ratio=was / now,
     )
 
 

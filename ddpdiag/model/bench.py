@@ -1,105 +1,235 @@
-"""A benchmark of collectives: what was asked for, and what came of it.
+"""A benchmark of collectives: what was requested, and the results.
 
-Sizes are what nccl-tests prints in its first column: for all_gather, reduce_scatter and all_to_all the data of all
-ranks together, else the bytes of one rank. Bandwidths are bytes per second. What was not measured is `None`.
+Sizes are those of nccl-tests' first column: for all_gather, reduce_scatter and all_to_all the data of all ranks
+together, else the bytes of one rank. Bandwidths are bytes per second. `None` is what was not measured.
 """
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 
-from msgspec import Struct, field
+from msgspec import Struct
+
+from ddpdiag.errors import UsageError, nearest
+from ddpdiag.model.declared import option
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
+OPS = ("sum", "prod", "min", "max", "avg")
+# Torch's names of dtypes.
+_ALIASES = {
+    "int": "int32",
+    "fp16": "half",
+    "float16": "half",
+    "fp32": "float",
+    "float32": "float",
+    "fp64": "double",
+    "float64": "double",
+    "bf16": "bfloat16",
+}
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_MOST_SIZES = 1000
+_MOST_DIGITS = 9
+_SIZES, _CALLS, _WHAT, _VERDICT = "Sizes", "Calls", "What is measured", "Verdict"
 
 
-class Average(Enum):
-    """Which rank's time a row shows; nccl-tests' numbers of -a."""
+def size(text: str) -> int:
+    """Bytes in "8", "128M" or "1.5G"; K, M, G and T are powers of 1024, as in nccl-tests."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in _UNITS else (text, "")
+    try:
+        value = float(number) * _UNITS.get(unit, 1)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and 1 <= value < 1 << 50):
+        raise UsageError("expected a number of bytes, 1 or more, such as 8, 64K, 128M or 1G")
+    return int(value)
 
-    RANK_0 = 0
-    MEAN = 1
-    FASTEST = 2
-    SLOWEST = 3
+
+def _above(least: float, expected: str) -> Callable[[str], float]:
+    """A parser of finite numbers above `least`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > least):
+            raise UsageError(f"expected {expected}")
+        return value
+
+    return parse
 
 
-class Blocking(Enum):
-    """How calls follow each other; nccl-tests' numbers of -z.
+def _names(known: Sequence[str], aliases: Mapping[str, str] = {}) -> Callable[[Sequence[str]], tuple[str, ...]]:
+    """A parser of comma-separated names, each kept once; without `known` names, of any."""
 
-    PIPELINED: each is issued before the last one is over. BARRIER: each is waited for, with a barrier behind it that
-    counts. WAIT: each is waited for. APART: as BARRIER, but the barrier does not count.
+    def parse(texts: Sequence[str]) -> tuple[str, ...]:
+        words = [word.strip().lower() for text in texts for word in text.split(",")]
+        names = tuple(dict.fromkeys(aliases.get(word, word) for word in words))
+        for name in names:
+            if not name or (known and name not in known):
+                raise UsageError(f"expected {', '.join(known or ('a name',))}{nearest(name, known)}")
+        return names
+
+    return parse
+
+
+def _backends(texts: Sequence[str]) -> tuple[str, ...]:
+    """Names of backends; empty for "auto"."""
+    names = _names(())(texts)
+    if "auto" in names and len(names) > 1:
+        raise UsageError("auto cannot be combined with others: it is the backend that a job would use")
+    return () if names == ("auto",) else names
+
+
+def _root(text: str) -> int:
+    """A rank, or -1 for "all"."""
+    if text == "all":
+        return -1
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise UsageError("expected a rank, or all")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a benchmark measures: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
+
+    `backend` is empty for the backend that a job would use, `root` -1 for all ranks in turn; "all" in `datatype` and
+    `op` means those that the backend has. `min_busbw` is GB/s.
     """
 
-    PIPELINED = 0
-    BARRIER = 1
-    WAIT = 2
-    APART = 3
+    minbytes: int = option(8, "Smallest size.", "-b", metavar="SIZE", panel=_SIZES, parse=size)
+    maxbytes: int = option(
+        128 << 20,
+        "Largest size (default: 128M).",
+        "-e",
+        metavar="SIZE",
+        panel=_SIZES,
+        parse=size,
+        show_default=False,
+    )
+    stepfactor: float | None = option(
+        None,
+        "Factor between sizes (default: 2).",
+        "-f",
+        metavar="X",
+        panel=_SIZES,
+        parse=_above(1, "a factor above 1, by which each size is larger than the one before"),
+    )
+    stepbytes: int | None = option(
+        None, "Step between sizes instead of a factor.", "-i", metavar="SIZE", panel=_SIZES, parse=size
+    )
+    iters: int = option(20, "Timed calls of each size.", "-n", metavar="N", panel=_CALLS, min=1)
+    warmup_iters: int = option(5, "Untimed calls before them.", "-w", metavar="N", panel=_CALLS, min=0)
+    check: int = option(1, "Calls whose values are checked (0: none).", "-c", metavar="N", panel=_CALLS, min=0)
+    timeout: float = option(
+        120.0,
+        "Limit of the run; fewer calls or sizes are measured if they do not fit.",
+        "-T",
+        "--budget",
+        metavar="SECONDS",
+        panel=_CALLS,
+        min=5.0,
+    )
+    collective: tuple[str, ...] = option(
+        ("all_reduce",),
+        f"{', '.join(COLLECTIVES)} (a,b; default: all_reduce).",
+        metavar="NAME",
+        panel=_WHAT,
+        words=lambda: COLLECTIVES,
+        parse=_names(COLLECTIVES),
+    )
+    datatype: tuple[str, ...] = option(
+        ("float",),
+        f"{', '.join(DTYPES)}, all (a,b; default: float).",
+        "-d",
+        metavar="TYPE",
+        panel=_WHAT,
+        words=lambda: (*DTYPES, "all"),
+        parse=_names((*DTYPES, "all"), _ALIASES),
+    )
+    op: tuple[str, ...] = option(
+        ("sum",),
+        f"{', '.join(OPS)}, all (a,b; default: sum).",
+        "-o",
+        metavar="OP",
+        panel=_WHAT,
+        words=lambda: (*OPS, "all"),
+        parse=_names((*OPS, "all")),
+    )
+    root: int = option(0, "Root of broadcast and reduce, or all.", "-r", metavar="RANK", panel=_WHAT, parse=_root)
+    backend: tuple[str, ...] = option(
+        (),
+        "gloo, nccl or any other backend of torch; several are measured in one run (a,b; default: the job's own).",
+        metavar="NAME",
+        panel=_WHAT,
+        words=lambda: ("auto", "nccl", "gloo"),
+        parse=_backends,
+    )
+    min_busbw: float | None = option(
+        None,
+        "Exit with 1 if the best bus bandwidth is less.",
+        metavar="GB/s",
+        panel=_VERDICT,
+        parse=_above(0, "GB/s (1e9 bytes per second), above 0"),
+    )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes in bytes, in rising order; one more than are allowed at most."""
+        return tuple(islice(self._sizes(), _MOST_SIZES + 1))
+
+    def _sizes(self) -> Iterator[int]:
+        size, factor = float(self.minbytes), self.stepfactor or 2.0
+        while size <= self.maxbytes:
+            yield int(size)
+            size = max(size + self.stepbytes if self.stepbytes else size * factor, int(size) + 1)
+
+    @property
+    def min_busbw_bytes_per_s(self) -> float | None:
+        return None if self.min_busbw is None else self.min_busbw * 1e9
+
+    def validate(self) -> None:
+        """UsageError for options that contradict each other."""
+        if self.minbytes > self.maxbytes:
+            raise UsageError(
+                f"-b {self.minbytes} is above -e {self.maxbytes}: expected the smallest size, then the largest"
+            )
+        if self.stepbytes is not None and self.stepfactor is not None:
+            raise UsageError("-i and -f exclude each other: sizes grow by a step, or by a factor")
+        if len(self.sizes) > _MOST_SIZES:
+            raise UsageError(f"-b {self.minbytes} -e {self.maxbytes}: at most {_MOST_SIZES} sizes expected")
 
 
-class BaselineRow(Struct, frozen=True, kw_only=True):
-    """One row of an earlier run: its bus bandwidth, and the coefficient of variation of its calls."""
+class BenchPoint(Struct, frozen=True, kw_only=True):
+    """One size of a benchmark: its bus bandwidth, and the coefficient of variation of its calls."""
 
     size_bytes: int
     busbw_bytes_per_s: float
     cv: float
 
 
-class BaselineSeries(Struct, frozen=True, kw_only=True):
-    """An earlier run of one collective on one shape of world.
+class BenchCurve(Struct, frozen=True, kw_only=True):
+    """All sizes of one collective over one backend, small enough to be kept for comparisons.
 
-    `shape` and `fabric` are what must be alike for two runs to be compared, as words for people, by name.
+    `fabric` is what must be equal for two runs to be compared, beside the shape of their worlds: words by name.
     """
 
     collective: str
     backend: str
     dtype: str
     op: str
-    shape: dict[str, str]
     fabric: dict[str, str]
-    created: str
-    rows: tuple[BaselineRow, ...]
-
-
-class Bench(Struct, frozen=True, kw_only=True):
-    """What a benchmark measures. `backends` empty: the one that a job would take.
-
-    Sizes go from `min_bytes` to `max_bytes`, by `step_bytes` where that is given, else by `factor`. Each is called
-    `warmup` times, then `iterations` times, `aggregate` calls at once; the whole is done `cycles` times (0: until the
-    time is over). "all" in `dtypes` and `ops` means those that the backend has, and a root of -1 all ranks in turn.
-    `checks` is how often the values are checked. `blocking` None: PIPELINED on GPUs, WAIT on a CPU. `baseline` is what
-    `--baseline` read, `args` the command line as it was typed.
-    """
-
-    collectives: tuple[str, ...] = ("all_reduce",)
-    backends: tuple[str, ...] = ()
-    min_bytes: int = 8
-    max_bytes: int = 128 << 20
-    step_bytes: int | None = None
-    factor: float = 2.0
-    iterations: int = 20
-    warmup: int = 5
-    aggregate: int = 1
-    cycles: int = 1
-    dtypes: tuple[str, ...] = ("float",)
-    ops: tuple[str, ...] = ("sum",)
-    roots: tuple[int, ...] = (0,)
-    average: Average = Average.SLOWEST
-    checks: int = 1
-    blocking: Blocking | None = None
-    per_iteration: bool = False
-    min_busbw_bytes_per_s: float | None = None
-    baseline: tuple[BaselineSeries, ...] | None = None
-    args: tuple[str, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes in bytes, in rising order."""
-        sizes, size = [], float(self.min_bytes)
-        while size <= self.max_bytes:
-            sizes.append(int(size))
-            size = size + self.step_bytes if self.step_bytes else max(size * self.factor, size + 1)
-        return tuple(dict.fromkeys(sizes))
+    points: tuple[BenchPoint, ...]
 
 
 class Peer(Struct, frozen=True, kw_only=True, array_like=True):
-    """The path from a GPU to another one of its host, as NVML tells it; None is what it does not say.
+    """The path from a GPU to another one of its host, as NVML reports it; None is what it does not say.
 
-    `nvlinks` are those that are up and lead there, directly or by a switch; `level` is where the PCIe paths meet
+    `nvlinks` counts the links that are up and lead there, directly or by a switch; `level` is where the PCIe paths meet
     (nvmlGpuTopologyLevel_t); `p2p` says whether each may read and write the other's memory.
     """
 
@@ -109,17 +239,17 @@ class Peer(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What bounds one rank: bytes per second in one direction, measured by itself, or as its devices say.
+    """Bounds of one rank: bytes per second in one direction, measured by the rank or reported by its devices.
 
     `copy_bytes_per_s` counts bytes copied (each is read once and written once), `loopback_bytes_per_s` those of a TCP
     stream from this process to itself; both are measured on all ranks at once. `nic_bytes_per_s` is the nominal speed
-    of the interface `nic` on the way to other hosts, of all its `nic_ports` together where there are several (rails of
-    InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` are those that are up, `nvlinks_max`
-    those that the GPU has, `nvlink_switched` whether all that are up lead to a switch, so to every other GPU;
-    `nvlink_bytes_per_s` is what those that are up carry together. `pcie_bytes_per_s` is what card and slot can do
-    together, `pcie_now_bytes_per_s` what they do now. `cores` are those that this process may use. `uuid` is that of
-    the GPU, `peers` are its paths to others that the process sees, by their UUIDs, and `processor` is the maker of the
-    host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
+    of the interface `nic` to other hosts, of all its `nic_ports` together where there are several (rails of
+    InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` counts the links that are up,
+    `nvlinks_max` those of the GPU; `nvlink_switched`: all that are up lead to a switch, so to every other GPU.
+    `nvlink_bytes_per_s` is the rate of all that are up. `pcie_bytes_per_s` is the rate that card and slot allow,
+    `pcie_now_bytes_per_s` their current rate. `cores` counts those that this process may use. `peers` are the paths of
+    the GPU `uuid` to others that the process sees, by UUID, and `processor` is the vendor of the host's processors.
+    GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
     """
 
     copy_bytes_per_s: float | None = None
@@ -159,28 +289,28 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
         return self.stdev / self.mean if self.mean > 0 else 0.0
 
 
-class RankTime(Struct, frozen=True, kw_only=True):
-    """One rank in one mode of a row.
+class Timing(Struct, frozen=True, kw_only=True, gc=False):
+    """One mode (in place or out of place) of a row on one rank.
 
-    `lag_seconds` is by how much it came later than the first one, in the median of the calls; all leave a collective
-    together, so who spends least time in it came last. None where ranks may leave apart (broadcast, reduce), or where
-    only the whole was timed. `wrong` counts elements. `times` holds all calls, where that was asked for.
+    In each call the rank that started last spends least time in it, since all finish together. `lag_seconds` is the
+    median over the calls of the longest time of any rank less this rank's time; `last` counts the calls in which this
+    rank's time was the shortest. `transfer_seconds` and `skew_seconds` are medians of the shortest time, and of the
+    longest less the shortest; they are equal on all ranks. None where ranks may finish apart (broadcast, reduce).
+    `wrong` counts elements, None if not checked.
     """
 
-    rank: int
     seconds: Spread
-    lag_seconds: float | None = None
     wrong: int | None = None
-    times: tuple[float, ...] = ()
+    lag_seconds: float | None = None
+    last: int | None = None
+    transfer_seconds: float | None = None
+    skew_seconds: float | None = None
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """One mode (in place or out of place) of a row, over all ranks.
+    """One mode of a row over all ranks: `seconds` is the mean of the calls of the slowest rank.
 
-    `seconds` is the mean of a rank's calls, for the rank that `Average` says. `transfer_seconds` is the median over the
-    calls of the shortest time that any rank spent in it: what is left without waiting for each other.
-    `skew_seconds` is the median of the longest less the shortest: how far apart the ranks arrived. `wrong` counts
-    elements on all ranks.
+    `wrong` counts elements on all ranks, `calls` those of the rank with fewest; `ranks` has each rank's own times.
     """
 
     seconds: float
@@ -188,17 +318,19 @@ class Measured(Struct, frozen=True, kw_only=True):
     busbw_bytes_per_s: float
     wrong: int | None
     calls: int
-    transfer_seconds: float | None = None
-    skew_seconds: float | None = None
-    ranks: tuple[RankTime, ...] = ()
+    ranks: dict[int, Timing] = {}
+
+    @property
+    def slowest(self) -> tuple[int, Timing] | None:
+        """The rank with the longest mean time, and its times."""
+        return max(self.ranks.items(), key=lambda item: item[1].seconds.mean, default=None)
 
 
 class BenchRow(Struct, frozen=True, kw_only=True):
-    """One line of nccl-tests' table. `count` is what it prints there, `op` "none" and `root` -1 where there is none."""
+    """One line of nccl-tests' table. `count` is its second column, `op` "none" and `root` -1 where there is none."""
 
     backend: str
     collective: str
-    cycle: int
     size_bytes: int
     count: int
     dtype: str
@@ -208,29 +340,29 @@ class BenchRow(Struct, frozen=True, kw_only=True):
     in_place: Measured | None = None
 
     def natural(self) -> Measured | None:
-        """The mode that torch itself has: in place for all_reduce, broadcast and reduce, else out of place."""
+        """The mode that torch has: in place for all_reduce, broadcast and reduce, else out of place."""
         if self.collective in ("all_reduce", "broadcast", "reduce"):
             return self.in_place or self.out_of_place
         return self.out_of_place or self.in_place
 
     def modes(self) -> dict[str, Measured]:
-        """What was measured of "out_of_place" and "in_place", in nccl-tests' order."""
+        """The measured ones of "out_of_place" and "in_place", in nccl-tests' order."""
         both = {"out_of_place": self.out_of_place, "in_place": self.in_place}
         return {name: mode for name, mode in both.items() if mode is not None}
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
-    """The bus bandwidth that this hardware should reach, and what says so."""
+    """The bus bandwidth that this hardware should reach, and its source."""
 
     busbw_bytes_per_s: float
     source: str
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """seconds = latency + size / bandwidth: `busbw_bytes_per_s` is that of an endless message.
+    """The line seconds = latency + size / bandwidth; `busbw_bytes_per_s` is that of an endless message.
 
     `half_bytes` is the size at which half of it is reached. `residual_share` is the largest share by which a size
-    between the two ends of the fit took longer than it says (negative: never longer), at `residual_bytes`.
+    between the two ends of the fit took longer than the line (negative: never longer), at `residual_bytes`.
     """
 
     latency_seconds: float
@@ -241,7 +373,7 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 class Bottleneck(Enum):
-    """What holds a collective back."""
+    """The part that limits a collective."""
 
     NOT_JUDGED = "not judged"
     LATENCY = "latency"
@@ -256,7 +388,7 @@ class Bottleneck(Enum):
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """All sizes of one collective over one backend, of one dtype, op and root, and what they mean.
+    """The result of all sizes of one collective over one backend, of one dtype, op and root.
 
     `best_bytes` is the size with the highest bus bandwidth, `peak_busbw_bytes_per_s`; `share` is the peak over the
     expectation. `sentence` says where the bottleneck is.
@@ -279,9 +411,9 @@ class Series(Struct, frozen=True, kw_only=True):
 class BenchRank(Struct, frozen=True, kw_only=True):
     """One line of the table of ranks, for one collective over one backend, at `size_bytes`.
 
-    `seconds` is the median of its calls. `spread_share` is their coefficient of variation. `copy_bytes_per_s` is what
-    it copies in its own memory, `pair_busbw_bytes_per_s` the best that it reached alone with one other rank.
-    `slow` says why it is called slow, or nothing.
+    `seconds` is the median of its calls, `spread_share` their coefficient of variation. `copy_bytes_per_s` is the rate
+    of copies in its own memory, `pair_busbw_bytes_per_s` its best rate alone with one other rank. `slow` is the reason
+    why it is called slow, or empty.
     """
 
     backend: str
@@ -306,23 +438,20 @@ class BenchRank(Struct, frozen=True, kw_only=True):
 
 
 class BenchReport(Struct, frozen=True, kw_only=True):
-    """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, what was cut short.
+    """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, series cut short.
 
     `average_busbw_bytes_per_s` is nccl-tests' footer: the mean over all rows and modes. `wrong` is None if nothing was
-    checked. `saved` is what `--save-baseline` writes.
+    checked.
     """
 
     asked: Bench
-    created: str
     rows: tuple[BenchRow, ...]
     series: tuple[Series, ...]
     ranks: tuple[BenchRank, ...]
-    notes: tuple[str, ...] = field(name="remarks")
+    notes: tuple[str, ...]
     average_busbw_bytes_per_s: float | None
     wrong: int | None
     complete: bool
     sentence: str
-    saved: tuple[BaselineSeries, ...] = ()
     torch_version: str | None = None
     nccl_version: str | None = None
-    env: dict[str, str] = field(default_factory=dict)

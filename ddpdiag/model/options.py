@@ -4,7 +4,7 @@ from enum import Enum
 
 from msgspec import Struct, field, structs
 
-from ddpdiag.model.bench import BaselineSeries, Bench
+from ddpdiag.model.bench import Bench, BenchCurve
 from ddpdiag.model.train import Train
 
 # A run's figures, small enough to be held against another run -------------------------------------------------------
@@ -66,7 +66,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     shape: dict[str, str]
     facts: dict[str, dict[str, str]]
     figures: tuple[Figure, ...]
-    series: tuple[BaselineSeries, ...] = ()
+    series: tuple[BenchCurve, ...] = ()
     busy_share: float | None = None
     on_gpus: bool = False
     standings: tuple[Standings, ...] = ()
@@ -126,7 +126,4 @@ class Options(Struct, frozen=True, kw_only=True):
     @property
     def for_ranks(self) -> "Options":
         """What ranks need to measure: a baseline and a topology may be long, and only plans and judgement read them."""
-        bench = self.bench
-        if bench is not None and bench.baseline is not None:
-            bench = structs.replace(bench, baseline=None)
-        return structs.replace(self, bench=bench, topology={}, baseline=None)
+        return structs.replace(self, topology={}, baseline=None)

@@ -4,7 +4,7 @@
 
 Two runs of one identical loop may differ by half on a machine with two cores, since the processes lie elsewhere, so
 only interleaving measures anything: of every three calls, in an order that changes, one is timed as
-`ddpdiag allreduce-bench` does (-z 2), one by an ordinary loop, and one by a copy of that loop, which is the control.
+`ddpdiag allreduce-bench` does, one by an ordinary loop, and one by a copy of that loop, which is the control.
 For each size the ratios of the medians are printed with their 95 % bootstrap intervals: ours over the loop's, and the
 copy's over the loop's. Ours is faithful where its interval contains 1, or lies within 2 % of it.
 
@@ -25,10 +25,9 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth import counts
-from ddpdiag.bench.command import size
 from ddpdiag.bench.workloads.calls import one_by_one, time_calls
 from ddpdiag.bench.workloads.operations import Case, prepare
-from ddpdiag.model.bench import Blocking
+from ddpdiag.model.bench import size
 from ddpdiag.stats import quantile
 from ddpdiag.text import size_text, time_text
 
@@ -72,7 +71,7 @@ def alternate(wanted: int, calls: int, device: torch.device) -> dict[str, list[f
     # As the benchmark times each call, without switching the collection of garbage for each.
     on_cpu, on_gpu = (
         (lambda: one_by_one(operation.call, 1)),
-        (lambda: time_calls([operation], 1, device, Blocking.WAIT)),
+        (lambda: time_calls(operation.call, 1, device)),
     )
     ways = {
         "ours": on_gpu if device.type == "cuda" else on_cpu,

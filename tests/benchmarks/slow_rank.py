@@ -79,7 +79,7 @@ def run(kind: str, number: int) -> dict[int, str]:
         file = Path(folder) / "bench.json"
         environ = os.environ | {"DDPDIAG_BENCHMARK": str(number), "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *COMMAND, "--json", str(file)], env=environ, capture_output=True, check=False)
-        return {line["rank"]: line["slow"] for line in json.loads(file.read_text())["per_rank"] if line["slow"]}
+        return {line["rank"]: line["slow"] for line in json.loads(file.read_text())["bench"]["ranks"] if line["slow"]}
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from benches import bench, healthy
 from pages import RECORDED, fleet, hostile, recorded
 from test_render_train import CURVES, report
 
-from ddpdiag.bench.options import COLLECTIVES
 from ddpdiag.cli.outputs import features_of
+from ddpdiag.model.bench import COLLECTIVES
 from ddpdiag.render import html
 
 if TYPE_CHECKING:

@@ -119,8 +119,8 @@ def test_two_ranks_on_one_gpu_are_refused_by_name(pair):
 def test_a_benchmark_over_nccl_has_right_values(pair):
     job = pair("allreduce-bench", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "1", "--budget", "240")
     report = job.report
-    assert [row["size"] for row in report["results"]] == [1 << 10, 1 << 15, 1 << 20], job.told()
-    assert report["out_of_bounds"] == {"count": 0, "okay": True}
+    assert [row["size_bytes"] for row in report["bench"]["rows"]] == [1 << 10, 1 << 15, 1 << 20], job.told()
+    assert report["bench"]["wrong"] == 0
     assert not job.has_traceback, job.told()
 
 

@@ -11,11 +11,9 @@ from ddpdiag.cli import judge
 from ddpdiag.cli.outputs import LintOptions, Outputs
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
-from ddpdiag.comparison.benchmarks import dumps, read_baseline
 from ddpdiag.explain import command as explain
 from ddpdiag.judgement import read_baseline as read_run
 from ddpdiag.lint import command as lint
-from ddpdiag.model.bench import BaselineRow, BaselineSeries
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.runtime.launchers.slurm import read_topology
@@ -60,13 +58,6 @@ def _reports() -> list[bytes]:
     return [report_of(HEALTHY), HEALTHY.read_bytes()]
 
 
-def _baselines() -> list[bytes]:
-    rows = tuple(BaselineRow(size_bytes=1 << power, busbw_bytes_per_s=1e9, cv=0.1) for power in (10, 20))
-    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float32", "op": "sum"}
-    series = BaselineSeries(**kind, shape={"ranks": "2"}, fabric={}, created="2026-01-01", rows=rows)
-    return [dumps([series]).encode()]
-
-
 def _looks() -> list[bytes]:
     other = stall(host="n1", ranks=(), unix_seconds=1.7e9 + 5)
     return [b"".join(encode(look) + b"\n" for look in (stall(), stall(looks=2, unix_seconds=1.7e9 + 300), other))]
@@ -95,7 +86,6 @@ def _compare(path: Path) -> None:
 READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
-    "baseline": Reader(lambda path: read_baseline("--baseline", str(path), missing=None), _baselines),
     "watch": Reader(lambda path: command.read([str(path)], WatchOptions()), _looks),
     "lint": Reader(
         lambda path: lint.run([str(path)], LintOptions(details=True)),

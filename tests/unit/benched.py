@@ -7,11 +7,12 @@ from seen import world_of
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
-from ddpdiag.bench.data import Cell, Data, Line, spread, together
+from ddpdiag.bench.data import Data, RankRow, spread, together
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.codec import encode
 from ddpdiag.model import Options, Outcome, Recording, Status
-from ddpdiag.model.bench import Bench, Limits
+from ddpdiag.model.bench import Bench, Limits, Timing
+from ddpdiag.model.options import Snapshot
 from ddpdiag.model.recording import Header
 
 # Seconds of each call of a size on a rank.
@@ -38,14 +39,14 @@ def data_of(
     **more: object,
 ) -> Data:
     """What a rank gives; `wrong` is by size."""
-    lines = []
+    rows = []
     for size in sizes:
         found = counts(collective, size, 4, ranks)
         every = [clock(other, size) for other in range(ranks)]
         lag, last, transfer, skew = together(
             every[rank], [min(call) for call in zip(*every, strict=True)], [max(c) for c in zip(*every, strict=True)]
         )
-        cell = Cell(
+        timing = Timing(
             seconds=spread(every[rank]),
             wrong=(wrong or {}).get(size, 0),
             lag_seconds=lag,
@@ -53,13 +54,10 @@ def data_of(
             transfer_seconds=transfer,
             skew_seconds=skew,
         )
-        lines.append(
-            Line(
-                cycle=0, size_bytes=found.size_bytes, count=found.count, dtype="float", op="sum", root=-1, in_place=cell
-            )
-        )
+        key = {"size_bytes": found.size_bytes, "count": found.count, "dtype": "float", "op": "sum", "root": -1}
+        rows.append(RankRow(**key, in_place=timing))
     values = {"backend": "gloo", "collective": collective, "ranks": ranks, "pid": 100 + rank, "device": "CPU"} | more
-    return Data(lines=tuple(lines), limits=limits, copies=tuple(copies), **values)  # type: ignore[arg-type]
+    return Data(rows=tuple(rows), limits=limits, copies=tuple(copies), **values)  # type: ignore[arg-type]
 
 
 def benched(
@@ -70,10 +68,11 @@ def benched(
     pairs: Sequence[Mapping[int, Data]] = (),
     ranks_per_node: int = 8,
     size: int | None = None,
+    baseline: Snapshot | None = None,
 ) -> Seen[Data]:
     """One sweep, and rounds of pairs; of a rank in `statuses` its row is what it had handed over so far."""
     size = size or len(rows)
-    options = Options(bench=bench or Bench(), select=("COL002",))
+    options = Options(bench=bench or Bench(), select=("COL002",), baseline=baseline)
     world = world_of(size, ranks_per_node=ranks_per_node, options=options)
     header = Header(run_id="hand", world_size=size, launcher="hand", options=options, created="today", version="0")
     empty = Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))

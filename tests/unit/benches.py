@@ -13,9 +13,9 @@ from ddpdiag.model.bench import (
     Expectation,
     Fit,
     Measured,
-    RankTime,
     Series,
     Spread,
+    Timing,
 )
 
 RANKS = 4
@@ -43,31 +43,31 @@ def spread_of(seconds: float) -> Spread:
     )
 
 
-def rank_time(rank: int, seconds: float, *, calls: int = 0, wrong: int | None = 0) -> RankTime:
-    """One rank; with `calls`, single times around `seconds`."""
-    times = tuple(seconds * (1 + (call - (calls - 1) / 2) / 100) for call in range(calls))
-    return RankTime(rank=rank, seconds=spread_of(seconds), lag_seconds=rank * 1e-6, wrong=wrong, times=times)
+def timing(rank: int, seconds: float, *, wrong: int | None = 0) -> Timing:
+    """The calls of one rank."""
+    return Timing(
+        seconds=spread_of(seconds),
+        lag_seconds=rank * 1e-6,
+        transfer_seconds=seconds * 0.9,
+        skew_seconds=seconds * 0.05,
+        wrong=wrong,
+    )
 
 
-def mode(
-    seconds: float, size: int, factor: float = 1.5, *, wrong: int | None = 0, ranks: int = RANKS, calls: int = 0
-) -> Measured:
+def mode(seconds: float, size: int, factor: float = 1.5, *, wrong: int | None = 0, ranks: int = RANKS) -> Measured:
     """A mode whose slowest rank, the last one, needs `seconds`."""
-    times = tuple(rank_time(r, seconds * (1 - (ranks - 1 - r) / 100), calls=calls, wrong=wrong) for r in range(ranks))
     return Measured(
         seconds=seconds,
         algbw_bytes_per_s=size / seconds,
         busbw_bytes_per_s=size / seconds * factor,
         wrong=None if wrong is None else wrong * ranks,
         calls=20,
-        transfer_seconds=seconds * 0.9,
-        skew_seconds=seconds * 0.05,
-        ranks=times,
+        ranks={rank: timing(rank, seconds * (1 - (ranks - 1 - rank) / 100), wrong=wrong) for rank in range(ranks)},
     )
 
 
 def row(
-    size: int, backend: str = "gloo", collective: str = "all_reduce", *, wrong: int | None = 0, calls: int = 0, **fields
+    size: int, backend: str = "gloo", collective: str = "all_reduce", *, wrong: int | None = 0, **fields
 ) -> BenchRow:
     """A row in which out of place takes a little longer than in place."""
     seconds = LATENCY_SECONDS[backend] + size / BYTES_PER_S[backend]
@@ -76,14 +76,13 @@ def row(
     whole = BenchRow(
         backend=backend,
         collective=collective,
-        cycle=0,
         size_bytes=size,
         count=size // 4,
         dtype="float",
         op="sum" if reduces else "none",
         root=-1,
-        out_of_place=mode(seconds * 1.02, size, factor, wrong=wrong, calls=calls),
-        in_place=mode(seconds, size, factor, wrong=wrong, calls=calls),
+        out_of_place=mode(seconds * 1.02, size, factor, wrong=wrong),
+        in_place=mode(seconds, size, factor, wrong=wrong),
     )
     return structs.replace(whole, **fields)
 
@@ -142,14 +141,13 @@ def bench_rank(rank: int, backend: str = "gloo", collective: str = "all_reduce",
     return structs.replace(whole, **fields)
 
 
-def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), calls: int = 0, **fields) -> BenchReport:
+def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), **fields) -> BenchReport:
     """A sweep of all sizes over each backend (gloo unless said otherwise)."""
     pairs = [(backend, collective) for backend in backends or ("gloo",) for collective in collectives]
-    rows = tuple(row(size, backend, collective, calls=calls) for backend, collective in pairs for size in SIZES)
+    rows = tuple(row(size, backend, collective) for backend, collective in pairs for size in SIZES)
     busbws = [m.busbw_bytes_per_s for r in rows for m in (r.out_of_place, r.in_place) if m]
     whole = BenchReport(
-        asked=Bench(max_bytes=SIZES[-1], factor=4.0, backends=backends, args=("allreduce-bench", "-f", "4")),
-        created="2026-03-01T12:00:00+00:00",
+        asked=Bench(maxbytes=SIZES[-1], stepfactor=4.0, backend=backends),
         rows=rows,
         series=tuple(series_of(backend, collective) for backend, collective in pairs),
         ranks=tuple(bench_rank(r, backend, collective) for backend, collective in pairs for r in range(RANKS)),
@@ -160,7 +158,6 @@ def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), calls:
         sentence="all_reduce over gloo reaches 1.04 GB/s.",
         torch_version="2.13.0",
         nccl_version="2.27.5" if "nccl" in backends else None,
-        env={"GLOO_SOCKET_IFNAME": "eth0"},
     )
     return structs.replace(whole, **fields)
 

@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import Bound, busbw, factor
-from ddpdiag.bench.bottleneck import Facts, Slow, assess
-from ddpdiag.bench.data import fit
-from ddpdiag.bench.options import COLLECTIVES
-from ddpdiag.model.bench import Bottleneck, Fit, Limits
+from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Fit, Limits
 
 # The machine may be busy.
 relaxed = settings(deadline=None)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from ddpdiag.bandwidth import bound, factor, work
-from ddpdiag.bench.options import COLLECTIVES
-from ddpdiag.model.bench import Bottleneck, Limits, Peer
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Limits, Peer
 
 # The machine may be busy.
 relaxed = settings(deadline=None)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import factor
-from ddpdiag.bench.data import fit
-from ddpdiag.bench.options import COLLECTIVES
+from ddpdiag.bench.bottleneck import fit
+from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.
 relaxed = settings(deadline=None)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import Counts, algbw, busbw, counts, factor
-from ddpdiag.bench.options import COLLECTIVES
+from ddpdiag.model.bench import COLLECTIVES
 
 # The machine may be busy.
 relaxed = settings(deadline=None)

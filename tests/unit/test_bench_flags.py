@@ -1,28 +1,36 @@
 """nccl-tests' options, read."""
 
-from dataclasses import replace
+import shlex
 
 import pytest
-from msgspec import structs
+from msgspec import json
+from typer.testing import CliRunner
 
-from ddpdiag.bench.command import bench_of, size
-from ddpdiag.bench.options import BenchOptions
+from ddpdiag.bench import command
+from ddpdiag.cli.app import app
 from ddpdiag.errors import UsageError
-from ddpdiag.model import Place
-from ddpdiag.model.bench import Average, Bench, Blocking
-from ddpdiag.runtime.launchers.launch import Launch
-
-USUAL = BenchOptions()
-FIRST = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=0, world_size=4, node="n0", launcher="hand"))
-LAUNCH = Launch(run_id="r", coordinator="c", port=None, place=Place(rank=1, world_size=4, node="n0", launcher="hand"))
+from ddpdiag.model.bench import Bench, size
 
 
-def read(**flags) -> Bench:
-    return structs.replace(bench_of(replace(USUAL, **flags))(LAUNCH), args=())
+@pytest.fixture
+def read(monkeypatch):
+    """The options of `ddpdiag allreduce-bench`, checked as for a run."""
+    asked: list[Bench] = []
+    monkeypatch.setattr(command.check, "run", lambda _launch, _options, _outputs, *, bench: asked.append(bench) or 0)
+    monkeypatch.setattr("ddpdiag.cli.app.leave", lambda _code: None)
+    monkeypatch.setattr("ddpdiag.cli.app.guarded", lambda body: body())
+
+    def parse(words: str = "", **environment: str) -> Bench:
+        done = CliRunner().invoke(app, ["allreduce-bench", *shlex.split(words)], env=environment)
+        if done.exception is not None:
+            raise done.exception
+        return asked[-1]
+
+    return parse
 
 
-def test_the_defaults_are_ours():
-    assert read() == Bench()
+def test_the_defaults_are_those_of_the_options(read):
+    assert read() == Bench() == json.decode(json.encode(Bench()), type=Bench)
     assert len(Bench().sizes) == 25
 
 
@@ -30,78 +38,61 @@ def test_the_defaults_are_ours():
     ("text", "expected"), [("8", 8), ("32K", 32 << 10), ("128M", 128 << 20), ("1.5g", 3 << 29), ("2T", 2 << 40)]
 )
 def test_sizes_are_powers_of_1024(text, expected):
-    assert size("-b", text) == expected
+    assert size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-8", "8X", "nan", "inf", "1e30"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(UsageError, match="expected a number of bytes"):
-        size("-b", text)
+        size(text)
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("words", "message"),
     [
-        ({"minbytes": "1M", "maxbytes": "8"}, "-b 1M is above -e 8"),
-        ({"stepfactor": 1.0}, "-f 1: expected a factor above 1"),
-        ({"stepfactor": float("nan")}, "expected a factor above 1"),
-        ({"stepfactor": 2.0, "stepbytes": "8"}, "exclude each other"),
-        ({"stepbytes": "1", "maxbytes": "1G"}, "at most 1000 expected"),
-        ({"stepfactor": 1.0000001}, "at most 1000 expected"),
-        ({"datatype": ("float8",)}, "-d float8: expected int8"),
-        ({"op": ("mean",)}, "-o mean: expected sum"),
-        ({"collective": ("allreduce",)}, "--collective allreduce: expected all_reduce"),
-        ({"collective": ("",)}, "--collective"),
-        ({"backend": ("auto,gloo",)}, "auto cannot be combined"),
-        ({"iters": 0}, "-n 0: expected 1 or more"),
-        ({"warmup_iters": -1}, "-w -1"),
-        ({"agg_iters": 0}, "-m 0"),
-        ({"run_cycles": -1}, "-N -1"),
-        ({"check": -1}, "-c -1"),
-        ({"average": 4}, "-a 4: expected 0"),
-        ({"blocking": 4}, "-z 4: expected 0"),
-        ({"root": "4"}, "-r 4: expected a rank from 0 to 3"),
-        ({"root": "x"}, "-r x"),
-        ({"root": "9" * 5000}, "-r 9"),
-        ({"per_iter_timing": 1, "iters": 2000}, "-I 1 keeps every call"),
-        ({"min_busbw": 0.0}, "--min-busbw 0"),
-        ({"per_iter_timing": 1, "iters": 100_000}, "-I 1 keeps every call"),
+        ("-b 1M -e 8", "-b 1048576 is above -e 8"),
+        ("-e 8X", "-e 8X: expected a number of bytes"),
+        ("-f 1", "-f 1: expected a factor above 1"),
+        ("-f nan", "expected a factor above 1"),
+        ("-f x", "expected a factor above 1"),
+        ("-f 2 -i 8", "exclude each other"),
+        ("-i 1 -e 1G", "at most 1000 sizes expected"),
+        ("-f 1.0000001", "at most 1000 sizes expected"),
+        ("-d float8", "-d float8: expected int8"),
+        ("-o mean", "-o mean: expected sum"),
+        ("--collective allreduce", "--collective allreduce: expected all_reduce"),
+        ("--backend auto,gloo", "auto cannot be combined"),
+        ("-r x", "-r x: expected a rank, or all"),
+        (f"-r {'9' * 5000}", "-r 9"),
+        ("--min-busbw 0", "--min-busbw 0: expected GB/s"),
     ],
 )
-def test_bad_input_is_a_sentence(flags, words):
-    with pytest.raises(UsageError, match=words.replace("(", r"\(")):
-        read(**flags)
+def test_bad_input_is_a_sentence(read, words, message):
+    with pytest.raises(UsageError) as raised:
+        read(words)
+    assert message in str(raised.value)
 
 
-def test_nccl_needs_a_gpu(monkeypatch):
+@pytest.mark.parametrize("words", ["-n 0", "-w -1", "-c -1", "-T 1", "-z 1", "-N 2", "-I 1", "-a 0", "-m 2", "-g 2"])
+def test_numbers_out_of_range_and_flags_that_are_not_here_end_with_2(words):
+    assert CliRunner().invoke(app, ["allreduce-bench", *words.split()]).exit_code == 2
+
+
+def test_nccl_needs_a_gpu(read, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UsageError, match="--backend nccl: no GPU is visible on this host"):
-        read(backend=("gloo,nccl",))
+        read("--backend gloo,nccl")
 
 
-def test_torchs_names_of_dtypes_are_taken():
-    assert read(datatype=("bf16,float16", "float32")).dtypes == ("bfloat16", "half", "float")
+def test_lists_names_of_torch_and_variables(read):
+    found = read(
+        "--collective all_reduce,broadcast -r all --min-busbw 2.5 -d bf16,float16 -d float32", DDPDIAG_OP="max"
+    )
+    assert (found.collective, found.root, found.min_busbw) == (("all_reduce", "broadcast"), -1, 2.5)
+    assert (found.datatype, found.op) == (("bfloat16", "half", "float"), ("max",))
+    assert (read("--backend auto").backend, read("--backend gloo").backend) == ((), ("gloo",))
 
 
-def test_lists_and_letters():
-    found = read(collective=("all_reduce,broadcast",), root="all", average=0, blocking=3, min_busbw=2.5)
-    assert found.collectives == ("all_reduce", "broadcast")
-    assert found.roots == (-1,)
-    assert (found.average, found.blocking) == (Average.RANK_0, Blocking.APART)
-    assert found.min_busbw_bytes_per_s == 2.5e9
-
-
-def test_what_is_no_utf8_is_taken_as_it_can_be_read():
-    assert read(backend=("\udcff",)).backends == ("\\udcff",)
-
-
-def test_the_first_run_that_keeps_its_own_past_has_none(tmp_path):
-    file = str(tmp_path / "base.json")
-    with pytest.raises(UsageError, match="no such file"):
-        bench_of(replace(USUAL, baseline=file))(FIRST)
-    assert bench_of(replace(USUAL, baseline=file), save_baseline=file)(FIRST).baseline is None
-
-
-def test_sizes_by_a_step_and_by_a_factor():
-    assert read(minbytes="1M", maxbytes="3M", stepbytes="1M").sizes == (1 << 20, 2 << 20, 3 << 20)
-    assert read(minbytes="8", maxbytes="20", stepfactor=1.5).sizes == (8, 12, 18)
+def test_sizes_by_a_step_and_by_a_factor(read):
+    assert read("-b 1M -e 3M -i 1M").sizes == (1 << 20, 2 << 20, 3 << 20)
+    assert read("-b 8 -e 20 -f 1.5").sizes == (8, 12, 18)

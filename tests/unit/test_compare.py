@@ -26,7 +26,7 @@ from ddpdiag.comparison.noise import WITHIN_RATIO, quicker_half, shift, standing
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge, read_baseline, read_report, world_of
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
-from ddpdiag.model.bench import BaselineRow, BaselineSeries
+from ddpdiag.model.bench import BenchCurve, BenchPoint
 from ddpdiag.model.measurements import Steps, Window
 from ddpdiag.model.options import Figure, Sampling, Snapshot
 
@@ -239,17 +239,17 @@ def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[fl
     assert there.ratio == pytest.approx(1 / back.ratio)
 
 
-def series(rate: float, cv: float = 0.01) -> BaselineSeries:
-    rows = tuple(BaselineRow(size_bytes=size, busbw_bytes_per_s=rate, cv=cv) for size in (1 << 20, 1 << 24))
+def curve(rate: float, cv: float = 0.01) -> BenchCurve:
+    points = tuple(BenchPoint(size_bytes=size, busbw_bytes_per_s=rate, cv=cv) for size in (1 << 20, 1 << 24))
     kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float", "op": "sum"}
-    return BaselineSeries(**kind, shape={}, fabric={}, created="then", rows=rows)
+    return BenchCurve(**kind, fabric={}, points=points)
 
 
 @pytest.mark.parametrize(("rate", "direction"), [(0.9e9, Direction.REGRESSION), (1.2e9, Direction.IMPROVEMENT)])
-def test_a_benchmark_is_compared_as_by_its_own_baseline(rate: float, direction: Direction) -> None:
-    old, new = snapshot(series=(series(1e9),)), snapshot(series=(series(rate),))
+def test_a_benchmark_is_compared(rate: float, direction: Direction) -> None:
+    old, new = snapshot(series=(curve(1e9),)), snapshot(series=(curve(rate),))
     assert [change.direction for change in compared_figures(old, new)[1]] == [direction]
-    assert compared_figures(old, snapshot(series=(series(0.97e9),)))[1] == ()
+    assert compared_figures(old, snapshot(series=(curve(0.97e9),)))[1] == ()
 
 
 def test_another_world_is_not_compared(golden) -> None:

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ddpdiag.bench.options import BenchOptions, BenchOutputs
+from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli import check, located
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import check_backend, nccl_without_gpus
@@ -20,11 +20,12 @@ from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variab
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.cli.parsing import FORMER_NAMES
 from ddpdiag.errors import UsageError
+from ddpdiag.model.bench import Bench
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
 
 ROOT = Path(__file__).parents[2]
-KINDS = (LaunchOptions, CheckOptions, HostOptions, Outputs, BenchOptions, BenchOutputs, TrainOptions, WatchOptions)
+KINDS = (LaunchOptions, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, TrainOptions, WatchOptions)
 VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
 # What the product, the recipes and the tests read besides.
 RESERVED = {

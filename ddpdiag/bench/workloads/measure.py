@@ -8,7 +8,7 @@ import torch.distributed as dist
 from msgspec import structs
 
 from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import Data, Line
+from ddpdiag.bench.data import Data, RankRow
 from ddpdiag.bench.workloads.calls import finish
 from ddpdiag.bench.workloads.operations import OUT_OF_PLACE_ONLY
 from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
@@ -19,26 +19,23 @@ from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_
 from ddpdiag.text import rate_text, size_text
 from ddpdiag.workloads.devices import gpu_limits
 
-# 250 ms for both of a CPU's limits; moments all along tell whether one rank is slower all the time.
+# 250 ms for both limits of a CPU; moments all along show whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2
 _COPY_SECONDS = 0.05
 _MOMENT_SECONDS = 0.02
-_LINES_PER_MOMENT = 4
+_ROWS_PER_MOMENT = 4
 _MOMENTS_AT_END = 4
-# A GPU's own memory is far quicker than a clock can tell of less.
+# Smaller copies in a GPU's memory are too short for a clock.
 _GPU_COPY_BYTES = 256 << 20
-# What closing the group and answering takes.
+# Closing the group and sending the result.
 _SHUTDOWN_SECONDS = 2.0
-# Not more often. Each time all lines of all ranks go out again, some 800 bytes each, and rank 0 measures, too.
+# Each report sends all rows of all ranks again, some 800 bytes each, while rank 0 measures, too.
 _REPORT_SECONDS = 0.5
-_REPORT_SECONDS_PER_LINE = 800 / 5e6
+_REPORT_SECONDS_PER_ROW = 800 / 5e6
 
 
 def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
-    """A sweep over the open group, within so many seconds; `known` is what this rank knows before it.
-
-    From time to time it reports what there is so far.
-    """
+    """A sweep over the open group within `seconds`, which adds to `known`; it reports its rows from time to time."""
     end = _end(ctx, seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
@@ -50,24 +47,23 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
     limits = structs.replace(
         gpu_limits(device), copy_bytes_per_s=copy, loopback_bytes_per_s=loopback, cores=len(affinity()) or None
     )
-    lines: list[Line] = []
+    rows: list[RankRow] = []
     reported_at = time.monotonic()
 
-    def on_line(line: Line) -> None:
+    def on_row(row: RankRow) -> None:
         nonlocal reported_at
-        lines.append(line)
-        if len(lines) % _LINES_PER_MOMENT == 0:
+        rows.append(row)
+        if len(rows) % _ROWS_PER_MOMENT == 0:
             copies.take(_MOMENT_SECONDS)
-        if time.monotonic() - reported_at > _REPORT_SECONDS + len(lines) * len(ctx.group) * _REPORT_SECONDS_PER_LINE:
+        if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
             reported_at = time.monotonic()
-            so_far = structs.replace(known, lines=tuple(lines), copies=tuple(copies.rates), limits=limits, whole=False)
-            cell = line.in_place or line.out_of_place
-            rate = busbw(known.collective, line.size_bytes, cell.seconds.median, known.ranks) if cell else 0.0
-            what = f"{known.collective} {known.backend} {size_text(line.size_bytes)}"
+            so_far = structs.replace(known, rows=tuple(rows), copies=tuple(copies.rates), limits=limits, whole=False)
+            rate = busbw(known.collective, row.size_bytes, row.modes[0].seconds.median, known.ranks)
+            what = f"{known.collective} {known.backend} {size_text(row.size_bytes)}"
             ctx.report(so_far, f"{what}: {rate_text(rate)}")
 
     asked, free = ctx.options.bench or Bench(), _free_bytes(ctx, device)
-    result = sweep(SweepContext(asked, known.collective, device, free, end, ctx.step, on_line))
+    result = sweep(SweepContext(asked, known.collective, device, free, end, ctx.step, on_row))
     for _ in range(_MOMENTS_AT_END):
         ctx.step("copy in this rank's own memory")
         dist.barrier()
@@ -79,17 +75,17 @@ def one_size(ctx: Context, asked: Bench, collective: str, device: torch.device, 
     """One size, without own limits: two ranks alone, or all of them once more."""
     free, end = _free_bytes(ctx, device), _end(ctx, seconds)
     in_place = collective not in OUT_OF_PLACE_ONLY
-    context = SweepContext(asked, collective, device, free, end, ctx.step, on_line=lambda _: None, modes=(in_place,))
+    context = SweepContext(asked, collective, device, free, end, ctx.step, on_row=lambda _: None, modes=(in_place,))
     return sweep(context)
 
 
 def _end(ctx: Context, seconds: float) -> float:
-    """When a sweep must be over: before the trial's deadline."""
+    """The end of a sweep on the monotonic clock: before the trial's deadline."""
     return min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
 
 
 class _Copies:
-    """This rank's own copies: in the memory of the CPU, or of the GPU."""
+    """Rates of this rank's copies in the memory of the CPU, or of the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.rates: list[float] = []
@@ -101,7 +97,7 @@ class _Copies:
             self._copier = Copier()
 
     def take(self, seconds: float) -> float:
-        """One more rate, in bytes copied per second."""
+        """Measure one more rate, in bytes copied per second."""
         if self._device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
@@ -115,7 +111,7 @@ class _Copies:
 
 
 def _free_bytes(ctx: Context, device: torch.device) -> int:
-    """This rank's share of what is free."""
+    """This rank's share of the free memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     host, group = memory(proc_root(os.environ)), cgroup(proc_root(os.environ), sys_root(os.environ)).memory

@@ -1,14 +1,14 @@
-"""The collectives, each ready to be called again and again on buffers of its own, and the values in these.
+"""The collectives with their buffers, and the values in these.
 
-What each rank puts in, and what must come out, is exact in every dtype. Sums must stay exact in bfloat16 (whole numbers
-up to 256) and int8 (up to 127), in any order of adding, however many ranks there are. So each element has at most 16
-ranks that give something (a weight from 1 to 7), the next element the next 16; the others give what changes nothing. A
-rank that is left out, counted twice or taken for another one shows.
+Inputs and expected results are exact in every dtype. Sums must stay exact in bfloat16 (whole numbers up to 256) and
+int8 (up to 127), in any order of adding and for any number of ranks. So at most 16 ranks contribute to an element (a
+weight from 1 to 7), the next 16 to the next element; the others contribute the neutral element. A rank that is left
+out, counted twice or confused with another one changes the result.
 """
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,25 +20,7 @@ ROOTED = ("broadcast", "reduce")
 OUT_OF_PLACE_ONLY = ("all_to_all", "send_recv")
 
 
-class Pending(Protocol):
-    """A call that was issued."""
-
-    def wait(self) -> object:
-        """Wait until it is over; on a GPU, let the current stream wait."""
-
-
-_Begin = Callable[..., Pending | None]
-
-
-class All(NamedTuple):
-    """Several calls as one; without any, a call that was over at once."""
-
-    parts: tuple[Pending, ...]
-
-    def wait(self) -> None:
-        """Wait for all of them."""
-        for part in self.parts:
-            part.wait()
+_Call = Callable[..., object]
 
 
 class Case(NamedTuple):
@@ -53,11 +35,12 @@ class Case(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A collective with its buffers. `call` makes it; `issue` does not wait for it. `fill` puts the ranks' values in,
-    `wrong` counts the elements of this rank's result that are not what they must be. `buffers` are all it holds."""
+    """A collective with its buffers.
+
+    `fill` writes this rank's values, `wrong` counts the incorrect elements of this rank's result.
+    """
 
     call: Callable[[], object]
-    issue: Callable[[], Pending]
     fill: Callable[[], None]
     wrong: Callable[[], int]
     buffers: tuple[torch.Tensor, ...]
@@ -67,7 +50,7 @@ class Missing(Exception):
     """This torch, or this backend, has no such collective."""
 
 
-def tensor_collective(*names: str) -> _Begin:
+def tensor_collective(*names: str) -> _Call:
     """The first of these functions that this torch has: 2.13 renamed all_gather_into_tensor to all_gather_single."""
     for name in names:
         if (function := getattr(dist, name, None)) is not None:
@@ -81,7 +64,7 @@ def prepare(case: Case, device: torch.device) -> Operation:
 
 
 class _Own:
-    """What all builders need: who we are, empty buffers, and the values."""
+    """What all builders need: rank and world size, empty buffers, and the values."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -89,8 +72,8 @@ class _Own:
         self._dtype, self._device = DTYPES[case.dtype], device
         self._values = Values(case.op if case.op in OPS else "sum", self.ranks)
 
-    def reducing(self, function: _Begin) -> _Begin:
-        """A collective with its op; a sum is what torch does unasked, and what most scripts leave unsaid."""
+    def reducing(self, function: _Call) -> _Call:
+        """A collective with its op; the default, a sum, is left out as in most scripts."""
         return function if self._op == "sum" else partial(function, op=OPS[self._op])
 
     def empty(self, count: int) -> torch.Tensor:
@@ -98,7 +81,7 @@ class _Own:
         return torch.zeros(count, dtype=self._dtype, device=self._device)
 
     def put(self, buffer: torch.Tensor) -> None:
-        """Fill a buffer with what this rank gives."""
+        """Fill a buffer with this rank's input."""
         put(self._values.of(self.rank), buffer)
 
     def wrong_sum(self, got: torch.Tensor, start: int = 0) -> int:
@@ -106,34 +89,34 @@ class _Own:
         return differing(got, self._values.reduced(), self._values.tolerance(got.dtype), start)
 
     def wrong_part(self, got: torch.Tensor, rank: int, start: int = 0) -> int:
-        """Elements that are not what a rank gave."""
+        """Elements that are not the input of a rank."""
         given = self._values.of(rank)
         return differing(got, given, torch.zeros(len(given), dtype=torch.float64), start)
 
 
-def _operation(own: _Own, begin: _Begin, wrong: Callable[[], int], *buffers: torch.Tensor) -> Operation:
-    """`begin` takes `async_op`; it is called as a script would call it. This rank's values go into the first buffer."""
+def _operation(own: _Own, call: _Call, wrong: Callable[[], int], *buffers: torch.Tensor) -> Operation:
+    """An operation that is called as a script would call it; this rank's values go into the first buffer."""
 
     def fill() -> None:
-        # What a call before has left must not pass for the result of the next one.
+        # The result of an earlier call must not pass for that of the next one.
         for buffer in buffers:
             buffer.zero_()
         own.put(buffers[0])
 
-    return Operation(begin, lambda: begin(async_op=True) or All(()), fill, wrong, buffers)
+    return Operation(call, fill, wrong, buffers)
 
 
-def _in_place(case: Case, own: _Own, begin: _Begin, wrong: Callable[[torch.Tensor], int]) -> Operation:
-    """A collective that torch has in place only; out of place a copy comes first, and is a part of the call."""
+def _in_place(case: Case, own: _Own, function: _Call, wrong: Callable[[torch.Tensor], int]) -> Operation:
+    """A collective that torch has in place only; out of place a copy precedes it, as a part of the call."""
     result = own.empty(case.counts.send)
-    call = partial(begin, result)
+    call = partial(function, result)
     if case.in_place:
         return _operation(own, call, lambda: wrong(result), result)
     given = own.empty(case.counts.send)
 
-    def copied(*, async_op: bool = False) -> Pending | None:
+    def copied() -> None:
         result.copy_(given)
-        return call(async_op=async_op)
+        call()
 
     return _operation(own, copied, lambda: wrong(result), given, result)
 
@@ -172,8 +155,8 @@ def _reduce_scatter(case: Case, own: _Own) -> Operation:
     start = own.rank * count
     given = own.empty(case.counts.send)
     result = given[start : start + count] if case.in_place else own.empty(count)
-    begin = partial(own.reducing(scatter), result, given)
-    return _operation(own, begin, lambda: own.wrong_sum(result, start), given, result)
+    call = partial(own.reducing(scatter), result, given)
+    return _operation(own, call, lambda: own.wrong_sum(result, start), given, result)
 
 
 def _all_to_all(case: Case, own: _Own) -> Operation:
@@ -193,15 +176,13 @@ def _send_recv(case: Case, own: _Own) -> Operation:
     given, result = own.empty(case.counts.send), own.empty(case.counts.receive)
     ahead, behind = (own.rank + 1) % own.ranks, (own.rank - 1) % own.ranks
 
-    def begin(*, async_op: bool = False) -> Pending | None:
+    def call() -> None:
         sends = dist.P2POp(dist.isend, given, ahead)
         receives = dist.P2POp(dist.irecv, result, behind)
-        pending = All(tuple(dist.batch_isend_irecv([sends, receives])))
-        if not async_op:
+        for pending in dist.batch_isend_irecv([sends, receives]):
             pending.wait()
-        return pending
 
-    return _operation(own, begin, lambda: own.wrong_part(result, behind), given, result)
+    return _operation(own, call, lambda: own.wrong_part(result, behind), given, result)
 
 
 _BUILDERS: dict[str, Callable[[Case, _Own], Operation]] = {
@@ -253,11 +234,11 @@ class Values(NamedTuple):
 
     @property
     def period(self) -> int:
-        """After so many elements everything is as at the start."""
+        """Elements after which the values repeat."""
         return 2 * _WEIGHTS * _WEIGHTS * self.ranks
 
     def of(self, rank: int) -> torch.Tensor:
-        """One period of what a rank gives, int64 [period]."""
+        """One period of a rank's input, int64 [period]."""
         index = torch.arange(self.period)
         given, neutral = self._given(index, torch.full_like(index, rank))
         if self.ranks <= self._most:
@@ -266,14 +247,14 @@ class Values(NamedTuple):
         return torch.where(distance < self._most, given, torch.full_like(given, neutral))
 
     def reduced(self) -> torch.Tensor:
-        """One period of what the ranks give together, float64 [period]; exact but for "avg"."""
+        """One period of the reduction of all inputs, float64 [period]; exact but for "avg"."""
         index = torch.arange(self.period)
         parts = (self._given(index, (index - back) % self.ranks)[0] for back in range(min(self._most, self.ranks)))
         whole = reduce(_TOGETHER[self.op], parts).double()
         return whole / self.ranks if self.op == "avg" else whole
 
     def tolerance(self, dtype: torch.dtype) -> torch.Tensor:
-        """How far a right result may be from `reduced`, float64 [period].
+        """Allowed distance of a correct result from `reduced`, float64 [period].
 
         Only an average is rounded: NCCL multiplies every part by 1/n before it adds (reduce_kernel.h, FuncPreMulSum),
         integers are cut off.
@@ -286,12 +267,12 @@ class Values(NamedTuple):
 
     @property
     def _most(self) -> int:
-        """How many ranks give something to one element; of several extremes one could be missing unnoticed."""
+        """Ranks that contribute to one element; of several extremes one could be missing unnoticed."""
         return {"prod": _FACTORS, "min": 1, "max": 1}.get(self.op, ACTIVE)
 
     def _given(self, index: torch.Tensor, rank: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """What ranks give that give something, and what the others give."""
-        # Ranks that are alike modulo 7 differ in the next seven elements, up to 49 ranks; windows tell more ones apart.
+        """Inputs of contributing ranks, and the neutral element."""
+        # Ranks that are equal modulo 7 differ in the next seven elements, up to 49 ranks; windows distinguish more.
         turn = index // _WEIGHTS * (1 + rank // _WEIGHTS)
         weight = 1 + (index + 3 * rank + turn) % _WEIGHTS
         match self.op:
@@ -315,21 +296,21 @@ _TOGETHER: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def put(table: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Fill `buffer` with what repeats as `table`."""
+    """Fill `buffer` with repetitions of `table`."""
     for start in range(0, len(buffer), _CHUNK):
         part = buffer[start : start + _CHUNK]
         part.copy_(spread(table, start, len(part), part))
 
 
 def spread(table: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """`count` elements of what repeats as `table`, from the element `start` on, of the dtype and device of `like`."""
+    """`count` elements of a repeated `table`, from element `start` on, with the dtype and device of `like`."""
     period = len(table)
     turned = table.roll(-(start % period)).to(dtype=like.dtype, device=like.device)
     return turned.repeat(-(-count // period))[:count]
 
 
 def differing(got: torch.Tensor, table: torch.Tensor, tolerance: torch.Tensor, start: int) -> int:
-    """How many elements of `got` differ from what repeats as `table`, from the element `start` on, by more than it."""
+    """Count elements of `got` that differ from a repeated `table`, from element `start` on, beyond the tolerance."""
     exact = not bool(tolerance.any())
     wrong = 0
     for first in range(0, len(got), _CHUNK):

@@ -13,10 +13,10 @@ Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that th
 
 `ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings and the
 rates between pairs of hosts or GPUs, the bus bandwidth of benchmarks and the images per second of `ddpdiag train`,
-which this check does not. A finding of a check that did not run in one of the runs is neither new nor gone; but an
-error of a check that follows failures of others is new where these did not fail before. The exit code is 1 for a
-regression; without one it is 3 where no figure was compared, or where the new run's verdict is UNKNOWN, else 0.
-`ddpdiag allreduce-bench` has a `--baseline` of its own.
+which this check does not (COL002 compares a benchmark with its baseline). A finding of a check that did not run in one
+of the runs is neither new nor gone; but an error of a check that follows failures of others is new where these did not
+fail before. The exit code is 1 for a regression; without one it is 3 where no figure was compared, or where the new
+run's verdict is UNKNOWN, else 0.
 
 Findings:
 
@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison.figures import Direction, changed_facts, comparable, compared_figures
+from ddpdiag.comparison.figures import Direction, changed_facts, compared_figures, incomparable
 from ddpdiag.model import Finding
 from ddpdiag.text import begun
 
@@ -49,7 +49,7 @@ FINDINGS = {
 }
 
 _SHOWN = 20
-_FIX = (
+RUN_AGAIN = (
     "Run again to exclude a temporary load. Then compare with the time of the baseline: driver and clocks "
     "(`nvidia-smi -q -d CLOCK`, `lscpu`), link speed (`ethtool INTERFACE`, `ibstat`), and other jobs on these hosts "
     "(`top`)."
@@ -63,7 +63,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     if old is None:
         return
     new = snapshot_of(seen.world, seen.recording)
-    if (why := comparable(old, new)) is not None:
+    if (why := incomparable(old.shape, new.shape)) is not None:
         yield seen.finding(
             "incomparable",
             "this run cannot be compared with the baseline",
@@ -81,16 +81,16 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"{begun(change.text)}. The baseline is of {old.created}.",
                 ranks=change.ranks,
                 evidence={"old": change.old, "new": change.new, "ratio": change.ratio, "noise_share": change.noise},
-                fix=_FIX if is_worse else "Nothing to do. If repeated runs are as fast, save a new baseline.",
+                fix=RUN_AGAIN if is_worse else "Nothing to do. If repeated runs are as fast, save a new baseline.",
             )
     others = (change for change in changes if change.direction not in _JUDGED)
-    told = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]
-    if told:
-        more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    texts = [change.text for change in (*others, *changed_facts(old.facts, new.facts))]
+    if texts:
+        more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
         yield seen.finding(
             "changed",
             "figures, versions or variables differ from the baseline",
-            f"Since the baseline of {old.created}: {'; '.join(told[:_SHOWN])}{more}.",
+            f"Since the baseline of {old.created}: {'; '.join(texts[:_SHOWN])}{more}.",
             fix="Nothing to do if these changes are intended. Run again where a figure fell: it may vary between runs.",
         )
 
