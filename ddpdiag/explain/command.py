@@ -17,7 +17,7 @@ from ddpdiag.explain.tally import STANDARD_INPUT
 from ddpdiag.render import files
 
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9]{2}\d{3}(\..*)?")
-# What logs are called.
+# Suffixes of logs.
 _SUFFIXES = (".out", ".log", ".err", ".txt")
 _PIECE_BYTES = 1 << 18
 # torchrun's log directory has the ranks' files three folders down: DIR/RUN/attempt_0/RANK/stderr.log.
@@ -110,8 +110,8 @@ def _check_output(path: str, logs: Sequence[str]) -> None:
 
 
 def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool = False) -> int:
-    """Each log under its name. The exit code is that of the worst, of a folder that of the best."""
-    from ddpdiag.explain.render import as_github, as_json, render, without_sightings  # rich, which a page needs not
+    """Print each log under its name; the exit code is that of the worst, of a folder that of the best."""
+    from ddpdiag.explain.render import as_github, as_json, render  # rich, which a page needs not
 
     is_explained = (any if has_folder else all)(each.is_explained for each in found)
     exit_code = ExitCode.FIT if is_explained else ExitCode.UNKNOWN
@@ -119,11 +119,8 @@ def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool
     width, color = terminal(stream, how.color)
     if how.json is not None:
         files.write(how.json, as_json(found, exit_code))
-    silent = [each for each in found if has_folder and not each.sightings]
-    pages = [render(each, width=width, color=color) for each in found if each not in silent]
-    if silent:
-        pages.append(without_sightings(silent, width=width, others=len(pages)))
-    show(as_github(found) if how.github else "\n".join(pages), stream, commands=how.github)
+    text = as_github(found) if how.github else render(found, width=width, color=color, has_folder=has_folder)
+    show(text, stream, commands=how.github)
     return exit_code
 
 

@@ -1,20 +1,26 @@
-"""What logs and error texts mean: for people, the first cause in full, then its consequences; for programs as JSON, and
-as annotations for GitHub Actions.
+"""Explanations of logs and error texts: for people, the first cause in full, then its consequences; as JSON; and as
+annotations for GitHub Actions.
 """
 
-import textwrap
 from collections.abc import Iterator, Sequence
-
-from msgspec import Struct
 
 from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
 from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
+from ddpdiag.render.blocks import Block, Items, Mark, Text
 from ddpdiag.render.markup import annotation
-from ddpdiag.render.page import LEAST_WIDTH, one_line
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.terminal.painter import paint
 from ddpdiag.text import count, fold_hosts, fold_ranks, listed
 
-_COLORS = {Role.CAUSE: "31", Role.FAILURE: "31", Role.HINT: "33", Role.WAIT: "33", Role.ECHO: "2", Role.NOTE: "2"}
+_MARKS = {
+    Role.CAUSE: Mark.ERROR,
+    Role.FAILURE: Mark.ERROR,
+    Role.HINT: Mark.WARNING,
+    Role.WAIT: Mark.WARNING,
+    Role.ECHO: Mark.DIM,
+    Role.NOTE: Mark.DIM,
+}
 _SHOWN_NAMES = 8
 # Beyond these, readers turn to the log itself.
 _SHOWN_FULL = 3
@@ -40,64 +46,65 @@ _HINTS = (
 )
 
 
-def render(found: Explanation, *, width: int, color: bool) -> str:
+def render(found: Sequence[Explanation], *, width: int, color: bool, has_folder: bool = False) -> str:
+    """Each log under its name; the logs of a folder that have no known text are listed at the end."""
+    silent = [each for each in found if has_folder and not each.sightings]
+    page = Page(color=color, width=width)
+    for each in found:
+        if each not in silent:
+            paint(page, blocks(each))
+    if silent:
+        paint(page, _without_sightings(silent, others=len(found) - len(silent)))
+    return page.text().rstrip("\n") + "\n"
+
+
+def blocks(found: Explanation) -> Iterator[Block]:
     """Each sighting, the explaining one first; echoes and notes in brief. `found.source` is empty for a mere text."""
-    width = max(width, LEAST_WIDTH)
-    lines: list[str] = []
     if found.source:
         known = sum(not one.card.fallback for one in found.sightings)
         others = len(found.sightings) - known
         parts = [count(found.lines, "line"), count(known, "known text"), *([f"{others} unknown"] if others else [])]
-        lines += textwrap.wrap(f"ddpdiag: {one_line(found.source)}: {', '.join(parts)}", width)
-    for number, sighting in enumerate(found.sightings):
-        brief = sighting.card.role in (Role.ECHO, Role.NOTE) if number else False
-        lines += _sighting(sighting, width, color=color, brief=brief or number >= _SHOWN_FULL, log=bool(found.source))
-    if said := _end(found):
-        lines += ["", *textwrap.wrap(said, width, break_on_hyphens=False)]
-    return "\n".join(lines).lstrip("\n") + "\n"
+        yield Text(f"ddpdiag: {one_line(found.source)}: {', '.join(parts)}")
+    for number, one in enumerate(found.sightings):
+        is_brief = number >= _SHOWN_FULL or (number > 0 and one.card.role in (Role.ECHO, Role.NOTE))
+        times = f"{one.count:,} times, lines {one.line:,} to {one.last_line:,}"
+        where = "; ".join(filter(None, (_who(one), f"line {one.line:,}" if one.count == 1 else times)))
+        name = f"{one.card.name} ({where})" if found.source else one.card.name
+        yield Text(name, one.card.role.value, _MARKS[one.card.role])
+        yield Items((one.card.meaning,) if is_brief else tuple(_details(one, is_log=bool(found.source))))
+    if sentence := _end(found):
+        yield Text(sentence)
 
 
-def without_sightings(logs: Sequence[Explanation], *, width: int, others: int) -> str:
-    """One line for the logs of a folder that have no known text; where no other log has one, what to do."""
+def _without_sightings(logs: Sequence[Explanation], *, others: int) -> Iterator[Block]:
+    """The logs of a folder that have no known text; where no other log has one, what to do."""
     names = listed([one_line(log.source) for log in logs], _SHOWN_NAMES)
-    said = [f"ddpdiag: no known text in {count(len(logs), 'other file' if others else 'file')}: {names}"]
-    paragraphs = said if others else [*said, "", _UNKNOWN]
-    wrapped = (textwrap.wrap(each, max(width, LEAST_WIDTH), break_on_hyphens=False) or [""] for each in paragraphs)
-    return "\n".join(line for lines in wrapped for line in lines) + "\n"
+    yield Text(f"ddpdiag: no known text in {count(len(logs), 'other file' if others else 'file')}: {names}")
+    if not others:
+        yield Text(_UNKNOWN)
 
 
-def _sighting(sighting: Sighting, width: int, *, color: bool, brief: bool, log: bool) -> Iterator[str]:
+def _details(sighting: Sighting, *, is_log: bool) -> Iterator[str]:
     card = sighting.card
-    role = f"\x1b[{_COLORS[card.role]}m{card.role.value:<7}\x1b[0m" if color else f"{card.role.value:<7}"
-    yield ""
-    times = f"{sighting.count:,} times, lines {sighting.line:,} to {sighting.last_line:,}"
-    where = "; ".join(filter(None, (_who(sighting), f"line {sighting.line:,}" if sighting.count == 1 else times)))
-    name = f"{card.name} ({where})" if log else card.name
-    first, *rest = textwrap.wrap(name, width - 8, break_on_hyphens=False)
-    yield f"{role} {first}"
-    yield from (f"        {line}" for line in rest)
-    if brief:
-        yield from _filled("", card.meaning, width)
-        return
-    if log:
-        yield from _filled("> ", one_line(sighting.excerpt), width)
+    if is_log:
+        yield f'"{one_line(sighting.excerpt)}"'
     if sighting.frame:
-        yield from _filled("Raised in: ", one_line(sighting.frame), width)
-    yield from _filled("", card.meaning, width)
+        yield f"Raised in: {one_line(sighting.frame)}"
+    yield card.meaning
     if sighting.missing:
-        yield from _filled("Waited for: ", f"{_ranks(sighting.missing)}.", width)
+        yield f"Waited for: {_ranks(sighting.missing)}."
     if sighting.calls:
-        yield from _filled("Collectives: ", _calls(sighting), width)
+        yield f"Collectives: {_calls(sighting)}"
     elif len(sighting.works) > 1:
         # The last collective of each rank: ranks that are behind took another path in the code, or hang before it.
         first_work, *later = sighting.works.items()
-        told = [f"number {work} on {_ranks(ranks)}" for work, ranks in (first_work, *later[-_SHOWN_FULL:])]
+        lasts = [f"number {work} on {_ranks(ranks)}" for work, ranks in (first_work, *later[-_SHOWN_FULL:])]
         least = first_work[1]
         behind = f"{_ranks(least).capitalize()} lag{'s' if len(least) == 1 else ''} behind."
-        yield from _filled("Collectives: ", f"{'; '.join(told)}. {behind}", width)
-    yield from _filled("Confirm: ", card.confirm, width)
-    yield from _filled("Do: ", card.fix, width)
-    yield f"    Page: ddpdiag explain {card.code}"
+        yield f"Collectives: {'; '.join(lasts)}. {behind}"
+    yield f"Confirm: {card.confirm}"
+    yield f"Do: {card.fix}"
+    yield f"Page: ddpdiag explain {card.code}"
 
 
 def _call(call: Call) -> str:
@@ -107,23 +114,11 @@ def _call(call: Call) -> str:
 def _calls(sighting: Sighting) -> str:
     """The collective that each side names under the number; a rank that differs from most is named."""
     *odd, (_, most) = sighting.calls
-    told = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
+    sides = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
     rest = tuple(sorted(rank for _, ranks in odd for rank in ranks))
     verb = "differs" if len(rest) == 1 else "differ"
     who = f" {_ranks(rest).capitalize()} {verb} from most." if len(most) > len(rest) else ""
-    return f"number {sighting.differing} is {'; '.join(told)}.{who}"
-
-
-def _filled(lead: str, text: str, width: int) -> list[str]:
-    indent = "    "
-    return textwrap.wrap(
-        f"{lead}{text}",
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent + " " * len(lead),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return f"number {sighting.differing} is {'; '.join(sides)}.{who}"
 
 
 def _who(sighting: Sighting) -> str:
@@ -188,80 +183,29 @@ _LEVELS = {
     Role.WAIT: "warning",
     Role.ECHO: "notice",
 }
-
-
-class SightingRow(Struct, frozen=True, kw_only=True):
-    """A text that was found: the fields of a sighting, and those of its card. `line` counts from 1."""
-
-    role: Role
-    card: str
-    is_known: bool
-    code: str
-    count: int
-    line: int
-    last_line: int
-    ranks: tuple[int, ...]
-    local_ranks: tuple[int, ...]
-    tasks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    missing: tuple[int, ...]
-    quote: str
-    raised_in: str
-    meaning: str
-    confirm: str
-    fix: str
-
-
-class FileRow(Struct, frozen=True, kw_only=True):
-    """A log and its sightings, the one that explains the others first; the path is empty for an error text."""
-
-    path: str
-    lines: int
-    is_explained: bool
-    sightings: tuple[SightingRow, ...]
-
-
-class ExplainReport(Struct, frozen=True, kw_only=True):
-    """What a run of `ddpdiag explain` found."""
-
-    files: tuple[FileRow, ...]
-    exit_code: int
-    schema: str = EXPLAIN_SCHEMA
+_CARD_KEYS = ("role", "code", "meaning", "confirm", "fix")
+_SIGHTING_KEYS = (
+    "count", "line", "last_line", "ranks", "local_ranks", "tasks", "hosts", "missing", "excerpt", "frame",
+)  # fmt: skip
 
 
 def as_json(found: Sequence[Explanation], exit_code: int) -> str:
-    """`ddpdiag.explain/1` on one line."""
-    files = tuple(
-        FileRow(
-            path=each.source,
-            lines=each.lines,
-            is_explained=each.is_explained,
-            sightings=tuple(
-                SightingRow(
-                    role=one.card.role,
-                    card=one.card.name,
-                    is_known=not one.card.fallback,
-                    code=one.card.code,
-                    count=one.count,
-                    line=one.line,
-                    last_line=one.last_line,
-                    ranks=one.ranks,
-                    local_ranks=one.local_ranks,
-                    tasks=one.tasks,
-                    hosts=one.hosts,
-                    missing=one.missing,
-                    quote=one.excerpt,
-                    raised_in=one.frame,
-                    meaning=one.card.meaning,
-                    confirm=one.card.confirm,
-                    fix=one.card.fix,
-                )
+    """`ddpdiag.explain/1` on one line; docs/explain.md describes the keys."""
+    files = [
+        {
+            "path": each.source,
+            "lines": each.lines,
+            "is_explained": each.is_explained,
+            "sightings": [
+                {"card": one.card.name, "is_known": not one.card.fallback}
+                | {key: getattr(one.card, key) for key in _CARD_KEYS}
+                | {key: getattr(one, key) for key in _SIGHTING_KEYS}
                 for one in each.sightings
-            ),
-        )
+            ],
+        }
         for each in found
-    )
-    return encode(ExplainReport(files=files, exit_code=exit_code)).decode() + "\n"
+    ]
+    return encode({"files": files, "exit_code": exit_code, "schema": EXPLAIN_SCHEMA}).decode() + "\n"
 
 
 def as_github(found: Sequence[Explanation]) -> str:

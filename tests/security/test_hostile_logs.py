@@ -70,7 +70,7 @@ def read_all(size: int) -> None:
         # The kernel ends the process by SIGXCPU.
         resource.setrlimit(resource.RLIMIT_CPU, (int(begin) + 1 + LOG_SECONDS, resource.RLIM_INFINITY))
         found = explain_log(pieces(repeated, size), "job.log")
-        page = render(found, width=80, color=False)
+        page = render([found], width=80, color=False)
         assert not set(page) & {"\x00", "\x1b", "\x07", "\r"}
         seconds, megabytes = cpu_seconds() - begin, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{name:<20} {seconds:6.2f} s of CPU, {len(found.sightings):3} texts, at most {megabytes:.0f} MiB so far")

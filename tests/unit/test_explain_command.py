@@ -168,7 +168,7 @@ def test_json_has_every_file_with_its_sightings(capsys) -> None:
     (row,) = first["sightings"]
     expected = {"role": "failure", "card": "exception", "is_known": False, "code": "RUN003.raised", "line": 1}
     assert {key: row[key] for key in expected} == expected
-    assert (row["ranks"], row["quote"]) == ([0], "ValueError: batch of 3 images, 100% wrong")
+    assert (row["ranks"], row["excerpt"]) == ([0], "ValueError: batch of 3 images, 100% wrong")
     documented = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
     keys = [*report, *first, *row]
     assert [key for key in keys if f"`{key}`" not in documented] == []
