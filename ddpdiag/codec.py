@@ -4,7 +4,6 @@ JSON has no NaN and msgspec writes it as null, which would read as "the device d
 written as the string "nan", "inf" or "-inf" and read back as the float that it was.
 """
 
-import contextlib
 import errno
 import math
 import os
@@ -139,7 +138,7 @@ _line_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def read_recording(paths: Iterable[Path]) -> Recording:
-    """One run from one file, or from the files that its ranks left behind.
+    """One run from one file, from the files that its ranks left behind, or from the folder that holds them.
 
     A line that is cut off or unreadable ends the reading of its file, and a note says so.
     Raises UsageError for a file that cannot be read, is no recording, or belongs to another run.
@@ -147,16 +146,20 @@ def read_recording(paths: Iterable[Path]) -> Recording:
     lines: list[Line] = []
     notes: list[str] = []
     for path in paths:
-        lines += _read_file(path, notes)
+        lines += _read_folder(path, notes) if path.is_dir() else _read_file(path, notes)
     return assemble(lines, notes)
 
 
-def read_lines(paths: Iterable[Path]) -> list[Line]:
-    """The readable lines of what ranks left behind when they were cut off; what is no recording is left out."""
+def _read_folder(folder: Path, notes: list[str]) -> list[Line]:
+    """The lines of all recordings in a folder, the coordinator's first: it settled places and times."""
     lines: list[Line] = []
-    for path in paths:
-        with contextlib.suppress(UsageError):
-            lines += _read_file(path, [])
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: (path.name != "run.jsonl", path.name)):
+        try:
+            lines += _read_file(path, notes)
+        except UsageError as error:  # a rank that was killed may have written nothing yet
+            notes.append(str(error))
+    if not lines:
+        raise UsageError(f"{readable(str(folder))} holds no recording of ddpdiag (run.jsonl, rank-0.jsonl, ...)")
     return lines
 
 
@@ -209,7 +212,8 @@ def _rows(path: Path) -> Iterator[bytes]:
 def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
     """A recording from its lines; the same record from two files counts once.
 
-    The header of the lowest rank is taken. UsageError when the lines belong to different runs, or there are none.
+    Rank 0's header is taken, which alone says how ranks are authenticated. UsageError when the lines belong to
+    different runs, or there are none.
     """
     by_kind: dict[type, list[Any]] = defaultdict(list)
     for line in lines:
@@ -224,7 +228,7 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
     outcomes = _first({(o.trial, o.rank): o for o in reversed(by_kind[Outcome])})
     skips = {skip.code: skip for skip in by_kind[Skip]}
     return Recording(
-        header=min(headers, key=lambda header: header.writer),
+        header=next((header for header in headers if header.secret), headers[0]),
         arrivals=arrivals,
         trials=tuple(trials.values()),
         outcomes=tuple(outcomes.values()),

@@ -37,8 +37,7 @@ from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch, LaunchArgs
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
 from ddpdiag.runtime.local_ranks import start_ranks
-from ddpdiag.runtime.record.failover import Published
-from ddpdiag.runtime.run import Signalled, prepare, run_rank
+from ddpdiag.runtime.run import Run, follow, lead, prepare
 
 
 def run(
@@ -68,22 +67,72 @@ def run(
     for note in (launch.note, nccl_without_gpus(asked.backend)) if launch.place.rank == 0 and not outputs.quiet else ():
         if note:
             complain(note)
-    reporter = _Reporter(outputs, whole=launch.whole)
-    planned = prepare(
+    prepared = prepare(
         launch,
         options,
         all_checks(),
         join_wait=launch_options.join_timeout,
         control_port=launch_options.control_port,
         require_auth=launch_options.require_auth,
-        publish=reporter.publish,
-        listener=reporter.listen,
     )
     if launch.ranks:
         return start_ranks(
-            planned, lambda own: guarded(lambda: run_rank(planned, own), nagios=outputs.nagios and own.rank == 0)
+            prepared,
+            lambda place: guarded(
+                lambda: _take_part(prepared, place, outputs), nagios=outputs.nagios and place.rank == 0
+            ),
         )
-    return run_rank(planned, launch.place)
+    return _take_part(prepared, launch.place, outputs)
+
+
+def _take_part(run: Run, place: Place, outputs: Outputs) -> int:
+    """One rank's part in the run; the exit code. Rank 0 measures, judges, writes the report and ends the run."""
+    display = _display(place, outputs, whole=run.launch.whole)
+    if place.rank != 0:
+        return follow(run, place, display)
+    with lead(run, place, display) as leader:
+        lines = leader.measure()
+        display.close()
+        exit_code, sentence = leader.meanwhile(lambda: _report(lines, outputs, leader.late_signal))
+        leader.end(exit_code, sentence)
+    return exit_code
+
+
+def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
+    """The display of a rank; it has a thread, so it is made in the rank's own process.
+
+    Rank 0 shows the run. While others look for it they share logs and terminals, so one of them prints, and none where
+    one process started all.
+    """
+    if display_of(sys.stderr, os.environ) is Display.LIVE:
+        prints = place.rank == 0 or not (whole or place.local_rank)
+    else:
+        prints = place.rank == 0 or (not whole and place.rank == 1)
+    if not prints or outputs.quiet or outputs.nagios:
+        return Silent()
+    _width, color = terminal(sys.stderr, outputs.color)
+    return listener(sys.stderr, os.environ, color=color)
+
+
+def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:
+    """Judge, write, print; the exit code and the sentence. A signal meanwhile changes only the exit code."""
+    begin = time.monotonic()
+    recording = assemble(lines)
+    report = judge(recording, all_checks())
+    if recording.end is not None:
+        end = structs.replace(recording.end, judge_seconds=time.monotonic() - begin)
+        report = structs.replace(report, timings=timings_of(structs.replace(recording, end=end), all_checks()))
+        lines = [end if isinstance(line, End) else line for line in lines]
+    report = with_signal(report, late_signal())
+    try:
+        publish(report, lines, outputs, sys.stdout, sys.stderr)
+    except (Unwritten, OSError, ValueError) as error:
+        sentence = too_many_files(error) or str(error)
+        complain(sentence)  # the verdict stands, and every rank still receives it
+        # A script that waits for the file must not go on.
+        code = unknown(sentence) if outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
+        return code, report.sentence
+    return outputs.exit_code(with_signal(report, late_signal())), report.sentence
 
 
 def launched(options: LaunchOptions) -> Launch:
@@ -116,52 +165,6 @@ def ranks_here(text: str | None, gpus: int) -> int | None:
     if text.isascii() and text.isdigit():
         return int(text)
     raise UsageError(f"--nproc-per-node {text}: expected a number of ranks, auto, gpu or cpu")
-
-
-class _Reporter:
-    """A rank's output: progress while it runs, and rank 0's report at the end."""
-
-    def __init__(self, outputs: Outputs, *, whole: bool) -> None:
-        self._outputs = outputs
-        self._whole = whole
-        self._progress: Listener = Silent()
-
-    def listen(self, place: Place) -> Listener:
-        """Start the display; in the rank's own process, since it has a thread, and threads do not survive a fork.
-
-        Rank 0 shows the run. While others look for it they share logs and terminals, so that one of them prints; but
-        none where one process started all.
-        """
-        if display_of(sys.stderr, os.environ) is Display.LIVE:
-            speaks = place.rank == 0 or not (self._whole or place.local_rank)
-        else:
-            speaks = place.rank == 0 or (not self._whole and place.rank == 1)
-        if speaks and not self._outputs.quiet and not self._outputs.nagios:
-            _width, color = terminal(sys.stderr, self._outputs.color)
-            self._progress = listener(sys.stderr, os.environ, color=color)
-        return self._progress
-
-    def publish(self, lines: Sequence[Line], late_signal: Signalled) -> Published:
-        """Judge, write, print; a signal meanwhile changes the exit code and nothing else."""
-        self._progress.close()
-        begin = time.monotonic()
-        recording = assemble(lines)
-        report = judge(recording, all_checks())
-        if recording.end is not None:
-            end = structs.replace(recording.end, judge_seconds=time.monotonic() - begin)
-            report = structs.replace(report, timings=timings_of(structs.replace(recording, end=end), all_checks()))
-            lines = [end if isinstance(line, End) else line for line in lines]
-        report = with_signal(report, late_signal())
-        try:
-            publish(report, lines, self._outputs, sys.stdout, sys.stderr)
-            report = with_signal(report, late_signal())
-        except (Unwritten, OSError, ValueError) as error:
-            sentence = too_many_files(error) or str(error)
-            complain(sentence)  # the verdict stands, and every rank still learns it
-            # But who waits for the file shall not go on.
-            code = unknown(sentence) if self._outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
-            return Published(structs.replace(report, exit_code=code), complete=False)
-        return Published(structs.replace(report, exit_code=self._outputs.exit_code(report)), complete=True)
 
 
 def _options(launch: Launch, port_range: str | None, asked: CheckOptions, outputs: Outputs) -> Options:

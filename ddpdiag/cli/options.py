@@ -146,8 +146,8 @@ class CheckOptions:
     )
     shared_dir: str | None = option(
         None,
-        "A directory that all hosts share: tests file://, and lets the run survive the loss of rank 0. "
-        "The lowest living rank then reports, and writes the files on its own host.",
+        "A directory that all hosts share: tests file://, and keeps the records of all ranks, from which "
+        "`ddpdiag judge` makes the report if rank 0 is lost.",
         metavar="DIR",
         panel=WHAT,
         advanced=True,

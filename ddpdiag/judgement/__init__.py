@@ -3,6 +3,7 @@
 Pure: the same on the cluster, on a laptop, and years later.
 """
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from ddpdiag.errors import UsageError
 from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, selected, stages_of
+from ddpdiag.judgement.rank_0_lost import with_end
 from ddpdiag.judgement.timings import timeline_of, timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
@@ -35,7 +37,8 @@ _SPENT = ("context", "group", "gate")
 
 def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     """The report of a run. It depends on nothing but the recording and this version's checks."""
-    world, recording = world_of(recording), not_tried(recording)
+    recording = not_tried(with_end(recording))
+    world = world_of(recording)
     shown = established(recording)
     known = recording.header.checks or [check.code for check in checks]
     chosen = [
@@ -46,8 +49,6 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
     notes = list(recording.notes)
     if recording.end is None:
         notes.append("the recording has no end: the run was killed, or this is one rank's part of it")
-    elif (writer := recording.header.writer) != 0:
-        notes.append(f"rank 0 was lost: rank {writer} on {world.node_of(writer)} made this report in its place")
     kept: dict[str, tuple[Finding, ...]] = {}
     judged = _excused([_judge_check(Seen(world, check, shown, kept=kept), notes) for check in chosen])
     sections = [own.added.section for own in judged if own.added.section is not None]
@@ -263,10 +264,12 @@ class _Head(Struct):
 
 
 def read_run(path: str) -> Recording | Report:
-    """The recording, or the JSON report, in a file; UsageError for anything else."""
+    """The recording in a file or folder, or the JSON report in a file; UsageError for anything else."""
     try:
         return read_recording([Path(path)])
     except UsageError as error:
+        if os.path.isdir(path):
+            raise
         refused = error
     where = readable(path)
     try:

@@ -143,7 +143,7 @@ def _neither(names: Sequence[str]) -> str:
 
 def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:
     """Blamed ranks that never joined and whose hosts are not known cannot be excluded."""
-    absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT and not e.node}
+    absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT}
     blamed = {rank for f in errors if not f.nodes for rank in f.ranks if rank in absent}
     unknown = sorted(blamed - world.arrivals.keys())
     if not unknown:

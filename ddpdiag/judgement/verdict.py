@@ -17,7 +17,7 @@ from ddpdiag.errors import ExitCode
 from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
 from ddpdiag.judgement.hosts import slower_share
 from ddpdiag.judgement.judged import Judged, lacks_named_backend
-from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
+from ddpdiag.model import Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, times_text
 
@@ -297,9 +297,8 @@ def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: S
 
 def _nowhere(world: World, recording: Recording) -> list[int]:
     """Ranks that never joined, and whose hosts are not known."""
-    homes = {event.rank for event in recording.events if event.kind is EventKind.ABSENT and event.node}
     known = len(recording.header.layout) == world.size
-    return [] if known else [rank for rank in range(world.size) if rank not in world.arrivals and rank not in homes]
+    return [] if known else [rank for rank in range(world.size) if rank not in world.arrivals]
 
 
 def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:

@@ -15,7 +15,7 @@ MOST_RANKS = 1 << 23
 
 
 class Header(Struct, frozen=True, kw_only=True, tag="header"):
-    """First line of every recording. `created` is UTC in ISO 8601; `writer` is the rank that wrote it.
+    """First line of every recording. `created` is UTC in ISO 8601.
 
     `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
     `layout` is the host of each rank, where the launcher told rank 0, else empty. `secret` says by what ranks proved
@@ -28,7 +28,6 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     options: Options
     created: str
     version: str
-    writer: int = 0
     checks: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
     secret: str = ""
@@ -55,7 +54,7 @@ class Event(Struct, frozen=True, kw_only=True, tag="event"):
     """Something that happened at `seconds` after the start; `rank` is `None` when it concerns the run.
 
     `answers` says of a lost rank whether its host still answered a plain TCP connect, so that only its process is gone;
-    `None` means that nobody tried.
+    `None` means that no rank tried. `reporter` is the rank that lost rank 0, in its own record.
     """
 
     kind: EventKind
@@ -64,6 +63,7 @@ class Event(Struct, frozen=True, kw_only=True, tag="event"):
     detail: str = ""
     node: str = ""
     answers: bool | None = None
+    reporter: int | None = None
 
 
 class Skip(Struct, frozen=True, kw_only=True, tag="skip"):

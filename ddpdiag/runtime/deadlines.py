@@ -96,14 +96,6 @@ class Deadlines:
     open_record: float = 1.0
     # The end of what a thread still writes to a file server, or removes there.
     tidy: float = 2.0
-    # Did another rank take rank 0's place meanwhile?
-    replaced: float = 2.0
-    # A rank whose way to rank 0 was cut notices that 2 s later than rank 0, and ends a trial before it looks for the
-    # verdict.
-    readers: float = 6.0
-    # Some marks of each rank: a file server removes a thousand files in a second or two.
-    remove_shared: float = 10.0
-
     # Others ----------------------------------------------------------------------------------------------------------
 
     # A kernel answers within milliseconds, for closed ports, too.
@@ -114,32 +106,8 @@ class Deadlines:
     leave_job: float = 5.0
     least_budget: float = 5.0
 
-    @property
-    def shared_end(self) -> float:
-        """What rank 0 may spend on the shared folder at the end of the run."""
-        return self.readers + self.tidy
-
-
-@dataclass(frozen=True, kw_only=True)
-class ElectionTimes:
-    """How long is waited for what when rank 0 is lost, in seconds."""
-
-    look: float = 0.2
-    grace: float = 2.5  # rank 0 beats every second, and a supervisor looks every half: so much later others may notice
-    ready: float = 4.0  # a hung worker is dumped for 0.5 s and killed within 2 s; and the way through a file server
-    turn: float = 10.0  # so long a successor may take, until the next one does
-    count: int = 3
-    readers: float = 3.0
-    alive: float = 20.0  # rank 0 loses us after 6 s, and ends the trial that was running
-
-    @property
-    def total(self) -> float:
-        """What all of it takes at most."""
-        return self.grace + max(self.alive, self.turn * self.count) + self.ready + self.readers
-
 
 DEADLINES = Deadlines()
-ELECTION_TIMES = ElectionTimes()
 
 
 # Silence -------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ddpdiag.errors import ExitCode, RunLost
+from ddpdiag.errors import RunLost
 from ddpdiag.model import Place
 from ddpdiag.runtime.deadlines import (
     DEADLINES,
-    ELECTION_TIMES,
     LOST_AFTER_SECONDS,
     crowded_silence_seconds,
     frozen_seconds,
@@ -57,13 +56,11 @@ def _wait(run: Run, children: ForkedChildren) -> dict[int, int]:
 
 def _patience(run: Run, children: ForkedChildren) -> float:
     """How long the others may stay, now that one has left."""
-    shares = run.options.shared_dir is not None
     slower = crowded_silence_seconds(len(run.launch.ranks))
-    stragglers = DEADLINES.straggler + slower + (DEADLINES.shared_end if shares else 0.0)
+    stragglers = DEADLINES.straggler + slower + (DEADLINES.tidy if run.options.shared_dir is not None else 0.0)
     if 0 in children.exit_codes:
         # If rank 0 was killed, they must notice its silence first, and say so.
-        without_rank_0 = LOST_AFTER_SECONDS + slower + (ELECTION_TIMES.total if shares else 0.0)
-        return stragglers + (without_rank_0 if children.exit_codes[0] < 0 else 0.0)
+        return stragglers + (LOST_AFTER_SECONDS + slower if children.exit_codes[0] < 0 else 0.0)
     return stragglers if set(children.running) == {0} else float("inf")
 
 
@@ -81,12 +78,9 @@ def _tidy(run: Run, codes: Mapping[int, int]) -> None:
 
 
 def combined(codes: Mapping[int, int]) -> int:
-    """Rank 0 knows the verdict; where it is not here, the worst of the others counts."""
+    """Rank 0's code, since it knows the verdict; where rank 0 is not here, the worst of the others."""
     if 0 not in codes:
         return max(abs(code) for code in codes.values())
     if codes[0] >= 0:
         return codes[0]
-    others = {code for rank, code in codes.items() if rank != 0 and code >= 0} - {ExitCode.UNKNOWN}
-    if len(others) == 1:
-        return others.pop()  # they made the report without it; who came too late for that left with UNKNOWN
     raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")

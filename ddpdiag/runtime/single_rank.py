@@ -12,10 +12,10 @@ import select
 import signal
 import stat
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from ddpdiag.checks.api import Check
@@ -165,121 +165,66 @@ def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
 # by a call that cannot be ended.
 
 _LOOK_SECONDS = 0.1
-_BLOCK_BYTES = 65536
 
 Announce = Callable[[str], None]
 
 
-class StdioPipe:
-    """What is written to `outer` (the first of them is used) in another process reaches it by way of this one.
-
-    bash's $( ) and subprocess.run read until the last process that has the pipe open has ended. One that survives
-    SIGKILL, stuck in the kernel, would hold them up for ever; with a pipe of our own no reader waits for it.
-    """
-
-    def __init__(self, outer: tuple[int, ...]) -> None:
-        self.outer = outer
-        self._source, self._inner = os.pipe()
-        self._stopped, self._stop = os.pipe()
-        self._error: OSError | None = None
-        self._thread = threading.Thread(target=self._carry, daemon=True)
-
-    def enter(self) -> None:
-        """In the child: write to us."""
-        for descriptor in self.outer:
-            os.dup2(self._inner, descriptor)
-        for descriptor in (self._source, self._inner, self._stopped, self._stop):
-            os.close(descriptor)
-
-    def begin(self) -> None:
-        """In the parent, after the fork: pass on what comes."""
-        os.close(self._inner)
-        self._thread.start()
-
-    def end(self, seconds: float) -> bool:
-        """Pass on what is there by now; False where the reader did not take it in this time.
-
-        OSError where standard output could not be written; BrokenPipeError: its reader left.
-        """
-        os.close(self._stop)
-        self._thread.join(max(seconds, 0))
-        if self._error is not None and self.outer[0] == 1:
-            raise self._error
-        return not self._thread.is_alive()
-
-    def _carry(self) -> None:
-        try:
-            # Only once nothing is there any more does the end count.
-            while self._source in select.select([self._source, self._stopped], [], [])[0]:
-                if not (block := os.read(self._source, _BLOCK_BYTES)):
-                    return
-                self._write(block)
-        except OSError as error:
-            self._error = error
-        finally:
-            os.close(self._source)  # so the child learns, too, that the reader left
-
-    def _write(self, block: bytes) -> None:
-        while block:
-            try:
-                block = block[os.write(self.outer[0], block) :]
-            except BlockingIOError:  # whoever shares the pipe with us made it so
-                select.select([], [self.outer[0]], [])
-
-
-def open_stdio_pipes() -> Sequence[StdioPipe]:
-    """One for each pipe or socket that standard output and error are; one for both where they are the same."""
-    pipes = {descriptor: os.fstat(descriptor) for descriptor in (1, 2) if _has_a_reader(descriptor)}
-    if len(pipes) == 2 and os.path.samestat(pipes[1], pipes[2]):
-        return (StdioPipe((1, 2)),)  # what is said stays in order
-    return tuple(StdioPipe((descriptor,)) for descriptor in pipes)
-
-
-def _has_a_reader(descriptor: int) -> bool:
-    try:
-        mode = os.fstat(descriptor).st_mode
-    except OSError:  # closed
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
 def call_with_deadline(call: Callable[[Announce], int], seconds: float) -> int:
-    """The exit code of `call`, which runs in a child and tells by its argument what it is about to do.
+    """The exit code of `call`, which runs in a child and announces by its argument what it is about to do.
 
-    RunLost where it did not end within `seconds`, or was killed; that takes half a second more at most.
+    RunLost where it did not end within `seconds`, or was killed; that takes half a second more at most. OSError where
+    standard output could not be written; BrokenPipeError: its reader left.
     """
     page = StepPage.create()
     end = time.monotonic() + seconds
     children = ForkedChildren(Signals(children=True))
-    pipes = open_stdio_pipes()
+    logs = _logs()
 
-    def call_through_pipes() -> int:
-        for pipe in pipes:
-            pipe.enter()
+    def call_with_logs() -> int:
+        for descriptors, log in logs.items():
+            for descriptor in descriptors:
+                os.dup2(log.fileno(), descriptor)
         numbers = itertools.count(1)
         return call(lambda label: page.write(next(numbers), label))
 
-    child = children.fork(call_through_pipes)
-    for pipe in pipes:
-        pipe.begin()
+    child = children.fork(call_with_logs)
     try:
         code = _wait(children, child, page, seconds)
     except RunLost:
-        with contextlib.suppress(OSError, RunLost):  # what became of the call says more
-            _hand_over(pipes, end)
+        with contextlib.suppress(OSError, RunLost):  # how the call ended says more
+            _write_out(logs, end)
         raise
     finally:
         page.close()
-    _hand_over(pipes, end)
+    _write_out(logs, end)
     return code
 
 
-def _hand_over(pipes: Sequence[StdioPipe], end: float) -> None:
-    """All that was said is passed on before we say anything; RunLost where nobody takes it."""
-    end = max(end, time.monotonic() + DEADLINES.call_read)
-    for pipe in pipes:
-        if not pipe.end(end - time.monotonic()):
-            raise RunLost("the reader of the report did not take it in time")
+def _logs() -> dict[tuple[int, ...], Log]:
+    """A log in the place of standard output and error where these are pipes or sockets; one for both if they are one.
+
+    bash's $( ) and subprocess.run read until the last process that has the pipe open has ended. One that survives
+    SIGKILL, stuck in the kernel, would hold them up for ever; it does not have this process's pipe.
+    """
+    states = {descriptor: os.fstat(descriptor) for descriptor in (1, 2)}
+    pipes = tuple(fd for fd, state in states.items() if stat.S_ISFIFO(state.st_mode) or stat.S_ISSOCK(state.st_mode))
+    if len(pipes) == 2 and os.path.samestat(states[1], states[2]):
+        return {pipes: Log()}  # lines stay in order
+    return {(descriptor,): Log() for descriptor in pipes}
+
+
+def _write_out(logs: Mapping[tuple[int, ...], Log], end: float) -> None:
+    """Write the logs to where they belong; RunLost where the reader does not take them in time."""
+
+    def write() -> None:
+        for (descriptor, *_), log in logs.items():
+            with contextlib.nullcontext() if descriptor == 1 else contextlib.suppress(OSError):
+                log.copy_to(descriptor)
+
+    try:
+        ThreadPoolExecutor(1).submit(write).result(max(end - time.monotonic(), DEADLINES.call_read))
+    except TimeoutError:
+        raise RunLost("the reader of the report did not take it in time") from None
 
 
 def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float) -> int:

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from ddpdiag.errors import AbsentBackend, UnknownBackend
 from ddpdiag.model.measurements import Group
 from ddpdiag.model.trial import COMMUNICATOR_STEP, CONTEXT_STEP, Context, Opening
-from ddpdiag.probes.host.shared_files import unfit_for_url
+from ddpdiag.probes.host.shared_files import open_private_folder, unfit_for_url
 from ddpdiag.probes.net.tcp_connect import allowed_ports, free_port
 from ddpdiag.workloads.collectives import connect
 from ddpdiag.workloads.devices import choose_device, first_line
@@ -274,15 +274,21 @@ def _opening(ctx: Context) -> Opening:
 
 
 def _fresh_file(ctx: Context, nonce: str) -> str:
-    """Its path, also as a part of a URL: a stale one of an earlier job makes ranks connect to the dead."""
+    """Its path, also as a part of a URL: a stale one of an earlier job makes ranks connect to the dead.
+
+    By a descriptor of its folder, which stays open: other users may write to the one above it, and the name of $TMPDIR
+    is no matter of the job.
+    """
     folder = Path(ctx.options.shared_dir or ctx.scratch)
     if nonce and ctx.group_rank == 0:
-        folder = next(folder.glob(f"ddpdiag-*-{nonce}"), folder)
+        mine = (path for path in folder.glob(f"ddpdiag-*-{nonce}") if path.lstat().st_uid == os.geteuid())
+        folder = next(mine, folder)
     name = f"ddpdiag-rendezvous-{os.getpid()}-{ctx.trial.number}"
     path = Path(ctx.barrier(str(folder.absolute() / name) if ctx.group_rank == 0 else "").offer)
-    if ctx.options.shared_dir or unfit_for_url(str(path)) is None:
+    if nonce:
+        return f"/proc/self/fd/{open_private_folder(path.parent)}/{path.name}"
+    if unfit_for_url(str(path)) is None:
         return str(path)
-    # By a descriptor of the folder, which stays open: the name of $TMPDIR is no matter of the job.
     return f"/proc/self/fd/{os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)}/{path.name}"
 
 

@@ -3,11 +3,14 @@
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cgroups import Unavailable
 from cores import cores
@@ -173,7 +176,7 @@ def run(name: str, fault: Fault, folder: Path, begun: Callable[[Launched], None]
             reached = play(fault, network, running)
             ended = running.is_over(running.begin + 2 * AROUND_SECONDS + fault.budget - time.monotonic())
             shared = () if fault.keeps else sorted(_files(network) - before)
-            return _noted(name, fault, running, shared, ended=ended, reached=reached)
+            return _noted(name, fault, running, shared, _judged(network), ended=ended, reached=reached)
         finally:
             running.destroy()
 
@@ -205,7 +208,25 @@ def _files(network: Network) -> set[str]:
     return {str(path) for path in (network.folder / "shared").rglob("*")}
 
 
-def _noted(name: str, fault: Fault, running: Launched, shared: Iterable[str], *, ended: bool, reached: bool) -> Result:
+def _judged(network: Network) -> dict[str, Any] | None:
+    """The report that the records in the shared directory give, where rank 0 was lost."""
+    for records in (network.folder / "shared").glob("ddpdiag-*-*"):
+        words = (sys.executable, "-m", "ddpdiag", "judge", str(records), "--json", "-")
+        judged = subprocess.run(words, capture_output=True, check=False, timeout=60)
+        return json.loads(judged.stdout) if judged.stdout else None
+    return None
+
+
+def _noted(
+    name: str,
+    fault: Fault,
+    running: Launched,
+    shared: Iterable[str],
+    judged: dict[str, Any] | None,
+    *,
+    ended: bool,
+    reached: bool,
+) -> Result:
     jobs = running.jobs
     left = [*shared] if ended else ["the run itself"]
     if ended:
@@ -216,7 +237,7 @@ def _noted(name: str, fault: Fault, running: Launched, shared: Iterable[str], *,
         name=name,
         fault=fault,
         seconds=running.seconds if ended else fault.budget + 2 * AROUND_SECONDS,
-        report=json.loads(running.json.read_text()) if running.json.exists() else None,
+        report=json.loads(running.json.read_text()) if running.json.exists() else judged,
         exit_codes={job: own.process.returncode for job, own in jobs.items()} if ended else {},
         errors_of={job: own.stderr for job, own in jobs.items()},
         ended=ended,

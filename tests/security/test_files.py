@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from readers import HEALTHY, READERS, stall
 
 from ddpdiag.errors import UsageError, UserError
 from ddpdiag.model import Header, Options
+from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.render import files
-from ddpdiag.runtime.control.messages import Shutdown
-from ddpdiag.runtime.record import RecordCopy, run_folder
-from ddpdiag.runtime.record.shared_folder import SharedRunLog, shared_folder
+from ddpdiag.runtime.record import SharedRecord, run_folder
 from ddpdiag.watch.bundle import Bundle, read_bundle
 
 STRANGER = 65534
@@ -161,43 +159,46 @@ def test_the_folder_of_a_stranger_is_not_taken_for_our_own(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def header(run_id: str = "r") -> Header:
-    return Header(run_id=run_id, world_size=2, launcher="hand", options=Options(), created="", version="0.1.0")
+HEADER = Header(run_id="r", world_size=2, launcher="hand", options=Options(), created="", version="0.1.0")
 
 
-@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile", "a file"])
 def test_a_colleague_s_link_leads_no_shared_record_elsewhere(tmp_path: Path, moment: str) -> None:
     home, shared_dir = tmp_path / "home", tmp_path / "shared"
     home.mkdir(mode=0o700)
     shared_dir.mkdir()
     shared_dir.chmod(0o2770)
-    for name in ("run.jsonl", "heartbeat", "verdict", "rank-1.jsonl", "candidate-1"):
+    for name in ("run.jsonl", "rank-1.jsonl"):
         (home / name).write_text("untouched")
-    folder = shared_folder(str(shared_dir), "ddpdiag-r", "abcd")
+    folder = shared_dir / "ddpdiag-r-abcd"
     if moment == "before":
         folder.symlink_to(home)
-    copy = RecordCopy(str(shared_dir), "ddpdiag-r", 1)
-    copy.open("abcd")
-    run_log = SharedRunLog(folder, lambda: [header()])
-    if (done := copy.mark("candidate")) is not None:
-        done.result(5)
+    elif moment == "a file":
+        folder.mkdir()
+        (folder / "rank-1.jsonl").symlink_to(home / "rank-1.jsonl")
+    records = [SharedRecord(str(shared_dir), "r", name) for name in ("run.jsonl", "rank-1.jsonl")]
+    for record in records:
+        record.write(HEADER)
+        record.open("abcd")
+        assert (record.keep() is None) == (moment == "before")
     if moment == "meanwhile":
-        wait_for(lambda: (folder / "heartbeat").exists())
         folder.rename(tmp_path / "moved")
         folder.symlink_to(home)
-        (tmp_path / "moved" / "heartbeat").unlink()
-        wait_for(lambda: (tmp_path / "moved" / "heartbeat").exists())
-    copy.write(b"a line\n")
-    run_log.close(Shutdown(0, "fit", {}), (1,), 0.3)
-    copy.remove()
-    assert {path.name: path.read_text() for path in home.iterdir() if path.read_text() != "untouched"} == {}
+    for record in records:
+        record.write(HEADER)
+        record.remove(others=True)
+    assert {path.name: path.read_text() for path in home.iterdir()} == dict.fromkeys(
+        ("run.jsonl", "rank-1.jsonl"), "untouched"
+    )
 
 
-def wait_for(fact: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+@pytest.mark.parametrize("made", [a_link, a_folder])
+def test_no_rendezvous_file_is_opened_in_a_folder_of_a_stranger(made: Callable, sticky: Path, tmp_path: Path) -> None:
+    (own := tmp_path / "own").mkdir()
+    made(sticky / "ddpdiag-r-abcd", own)
+    by_a_stranger(sticky / "ddpdiag-r-abcd")
+    with pytest.raises(OSError, match=r"Not a directory|others may write"):
+        open_private_folder(sticky / "ddpdiag-r-abcd")
 
 
 @pytest.mark.usefixtures("alarm")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +16,16 @@ from seen import arrival_of
 from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.host.kernel import open_files, tcp_sockets
 from ddpdiag.probes.net.tcp_connect import free_port
-from ddpdiag.runtime.control import key_file, secret
+from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.client import RelayedClient
 from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
 from ddpdiag.runtime.control.relay import ASK as ASK_RELAY
-from ddpdiag.runtime.control.secret import Origin, Secrets, offer_on_host
+from ddpdiag.runtime.control.secret import Origin, Secrets
 from ddpdiag.runtime.control.server import ControlServer
 from ddpdiag.runtime.control.wire import Wire, new_router, new_socket
 
 OURS, OTHERS, NONE = Wire("run", b"ours"), Wire("run", b"another"), Wire("run")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
 def joined(server_wire: Wire, client_wire: Wire) -> str:
@@ -159,70 +157,6 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# One host ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def offered() -> Iterator[str]:
-    """The id of a run whose rank 0 is here."""
-    run_id = f"run-{os.getpid()}-{time.monotonic_ns()}"
-    server = offer_on_host(run_id, b"s" * 32, 4711)
-    yield run_id
-    server.close()
-
-
-ASK = """\
-import os, sys
-from ddpdiag.runtime.control import secret
-if uid := int(sys.argv[2]):
-    os.setuid(uid)
-    os.geteuid = lambda: 0
-print(secret.ask_on_host(sys.argv[1]))
-"""
-
-
-def asked_by(uid: int, run_id: str) -> str:
-    command = [sys.executable, "-c", ASK, run_id, str(uid)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_a_process_of_this_user_is_handed_the_secret(offered: str) -> None:
-    assert asked_by(0, offered) == repr((b"s" * 32, 4711))
-    assert secret.ask_on_host("another run") is None
-
-
-@needs_root
-def test_a_process_of_another_user_is_not(offered: str) -> None:
-    """Also where it asks under our names."""
-    assert asked_by(65534, offered) == "None"
-
-
-@needs_root
-def test_a_stranger_who_was_there_first_is_not_believed(offered: str) -> None:
-    run_id = f"squatted-{time.monotonic_ns()}"
-    name = secret._names(run_id)[0]
-    script = "import os, socket, sys, time; os.setuid(65534); s = socket.socket(socket.AF_UNIX); "
-    script += "s.bind(bytes.fromhex(sys.argv[1])); s.listen(); print('there', flush=True); "
-    script += "p, _ = s.accept(); p.sendall(b'forged'); time.sleep(30)"
-    with subprocess.Popen([sys.executable, "-c", script, name.encode().hex()], stdout=subprocess.PIPE) as stranger:
-        assert stranger.stdout is not None
-        assert stranger.stdout.readline() == b"there\n"
-        assert secret.ask_on_host(run_id) is None
-        server = offer_on_host(run_id, b"r" * 32, 4712)
-        assert secret.ask_on_host(run_id) == (b"r" * 32, 4712)
-        server.close()
-        stranger.kill()
-
-
-def test_where_strangers_hold_all_names_it_is_a_sentence() -> None:
-    run_id = f"held-{time.monotonic_ns()}"
-    held = [offer_on_host(run_id, b"x" * 32, 1) for _name in secret._names(run_id)]
-    with pytest.raises(UsageError, match="DDPDIAG_TOKEN"):
-        offer_on_host(run_id, b"y" * 32, 2)
-    for server in held:
-        server.close()
-
-
 def test_who_sends_a_greeting_byte_by_byte_holds_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         over = threading.Event()
@@ -243,19 +177,7 @@ def test_who_sends_a_greeting_byte_by_byte_holds_nobody() -> None:
         thread.join()
 
 
-def test_a_second_rank_0_takes_the_secret_of_the_first(offered: str) -> None:
-    secrets = Secrets(offered, {}, whole=False, local=True)
-    wire = secrets.of_rank_0()
-    assert wire._secret == b"s" * 32
-    secrets.close()
-
-
-def test_a_rank_of_a_local_run_waits_for_its_secret_and_never_goes_without() -> None:
-    secrets = Secrets(f"nobody-{time.monotonic_ns()}", {}, whole=False, local=True)
-    assert secrets.of_rank() is None
-
-
-# Several hosts -------------------------------------------------------------------------------------------------------
+# The key file --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,6 +202,15 @@ def test_the_token_comes_first(home: Path) -> None:
     write_key(home, "ab" * 32)
     secrets = across_hosts(DDPDIAG_TOKEN="t")
     assert (secrets.of_rank_0()._secret, secrets.origin) == (b"t", Origin.TOKEN)
+
+
+def test_ranks_of_one_host_make_a_key_wherever_the_home_is(home: Path) -> None:
+    rank_0, rank = (Secrets("run", {}, whole=False, local=True) for _ in range(2))
+    wire, found = rank_0.of_rank_0(), rank.of_rank()
+    assert found is not None
+    assert wire.locked
+    assert wire._secret == found.wire._secret
+    assert rank.origin is Origin.KEY_FILE
 
 
 def test_then_the_key_file(home: Path) -> None:

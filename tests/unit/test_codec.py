@@ -32,7 +32,7 @@ class Sample(Struct, frozen=True):
     many: tuple[float, ...] = ()
 
 
-def header(writer: int = 0, run_id: str = "r") -> Header:
+def header(secret: str = "", run_id: str = "r") -> Header:
     return Header(
         run_id=run_id,
         world_size=2,
@@ -40,7 +40,7 @@ def header(writer: int = 0, run_id: str = "r") -> Header:
         options=Options(),
         created="2026-01-01",
         version="0",
-        writer=writer,
+        secret=secret,
     )
 
 
@@ -151,10 +151,10 @@ def test_wherever_it_is_cut_nothing_but_a_usage_error_is_raised(cut: int) -> Non
 def test_parts_of_one_run_are_put_together_and_counted_once(tmp_path: Path) -> None:
     whole = lines()
     first, second = tmp_path / "rank-0.jsonl", tmp_path / "rank-1.jsonl"
-    first.write_bytes(b"".join(map(encode_line, [header(0), *whole[1:5]])))
-    second.write_bytes(b"".join(map(encode_line, [header(1), *whole[1:6]])))
+    first.write_bytes(b"".join(map(encode_line, [header("none"), *whole[1:5]])))
+    second.write_bytes(b"".join(map(encode_line, [header(), *whole[1:6]])))
     recording = read_recording([second, first])
-    assert recording.header.writer == 0
+    assert recording.header.secret == "none"
     assert (len(recording.arrivals), len(recording.trials), len(recording.outcomes)) == (2, 1, 2)
 
 

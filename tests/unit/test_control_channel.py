@@ -138,19 +138,6 @@ def test_taken_ports_are_named_with_their_holder(golden) -> None:
     golden(re.sub(r"\(.*\)", "(HOLDER)", str(caught.value).replace(str(port), "PORT").replace(str(os.getpid()), "PID")))
 
 
-def test_a_rank_in_trouble_says_so_before_its_time_is_over() -> None:
-    heard: list[str] = []
-    with pytest.raises(RunLost) as lost:
-        join(
-            Endpoint("127.0.0.1", (free_port("127.0.0.1"),), 0.5),
-            lambda: Rank0Endpoint(WIRE),
-            ME,
-            lambda: None,
-            troubled=heard.append,
-        )
-    assert heard == [str(lost.value)]
-
-
 def test_a_rank_that_looks_for_rank_0_says_how_long_it_still_does() -> None:
     left: list[float] = []
     with pytest.raises(RunLost):

@@ -5,7 +5,7 @@ from seen import arrival_of
 
 from ddpdiag.model import Arrival, Event, EventKind
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.record.failover import with_host_answers
+from ddpdiag.runtime.lost_hosts import rank_0_answers, with_host_answers
 
 LOST = Event(kind=EventKind.LOST, rank=2, seconds=3.0)
 
@@ -14,20 +14,20 @@ def arrival(rank: int, address: str) -> Arrival:
     return structs.replace(arrival_of(rank, 4), address=address)
 
 
-def answer(me: int, *lines: Line) -> bool | None:
-    (event,) = (line for line in with_host_answers(lines, me, "localhost", 1) if isinstance(line, Event))
+def answer(*lines: Line) -> bool | None:
+    (event,) = (line for line in with_host_answers(lines, 1) if isinstance(line, Event))
     return event.answers
 
 
-def test_a_host_whose_address_nobody_knows_was_not_asked() -> None:
-    assert answer(0, arrival(0, ""), arrival(2, ""), LOST) is None
-    assert answer(0, arrival(0, ""), arrival(2, "127.0.0.1"), LOST) is None
+def test_a_host_without_a_known_address_is_not_asked() -> None:
+    assert answer(arrival(0, ""), arrival(2, ""), LOST) is None
+    assert answer(arrival(0, ""), arrival(2, "127.0.0.1"), LOST) is None
 
 
-def test_where_the_name_of_rank_0_means_no_other_host_that_was_not_asked() -> None:
-    assert answer(2, arrival(0, "127.0.0.1"), arrival(2, ""), structs.replace(LOST, rank=0)) is None
+def test_loopback_is_no_other_host() -> None:
+    assert rank_0_answers("127.0.0.1", 1) is None
 
 
-def test_the_own_host_and_ranks_that_never_came_are_not_asked() -> None:
-    assert answer(3, arrival(2, "192.0.2.1"), arrival(3, "192.0.2.1"), LOST) is None
-    assert answer(0, arrival(0, ""), LOST) is None
+def test_the_host_of_rank_0_and_absent_ranks_are_not_asked() -> None:
+    assert answer(arrival(0, "192.0.2.1"), structs.replace(arrival(2, "192.0.2.1"), host_id="b0"), LOST) is None
+    assert answer(arrival(0, ""), LOST) is None

@@ -127,7 +127,7 @@ def test_a_rank_on_no_known_host_may_belong_on_a_good_one(golden) -> None:
     run = structs.replace(whole, arrivals=arrivals, events=(Event(kind=EventKind.ABSENT, rank=3),))
     unplaced = concluded(finding_of(ranks=(3,)), need=2, run=run)
     assert (unplaced.verdict, unplaced.exit_code) == (Verdict.UNKNOWN, 3)
-    told = structs.replace(run, events=(Event(kind=EventKind.ABSENT, rank=3, node="n9"),))
+    told = structs.replace(run, header=structs.replace(run.header, layout=("n0", "n0", "n1", "n9")))
     placed = concluded(finding_of(ranks=(3,), nodes=("n9",)), need=3, run=told)
     assert placed.verdict is Verdict.FIT
     golden(unplaced.sentence, placed.sentence)

@@ -7,10 +7,11 @@ import pytest
 from msgspec import structs
 from seen import arrival_of
 
-from ddpdiag.codec import read_recording
+from ddpdiag.codec import encode_line, read_recording
 from ddpdiag.errors import UsageError
 from ddpdiag.model import End, Header, Options, Outcome, Status
-from ddpdiag.runtime.record import Record, is_held, remove_scratch, run_folder
+from ddpdiag.model.recording import Line
+from ddpdiag.runtime.record import Record, SharedRecord, is_held, remove_scratch, run_folder
 
 HEADER = Header(run_id="r", world_size=1, launcher="hand", options=Options(), created="", version="0")
 
@@ -48,7 +49,8 @@ def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_
 def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> None:
     lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
     lost.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
-    living.remove(others={2: "abcd", 3: "ef01"})
+    living.remove_others({2: "abcd", 3: "ef01"})
+    living.remove()
     assert not lost.path.exists()
     assert list(temporary.iterdir()) == []
 
@@ -67,7 +69,8 @@ def test_what_a_killed_rank_left_goes_unless_it_had_seen_something(temporary: Pa
 def test_the_files_of_another_run_with_the_same_id_stay(temporary: Path) -> None:
     theirs, ours = Record(run_folder("r"), 2, HEADER), Record(run_folder("r"), 1, HEADER)
     theirs.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
-    ours.remove(others={2: "0123"})
+    ours.remove_others({2: "0123"})
+    ours.remove()
     assert theirs.path.exists()
     assert theirs.scratch.exists()
 
@@ -114,3 +117,46 @@ def test_no_temporary_folder_at_all_is_explained(temporary: Path, monkeypatch: p
 def test_removing_the_scratch_of_a_rank_that_has_none_is_fine(temporary: Path) -> None:
     remove_scratch(run_folder("r"), 7)
     assert list(temporary.iterdir()) == []
+
+
+# In a shared directory -----------------------------------------------------------------------------------------------
+
+
+def shared_record(folder: Path, file: str, *lines: Line, nonce: str = "abcd") -> SharedRecord:
+    record = SharedRecord(str(folder), "r", file)
+    for line in lines:
+        record.write(line)
+    if nonce:
+        record.open(nonce)
+    return record
+
+
+def test_lines_of_before_the_folder_had_a_name_are_written_first(tmp_path: Path) -> None:
+    record = shared_record(tmp_path, "rank-2.jsonl", HEADER)
+    record.write(arrival_of(2, 4))
+    folder = record.keep()
+    assert folder == tmp_path / "ddpdiag-r-abcd"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [encode_line(HEADER) + encode_line(arrival_of(2, 4))] == [p.read_bytes() for p in folder.iterdir()]
+
+
+def test_a_rank_that_never_learned_the_folder_writes_nothing(tmp_path: Path) -> None:
+    record = shared_record(tmp_path, "rank-2.jsonl", HEADER, nonce="")
+    assert record.keep() is None
+    record.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_0_removes_what_lost_ranks_wrote_and_late_lines_leave_nothing(tmp_path: Path) -> None:
+    lost, rank_0 = (shared_record(tmp_path, name, HEADER) for name in ("rank-2.jsonl", "run.jsonl"))
+    assert lost.keep()
+    rank_0.remove(others=True)
+    lost.write(arrival_of(2, 4))
+    assert lost.keep()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_to_costs_the_copy_and_not_the_run(tmp_path: Path) -> None:
+    record = shared_record(tmp_path / "gone", "run.jsonl", HEADER)
+    assert record.keep() is None
+    record.remove(others=True)

@@ -2,9 +2,8 @@
 
 A rank that never reaches rank 0 makes all others wait in `init_process_group` until the timeout, and torch reports
 "1/2 clients joined" without the rank numbers. Here rank 0 checks over its own channel which ranks have joined, and
-waits `--join-timeout` seconds for the others. With `--shared-dir`, a rank that cannot reach rank 0 writes a note there,
-and the finding quotes it. Where the launcher (Slurm) or a note states which host has which ranks, the hosts of absent
-ranks are named.
+waits `--join-timeout` seconds for the others. Where the launcher (Slurm) states which host has which ranks, the hosts
+of absent ranks are named.
 
 If no rank of another host joined, the cause may be on rank 0's own host (its firewall, the address given for it), so no
 rank is blamed. No rank is blamed either where ranks have different world sizes (LCH001): the absent may not exist.
@@ -30,18 +29,12 @@ from ddpdiag.checks.api import Check, Concern, Contribution, Nothing, Scope, See
 from ddpdiag.checks.findings import Effect, FindingSpec
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import short_name
-from ddpdiag.model import Event, EventKind, Finding, Scalar
-from ddpdiag.text import count
+from ddpdiag.model import EventKind, Finding, Scalar
 
 FINDINGS = {
     "absent": FindingSpec.error("a rank never joined. Its host is named where it is known.", effect=Effect.UNKNOWN)
 }
 
-_NOTES_SHOWN = 8
-_MEND = (
-    "Fix what blocks their connection to rank 0: the firewall of its host, the route to it, or the address that they "
-    "use for it (MASTER_ADDR)."
-)
 _LOOK = (
     "Check that these ranks were started, and read their output. They need the same MASTER_ADDR, MASTER_PORT and "
     "WORLD_SIZE as the others, and the same --run-id where one is given."
@@ -57,45 +50,40 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         return
     who = ranks_text(absent)
     waited = max(event.seconds for event in events.values())
-    homes = _homes(seen, events)
+    homes = _homes(seen, absent)
     blamed, doubt = _blamed(seen, absent, homes)
     came = f"{len(seen.world.arrivals)} of {seen.world.size} ranks joined within {waited:.0f} s; {who} did not."
     they = "It belongs" if len(absent) == 1 else "They belong"
     where = f" {they} on {names_text(_named(homes, absent))}." if homes else _likely_hosts(seen, absent, they)
-    # What absent ranks wrote of themselves; the first stands for all in the message.
-    notes: list[Scalar] = [events[rank].detail for rank in absent if events[rank].detail]
-    more = f" ({count(len(notes) - 1, 'more note')})" if len(notes) > 1 else ""
-    told = f" A note in the shared folder reads: {notes[0]}{more}." if notes else ""
     evidence: dict[str, Scalar | list[Scalar]] = {
         "came": len(seen.world.arrivals),
         "expected": seen.world.size,
         "waited_seconds": round(waited, 1),
     }
-    fix, hosts = _MEND if notes else _LOOK, _named(homes, absent)
+    fix, hosts = _LOOK, _named(homes, absent)
     if seen.world.launcher == "slurm" and hosts:
         # Slurm knows more of its nodes than a process that was never started can write.
         fix += f" Run `scontrol show node {quote(hosts[0])}`, and read slurmd's log there."
     yield seen.finding(
         "absent",
         f"{who} never joined",
-        came + where + told + doubt,
+        came + where + doubt,
         ranks=blamed,
         nodes=_named(homes, blamed),
-        evidence=evidence | ({"notes": notes[:_NOTES_SHOWN]} if notes else {}),
+        evidence=evidence,
         fix=fix,
     )
 
 
-def _homes(seen: Seen[Nothing], events: Mapping[int, Event]) -> dict[int, str]:
-    """Hosts of absent ranks, from their notes or from the launcher's layout, if it is true of the ranks that joined."""
+def _homes(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
+    """Hosts of absent ranks by the launcher's layout, if it is true of the ranks that joined."""
     layout = seen.recording.header.layout
     places = seen.world.places
     if len(layout) != seen.world.size or any(
         short_name(layout[rank]) != short_name(places[rank].node) for rank in places
     ):
-        layout = ()
-    homes = {rank: event.node or (layout[rank] if layout else "") for rank, event in events.items()}
-    return {rank: home for rank, home in homes.items() if home}
+        return {}
+    return {rank: layout[rank] for rank in absent}
 
 
 def _named(homes: Mapping[int, str], ranks: Collection[int]) -> tuple[str, ...]:

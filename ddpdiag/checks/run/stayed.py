@@ -9,7 +9,7 @@ only its processes ended: the host and the network path to it are healthy.
 
 Findings and their causes:
 
-When rank 0 itself is lost, another rank can report only with `--shared-dir`.
+When rank 0 itself is lost, the others say so. With `--shared-dir`, `ddpdiag judge DIRECTORY` makes the report.
 
 Fix: look for the out-of-memory killer (`dmesg | grep -i oom`) and for the job's limits on that host; check that the
 host is up, and its cables and ports.
@@ -77,13 +77,14 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """One finding for each host that stopped responding, and for each single rank that did; or for their common
     cause."""
     losses = _losses(seen)
-    # The host from which this run is seen: that of rank 0, or of the rank in its place.
-    reporter = seen.world.arrivals.get(seen.recording.header.writer)
-    here = reporter.host if reporter else None
+    # The host from which this run is seen: that of rank 0, or of the first rank that lost rank 0.
+    viewpoint = min((e.reporter for e in seen.recording.events if e.reporter is not None), default=0)
+    arrival = seen.world.arrivals.get(viewpoint)
+    here = arrival.host if arrival else None
     others = [host for host in seen.world.hosts if host != here]
     silent = [losses[host] for host in others if host in losses and losses[host].silent]
     if here is not None and silent and len(silent) == len(others) and _together([loss.seconds for loss in silent]):
-        yield _unreachable(seen, here[0], silent)
+        yield _unreachable(seen, here[0], viewpoint, silent)
         losses = {host: loss for host, loss in losses.items() if host not in others}
     for loss in losses.values():
         if loss.whole and len(loss.events) > 1:
@@ -119,7 +120,7 @@ def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
     for event in seen.recording.events:
         if event.kind is EventKind.LOST and event.rank is not None:
             known = events.setdefault(event.rank, event)
-            if event.answers and not known.answers:
+            if event.answers is not None and not known.answers:
                 events[event.rank] = event
     hosts = dict(seen.world.hosts)
     for rank in events.keys() - seen.world.arrivals.keys():  # one rank's own part of a run knows nobody else
@@ -137,7 +138,7 @@ def _together(seconds: Sequence[float]) -> bool:
     return max(seconds) - min(seconds) <= _TOGETHER_SECONDS
 
 
-def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Finding:
+def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequence[Loss]) -> Finding:
     """No other host is heard of: of several, the host that reports is at fault; of one, the link between both."""
     names, seconds = [loss.name for loss in silent], min(loss.seconds for loss in silent)
     if len(silent) == 1:
@@ -156,8 +157,8 @@ def _unreachable(seen: Seen[Nothing], here: str, silent: Sequence[Loss]) -> Find
     return seen.finding(
         "cut-off",
         f"{here} was cut off from all other hosts",
-        f"{seconds:.1f} s after the start rank {seen.recording.header.writer} on {here} received no more messages from "
-        f"any of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
+        f"{seconds:.1f} s after the start rank {viewpoint} on {here} received no more messages from any "
+        f"of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
         f"All failing connections have {here} in common.",
         ranks=[r for r, place in seen.world.places.items() if place.node == here],
         nodes=[here],

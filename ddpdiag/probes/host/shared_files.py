@@ -56,6 +56,20 @@ def write(path: Path, content: str) -> str | None:
     return None
 
 
+def open_private_folder(path: Path) -> int:
+    """A descriptor of a folder that only this user can write to; PermissionError for another one.
+
+    In a folder that a group may write to, each member can put a link or another folder in the place of this one. Files
+    that are opened relative to the descriptor stay in the folder that was checked.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    state = os.fstat(descriptor)
+    if state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        os.close(descriptor)
+        raise PermissionError(errno.EACCES, "others may write to it", str(path))
+    return descriptor
+
+
 def remove(paths: Iterable[Path]) -> None:
     for path in paths:
         with suppress(OSError):  # it was never written, or its file system became read-only

@@ -66,6 +66,7 @@ _NO_SECRET_YET = "something accepts connections there ({ports}), but no process 
 # A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
 _FIRST_SECONDS, _MOST_SECONDS = 0.5, 2.0
 _PAUSE_SECONDS = (0.02, 0.25)
+_LOOPBACK = "127.0.0.1"
 # Open MPI sends SIGKILL 1 s after SIGTERM (odls_base_sigkill_timeout).
 _LAST_TRY_SECONDS = 0.5
 
@@ -76,19 +77,16 @@ def join(
     arrival: Arrival,
     stopped: Callable[[], int | None],
     seeking: Callable[[float], None] = lambda _left_seconds: None,
-    troubled: Callable[[str], None] = lambda _sentence: None,
 ) -> ControlClient:
     """Find the control server and say hello; RunLost after `endpoint.wait_seconds`, with the result of a plain connect.
 
     RunLost, too, when rank 0 refuses this process (its rank is taken), or a signal came (`stopped` gives its number).
     `secret` returns the run's secret before each try: None as long as there is none.
     After a signal it goes on for a moment: a rank 0 that does not know of it waits for this rank, and blames it.
-    `seeking` gets the seconds that are left before each try; `troubled` gets, once half of them have passed, the result
-    so far.
+    `seeking` gets the seconds that are left before each try.
     """
     end, told = time.monotonic() + endpoint.wait_seconds, None
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
-    quiet = True
     if (client := _join_through_relay(endpoint, secret, arrival, stopped, seeking)) is not None:
         return client
     while True:
@@ -109,12 +107,8 @@ def join(
         if left <= 0 and told is not None:
             sentence = f"rank {arrival.place.rank} got a signal to end before it reached rank 0"
             raise RunLost(sentence, ExitCode.of_signal(told))
-        sentence = _sentence(endpoint, arrival, addresses, met)
         if left <= 0:
-            raise RunLost(sentence)
-        if quiet and told is None and left < endpoint.wait_seconds / 2:
-            quiet = False
-            troubled(sentence)
+            raise RunLost(_sentence(endpoint, arrival, addresses, met))
         time.sleep(min(pause, left))
         patience, pause = min(2 * patience, _MOST_SECONDS), min(2 * pause, _PAUSE_SECONDS[1])
 
@@ -226,6 +220,18 @@ def mechanism(where: tuple[str, int]) -> str:
 def refusal(message: Refused) -> RunLost:
     """How a refused process exits. Without a token a stranger may have answered, who must not make a run look FIT."""
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
+
+
+def join_here(url: str, port: int, wire: Wire, arrival: Arrival, seconds: float) -> ControlClient:
+    """Rank 0's own client: it reaches the control server of its process at `url`, without network or secret.
+
+    The ranks of its host may share this connection; `port` is where they reach the server by themselves.
+    """
+    own = structs.replace(arrival, address=_LOOPBACK)
+    client = _greeted(ControlClient(connected(url, wire, own), wire), own, seconds)
+    if client is None:
+        raise RunLost(f"rank 0 did not answer its own supervisor within {seconds:g} s")
+    return _as_relay(client, wire, own, Path(_url(_LOOPBACK, port), _LOOPBACK), RELAYED_RANKS)
 
 
 def greet(where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float) -> ControlClient | None:

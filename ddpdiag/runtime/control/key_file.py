@@ -1,6 +1,6 @@
 """The user's key file, `~/.local/state/ddpdiag/key`: the one file that ddpdiag leaves behind.
 
-Hosts that share a home share it, and strangers cannot read it (mode 0600). This module is the program of a helper
+Hosts that share a home share it, and other users cannot read it (mode 0600). This module is the program of a helper
 process, because a home on a dead file server must not hang a supervisor. It imports nothing of ours, and prints in JSON
 the key in hex (empty if there is none), whether other hosts may see its folder, and what is wrong with the file.
 """
@@ -22,14 +22,14 @@ _SHARED = (
 )
 
 
-def answer(home: str, *, create: bool) -> tuple[str, bool, str]:
-    """The user's key; with `create` a new one is made where there is none and other hosts would see it."""
+def answer(home: str, word: str) -> tuple[str, bool, str]:
+    """The user's key. "create" makes one where other hosts would see it, "create here" on any file system."""
     folder = os.path.join(home, _FOLDER)
     shared = _is_shared(home)
     path = os.path.join(folder, _NAME)
     try:
         key = _read(path)
-        if not key and create and shared:
+        if not key and (word == "create here" or (word == "create" and shared)):
             _publish(folder)
             key = _read(path)
     except ValueError as error:
@@ -76,7 +76,7 @@ def _publish(folder: str) -> None:
 
 
 def _is_shared(home: str) -> bool:
-    """Does the home lie on a file system that other hosts may mount?"""
+    """Whether the home is on a file system that other hosts may mount."""
     home, best, kind = os.path.realpath(home), "", ""
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
@@ -88,4 +88,4 @@ def _is_shared(home: str) -> bool:
 
 
 if __name__ == "__main__":
-    json.dump(answer(sys.argv[1], create=sys.argv[2] == "create"), sys.stdout)
+    json.dump(answer(sys.argv[1], sys.argv[2]), sys.stdout)

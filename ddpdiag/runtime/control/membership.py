@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from ddpdiag.errors import ExitCode
+from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
@@ -27,7 +27,7 @@ from ddpdiag.runtime.control.messages import (
     Start,
     Upward,
 )
-from ddpdiag.runtime.deadlines import BEAT_PER_RANK, frozen_seconds
+from ddpdiag.runtime.deadlines import BEAT_PER_RANK, LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.sanitize import printable
 
 
@@ -173,6 +173,11 @@ class Membership:
         list(self._receive(seconds))
         self._beat_if_due(time.monotonic())
 
+    def check_not_lost(self) -> None:
+        """RunLost where this process was stopped so long that others ended without it: that is not their fault."""
+        if self._frozen > LOST_AFTER_SECONDS and (self.lost or self._ask_all(self._patience.wind_down)[0]):
+            raise RunLost(f"rank 0 was stopped for {self._frozen:.0f} s, and other ranks ended without it meanwhile")
+
     def _beat_if_due(self, now: float) -> None:
         if now - self._beat >= self._beat_seconds:
             self._beat = now
@@ -278,16 +283,21 @@ class Membership:
 
         A rank that sends a leaving message, or answers, lives; a silent one is the dead one. Returns their messages.
         """
-        heard: list[tuple[int, Upward]] = []
-        silent = {rank for rank in self._identities if rank not in self.gone}
-        for rank in silent:
-            self.send(rank, _PING)
-        end = time.monotonic() + self._patience.wind_down
-        while silent and time.monotonic() < end:
-            heard += self._receive(0.05)
-            silent -= {rank for rank, _message in heard}
+        silent, messages = self._ask_all(self._patience.wind_down)
         for rank in sorted(silent):
             self._lose(
                 rank, f"no message from it for {self._patience.wind_down:g} s while the run was ended by a signal"
             )
-        return heard
+        return messages
+
+    def _ask_all(self, seconds: float) -> tuple[set[int], list[tuple[int, Upward]]]:
+        """Ping every rank: those that do not answer in time, and the messages of the others."""
+        messages: list[tuple[int, Upward]] = []
+        silent = self._identities.keys() - self.gone
+        for rank in silent:
+            self.send(rank, _PING)
+        end = time.monotonic() + seconds
+        while silent and time.monotonic() < end:
+            messages += self._receive(0.05)
+            silent -= {rank for rank, _message in messages}
+        return silent, messages

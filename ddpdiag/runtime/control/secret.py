@@ -1,16 +1,14 @@
 """The secret of a run: what its ranks share, and strangers on the same hosts and network lack.
 
-In this order: DDPDIAG_TOKEN; a random one that ranks inherit from the process that starts them all; on one host a
-random one that rank 0 hands to processes of its user; across hosts the user's key file (`key_file`), and in a job of
-Slurm without one a random one that rank 0 hands out by munge. Where there is none, a run across hosts goes on without,
-and its report says so.
+In this order: DDPDIAG_TOKEN; a random one that ranks inherit from the process that starts them all; the user's key file
+(`key_file`); across the hosts of a Slurm job without one, a random one that rank 0 hands out by munge. Where there is
+none, a run goes on without, and its report says so.
 """
 
 import contextlib
 import os
 import secrets
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,7 +23,6 @@ from ddpdiag.probes.net.tcp_connect import resolve
 from ddpdiag.runtime.control import key_file
 from ddpdiag.runtime.control.join import SHARE_A_SECRET, Rank0Endpoint
 from ddpdiag.runtime.control.wire import Wire
-from ddpdiag.runtime.launchers.launch import digest
 
 _BYTES = 32
 _HELPER_SECONDS = 1.0
@@ -40,7 +37,6 @@ class Origin(Enum):
 
     TOKEN = "token"
     INHERITED = "inherited"
-    SAME_HOST = "same host"
     KEY_FILE = "key file"
     MUNGE = "munge"
     NONE = "none"
@@ -65,9 +61,10 @@ class Secrets:
         required: bool = False,
     ) -> None:
         self._run_id = run_id
+        self._local = local
         self._required = required
         self._host = host
-        self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ else ()
+        self._munge_ports = munge_ports if "SLURM_JOB_ID" in environ and not local else ()
         self._found = b""
         self._since: float | None = None
         self._server: SecretServer | None = None
@@ -77,15 +74,11 @@ class Secrets:
         elif whole:
             self.origin, self._found = Origin.INHERITED, secrets.token_bytes(_BYTES)
         else:
-            self.origin = Origin.SAME_HOST if local else Origin.KEY_FILE
+            self.origin = Origin.KEY_FILE
 
     def of_rank_0(self) -> Wire:
         """The secret of a run that this process leads."""
-        if self.origin is Origin.SAME_HOST:
-            # A second rank 0 takes the first one's, so that they recognize each other.
-            there = ask_on_host(self._run_id)
-            self._found = secrets.token_bytes(_BYTES) if there is None else there[0]
-        elif self.origin is Origin.KEY_FILE and not self._found:
+        if self.origin is Origin.KEY_FILE and not self._found:
             # On a busy host the helper itself may be late, and ranks that have the key would not talk without it.
             for _try in range(_TRIES):
                 if not self._take_key_file(create=True) or self._found:
@@ -97,19 +90,14 @@ class Secrets:
 
     def offer(self, port: int) -> None:
         """Hand it to the other ranks, with the port at which rank 0 listens, where they do not have it."""
-        if self.origin is Origin.SAME_HOST:
-            self._server = offer_on_host(self._run_id, self._found, port)
-        elif self.origin is Origin.MUNGE:
+        if self.origin is Origin.MUNGE:
             self._server = offer_by_munge(self._run_id, self._found, port, self._munge_ports)
 
     def of_rank(self) -> Rank0Endpoint | None:
         """The secret of a run that this process joins; None as long as it may still appear."""
-        if self.origin is Origin.SAME_HOST:
-            there = ask_on_host(self._run_id)
-            return None if there is None else Rank0Endpoint(Wire(self._run_id, there[0]), there[1])
         if self.origin is Origin.KEY_FILE and not self._found:
             self._since = time.monotonic() if self._since is None else self._since
-            may_appear = self._take_key_file(create=False) and time.monotonic() - self._since < _KEY_SECONDS
+            may_appear = self._take_key_file(create=self._local) and time.monotonic() - self._since < _KEY_SECONDS
             if may_appear and not self._found:
                 return None
             self._turns_to_munge()
@@ -127,9 +115,10 @@ class Secrets:
         return self.origin is Origin.MUNGE
 
     def _take_key_file(self, *, create: bool) -> bool:
-        """Whether there may still be a key: another host has made it just now, or the home did not answer in time."""
+        """Whether a key may still appear: another host has made it just now, or the home did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
-        command = (*helper, os.path.expanduser("~"), "create" if create else "read")
+        word = "read" if not create else "create here" if self._local else "create"
+        command = (*helper, os.path.expanduser("~"), word)
         said = run_bounded(command, time.monotonic() + _HELPER_SECONDS)
         if said is None or said.code != 0:
             return True
@@ -172,61 +161,6 @@ class SecretServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-
-
-# On one host ---------------------------------------------------------------------------------------------------------
-
-# Rank 0 hands secret and port to processes of the same user, and each end knows the other's uid: the kernel tells it
-# (SO_PEERCRED of unix(7)). The sockets are abstract, so nothing lies in a directory that others can write to; a
-# stranger who takes a name only makes rank 0 take the next one.
-_NAMES = 8
-_HOST_SECONDS = 0.5
-_PORT_BYTES = 2
-_UCRED = struct.Struct("3i")  # pid, uid, gid
-
-
-def offer_on_host(run_id: str, secret: bytes, port: int) -> SecretServer:
-    """Hands out secret and port of rank 0; UsageError where strangers hold all of its names."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    for name in _names(run_id):
-        with contextlib.suppress(OSError):
-            listener.bind(name)
-            break
-    else:
-        listener.close()
-        raise UsageError(
-            "other processes hold every name under which rank 0 could offer this run's secret; "
-            "set DDPDIAG_TOKEN to one secret for all ranks"
-        )
-    listener.listen(128)
-    offer = port.to_bytes(_PORT_BYTES, "big") + secret
-
-    def answer(peer: socket.socket) -> None:
-        if _uid(peer) == os.geteuid():
-            peer.sendall(offer)
-
-    return SecretServer(listener, answer)
-
-
-def ask_on_host(run_id: str) -> tuple[bytes, int] | None:
-    """Secret and port of this run's rank 0, if that is here and of the same user."""
-    for name in _names(run_id):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, contextlib.suppress(OSError):
-            asking.settimeout(_HOST_SECONDS)
-            asking.connect(name)
-            if _uid(asking) == os.geteuid() and (offer := asking.recv(64)):
-                return offer[_PORT_BYTES:], int.from_bytes(offer[:_PORT_BYTES], "big")
-    return None
-
-
-def _names(run_id: str) -> list[str]:
-    return [f"\0ddpdiag-{os.geteuid()}-{digest(run_id)}-{number}" for number in range(_NAMES)]
-
-
-def _uid(peer: socket.socket) -> int:
-    """Of the process at the other end; for one that listens, of whoever called listen()."""
-    _pid, uid, _gid = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return int(uid)
 
 
 # By munge ------------------------------------------------------------------------------------------------------------

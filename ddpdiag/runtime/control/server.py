@@ -86,6 +86,8 @@ class ControlServer:
         self._socket = new_router(wire)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
+        self.own_url = f"inproc://rank-0-{arrival.nonce}"  # for the supervisor of this process
+        self._socket.bind(self.own_url)
         # The connection through which a rank's host passes it on; empty once the rank has one of its own.
         self._relays: dict[bytes, bytes] = {}
         self._batches: defaultdict[bytes, Batch] = defaultdict(Batch)

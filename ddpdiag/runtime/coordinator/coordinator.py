@@ -24,6 +24,7 @@ from ddpdiag.runtime.coordinator.dispatch import (
     with_number,
 )
 from ddpdiag.runtime.deadlines import DEADLINES
+from ddpdiag.runtime.record import SharedRecord
 
 AnyCheck = Check[Any]
 
@@ -37,7 +38,7 @@ def _parts(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
 class Coordinator:
     """One run, from the first hello to the shutdown.
 
-    `told_to_leave` gives the signal that this process got, or None.
+    `told_to_leave` gives the signal that this process got, or None; `shared` keeps the lines in `--shared-dir`.
     """
 
     def __init__(
@@ -48,13 +49,16 @@ class Coordinator:
         listener: Listener,
         told_to_leave: Callable[[], int | None],
         patience: Patience = PATIENCE,
+        shared: SharedRecord | None = None,
     ) -> None:
         self._header = header
         self._checks = checks
         self._tell = listener.tell
         self._progress = ProgressReporter(listener)
         self._patience = patience
-        self._lines: list[Line] = [header]
+        self._shared = shared
+        self._lines: list[Line] = []
+        self._write(header)
         self._assembled = 1  # of the lines, in the recording so far
         self._recording = Recording(header=header)
         self._known_world: World | None = None
@@ -73,7 +77,7 @@ class Coordinator:
             self._run_checks()
         except (RunEnded, BudgetSpent):
             pass
-        self._lines.append(End(seconds=self._membership.now()))
+        self._write(End(seconds=self._membership.now()))
         return self.recording()
 
     def _gather(self, wait_seconds: float) -> None:
@@ -85,8 +89,13 @@ class Coordinator:
         )
         self._progress.gathered(self._membership.arrivals, size)
 
-    def _note(self, line: Line) -> None:
+    def _write(self, line: Line) -> None:
         self._lines.append(line)
+        if self._shared is not None:
+            self._shared.write(line)
+
+    def _note(self, line: Line) -> None:
+        self._write(line)
         self._progress.saw_line(line)
 
     def recording(self) -> Recording:
@@ -107,6 +116,10 @@ class Coordinator:
     def late_signal(self) -> int | None:
         """The signal by which a rank was told to leave when all trials were over, or None."""
         return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
+
+    def check_not_lost(self) -> None:
+        """RunLost where the other ranks ended the run without rank 0."""
+        self._membership.check_not_lost()
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
         """Tell every rank the exit code, and leave last; what they were told."""
@@ -151,19 +164,19 @@ class Coordinator:
             self._to_come = [other for other in self._to_come if other is not check]
         skip = self._reason_to_skip(check, is_last=is_last)
         if skip is not None:
-            self._lines.append(skip)
+            self._write(skip)
             return
         seen, kept = self._seen(check, is_last=is_last), self._kept()
         takes = check.last_seconds(seen) if is_last and check.last_seconds and check.plan(seen) else 0.0
         if takes and (reason := too_late(self._left(kept), takes)):
-            self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
+            self._write(Skip(code=check.code, reason=reason, grounds=False))
             return
         self._tell(CheckBegan(code=check.code, name=check.name))
         while trials := check.plan(replace(self._seen(check, is_last=is_last), left_seconds=self._left(kept))):
             for trial in trials:
                 if gone := self._unable.intersection(trial.ranks):
                     reason = f"{ranks_text(sorted(gone))} can take no further part"
-                    self._lines.append(Skip(code=check.code, reason=reason, grounds=False))
+                    self._write(Skip(code=check.code, reason=reason, grounds=False))
                     return
                 self._run_trial(trial, kept)
 
@@ -213,14 +226,14 @@ class Coordinator:
         left = self._left(kept)
         if left < DEADLINES.least_trial:
             spent = f"before {planned.code} could run"
-            self._lines.append(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
+            self._write(Event(kind=EventKind.BUDGET, seconds=self._membership.now(), detail=spent))
             raise BudgetSpent
         number = len(self.recording().trials) + 1
         importing = planned.kind is Kind.TORCH and not self._torch_is_there
         wanted = planned.deadline_seconds + (DEADLINES.import_torch if importing else 0.0)
         planned = self._kept_group.prepared(planned)
         trial = with_number(planned, number, wanted, left, self._membership.now())
-        self._lines.append(trial)
+        self._write(trial)
         slack = min(DEADLINES.outcome, left - trial.limit_seconds + DEADLINES.cut_short)
         dispatched = DispatchedTrial(trial, trial.limit_seconds + slack, self._membership.clock)
         for rank in trial.ranks:
@@ -255,7 +268,7 @@ class Coordinator:
                 pass
 
     def _record_outcome(self, dispatched: DispatchedTrial, outcome: Outcome) -> None:
-        self._lines.append(outcome)
+        self._write(outcome)
         self._kept_group.ended(dispatched.trial, outcome)
         dispatched.pending.discard(outcome.rank)
         if outcome.status is Status.DONE:
@@ -310,7 +323,7 @@ class Coordinator:
         dispatched.pending.discard(rank)
         dispatched.fail(rank)
         outcome = dispatched.missing_outcome(rank, Status.UNHEARD, error=why)
-        self._lines.append(outcome)
+        self._write(outcome)
         self._kept_group.ended(dispatched.trial, outcome)
 
     def _close(self, dispatched: DispatchedTrial) -> None:
@@ -318,4 +331,4 @@ class Coordinator:
         for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED
-            self._lines.append(dispatched.missing_outcome(rank, status, told=not lost))
+            self._write(dispatched.missing_outcome(rank, status, told=not lost))

@@ -32,6 +32,7 @@ IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 _PR_SET_PDEATHSIG = 1
 OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)  # before the control server raises it
 _POLL_SECONDS = 0.005
+_BLOCK_BYTES = 65536
 _THREADS = 17  # of the fields of stat_of: num_threads of proc(5), the zombie included
 
 
@@ -100,6 +101,15 @@ class Log:
         end = self.size()
         start = max(since, end - size)
         return without_secrets(os.pread(self._descriptor, max(0, end - start), start).decode(errors="replace")).strip()
+
+    def copy_to(self, descriptor: int) -> None:
+        """Write all of it to a descriptor; waits for the reader."""
+        begin = 0
+        while block := os.pread(self._descriptor, _BLOCK_BYTES, begin):
+            try:
+                begin += os.write(descriptor, block)
+            except BlockingIOError:  # another process that shares the pipe made it so
+                select.select([], [descriptor], [])
 
     def size(self) -> int:
         """Bytes written so far."""

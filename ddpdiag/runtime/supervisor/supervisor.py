@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import zmq
+from msgspec import structs
 
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Event, EventKind, Kind, Options, Outcome, Place, Trial
@@ -31,16 +32,13 @@ from ddpdiag.sanitize import printable
 _SHARED_SERVERS = 2
 
 
-class Rank0Lost(RunLost):
-    """Rank 0 fell silent; what this rank saw is in its record."""
-
-
 class Supervisor(TrialRunner):
     """Runs the trials that rank 0 orders, until it ends the run.
 
     `variables` gives the launcher variables that a job's process would see in a place; `signals` tells when this
     process was told to leave (None where the main thread takes care of that); `trains`, whether a run with these
-    options trains a model. Ranks of one host whose records lie in one folder share a fork server where they can.
+    options trains a model; `rank_0_answers`, whether rank 0's host does, once rank 0 is lost. Ranks of one host whose
+    records lie in one folder share a fork server where they can.
     """
 
     def __init__(
@@ -51,12 +49,14 @@ class Supervisor(TrialRunner):
         *,
         signals: Signals | None = None,
         trains: Callable[[Options], bool] = lambda _options: True,
+        rank_0_answers: Callable[[], bool | None] = lambda: None,
     ) -> None:
         super().__init__(place, str(record.scratch))
         self._launcher_variables = variables
         self._record = record
         self._signals = signals
         self._trains = trains
+        self._rank_0_answers = rank_0_answers
         # torch._dynamo makes inductor's cache folder when it is imported; ours goes with the scratch folder.
         self._environment = {"TORCHINDUCTOR_CACHE_DIR": str(record.scratch), **os.environ}
         self._log = Log()
@@ -226,29 +226,29 @@ class Supervisor(TrialRunner):
         if self._told_to_leave is not None:
             signum, since = self._told_to_leave
             if now - since > DEADLINES.leave + 1.0:
-                code = ExitCode.of_signal(signum)
-                sentence = f"rank {self.place.rank} received {signal.Signals(signum).name}"
                 if silent > DEADLINES.leave + 0.5:
-                    # Launchers that end a job because of rank 0 kill the others next.
                     self._lose_rank_0(silent)
-                    raise Rank0Lost(sentence, code)
-                raise RunLost(sentence, code)
+                sentence = f"rank {self.place.rank} received {signal.Signals(signum).name}"
+                raise RunLost(sentence, ExitCode.of_signal(signum))
         # When the budget is spent rank 0 has only to write, and nobody has time to spare.
         patience = silence_seconds(self.place.world_size, late=now - self._begin >= self.options.budget_seconds)
         patience += crowded_silence_seconds(self.place.local_world_size)
         if silent > patience:
             self._lose_rank_0(silent)
-            raise Rank0Lost(
+            raise RunLost(
                 f"rank {self.place.rank} on {self.place.node} lost rank 0: no message from it for {patience:g} s"
             )
 
     def _lose_rank_0(self, silent_seconds: float) -> None:
-        """Into our own record: that rank 0 is gone, and how far our trial had come."""
-        self._record.mark("candidate")  # at once: ending a hung trial takes seconds
+        """Record the loss of rank 0 at once, since launchers end the others next, and how far the trial had come."""
+        rank = self.place.rank
+        detail = f"rank {rank} on {self.place.node} received no message from it for {silent_seconds:.0f} s"
+        seconds = time.monotonic() - self._begin
+        loss = Event(kind=EventKind.LOST, rank=0, seconds=seconds, detail=detail, reporter=rank)
+        self._record.write(loss)
         if self.running_trial is not None:
             self.expire(self.running_trial, told=True)
-        detail = f"rank {self.place.rank} on {self.place.node} received no message from it for {silent_seconds:.0f} s"
-        self._record.write(Event(kind=EventKind.LOST, rank=0, seconds=time.monotonic() - self._begin, detail=detail))
+        self._record.write(structs.replace(loss, answers=self._rank_0_answers()))
 
 
 def _survivor(child: Child) -> str:

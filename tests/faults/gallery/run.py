@@ -102,8 +102,8 @@ FAULTS = {
         good={"h0", "h2"},
     ),
     "host_of_rank_0_cut_off": Fault(
-        about="The host of rank 0 loses its network, and with it the file server; the others report from the shared "
-        "directory.",
+        about="The host of rank 0 loses its network, and with it the file server; the others record that in the "
+        "shared directory.",
         expect=("RUN002.lost",),
         blame=Blame(ranks={0}),
         inject="pause 1",
@@ -124,7 +124,7 @@ FAULTS = {
         options=("--stage", "launch,host,rendezvous,collective"),
     ),
     "rank_0_killed_with_shared_directory": Fault(
-        about="Rank 0's process is killed, but all records go to a shared directory: the lowest living rank reports.",
+        about="Rank 0's process is killed, but all records go to a shared directory, which is judged.",
         expect=("RUN002.lost",),
         blame=Blame(ranks={0}),
         inject="pause 1",

@@ -12,19 +12,21 @@ import shutil
 import stat
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from ddpdiag.codec import encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Header, Outcome
 from ddpdiag.model.recording import Line
+from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.record.shared_folder import SharedFolder, append, attempt, shared_folder
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _OUTCOME = b'{"type":"outcome"'
 
 
@@ -51,59 +53,91 @@ def run_folder(run_id: str) -> Path:
         raise UsageError(f"no folder for the run's records: {error}; set TMPDIR to one that can be written") from error
 
 
-class RecordCopy:
-    """One rank's lines in the shared folder, once rank 0 has named it. What cannot be written is left out."""
+class SharedRecord:
+    """Lines of one rank, or of the coordinator, in `--shared-dir`, where they outlive the loss of rank 0.
 
-    def __init__(self, shared_dir: str, name: str, rank: int) -> None:
-        self._where = (shared_dir, name)
-        self._rank = rank
-        self._early: list[bytes] = []
+    They are in `ddpdiag-<run id>-<nonce>/` (mode 0700), a folder for each run, which `ddpdiag judge` reads: `run.jsonl`
+    holds the coordinator's lines, `rank-<n>.jsonl` those of another rank. A thread writes them in order, because a file
+    server that does not answer must delay no rank; what cannot be written is left out. Files are closed after each
+    write: NFS shows to other hosts what was written before a close (nfs(5), close-to-open consistency).
+    """
+
+    def __init__(self, shared_dir: str, run_id: str, file: str) -> None:
+        self._shared_dir = Path(shared_dir)
+        self._run_id = run_id
+        self._file = file
+        self._folder = -1
+        self._pending: deque[Line] = deque()
         self._executor = ThreadPoolExecutor(1)
-        self.shared: SharedFolder | None = None
+        self.path: Path | None = None
 
     def open(self, nonce: str) -> None:
-        """From now on lines are written, those of before first."""
-        if self.shared is None:
-            self.shared = SharedFolder(shared_folder(*self._where, nonce))
-            self._do(SharedFolder.make)
-            self.write(b"".join(self._early))
-            self._early.clear()
+        """Write from now on, lines of before first; `nonce` is rank 0's, and names the folder."""
+        if self.path is None:
+            self.path = self._shared_dir / f"{folder_name(self._run_id)}-{nonce}"
+            self._do(self._open)
 
-    def write(self, data: bytes) -> None:
-        """Append to the copy."""
-        if self.shared is None:
-            self._early.append(data)
-        else:
-            self._do(lambda shared: append(shared.folder / f"rank-{self._rank}.jsonl", data))
+    def write(self, line: Line) -> None:
+        """Append a line."""
+        self._pending.append(line)
+        if self.path is not None:
+            self._do(self._append)
 
-    def mark(self, mark: str) -> Future[None] | None:
-        """Leave a mark, after what was written so far."""
-        return self._do(lambda shared: shared.mark(mark, self._rank))
+    def keep(self) -> Path | None:
+        """Wait for what is still to be written; the folder, or None if the file server does not answer."""
+        return self.path if self._wait(self._append) and self._folder >= 0 else None
 
-    def remove(self) -> None:
-        """Remove the copy; rank 0, or the rank in its place, removes the folder."""
+    def remove(self, *, others: bool = False) -> None:
+        """Remove this file and, with `others`, those of ranks that did not; the folder goes once it is empty."""
+        self._wait(partial(self._remove, others=others))
 
-        def act(shared: SharedFolder) -> None:
-            (shared.folder / f"rank-{self._rank}.jsonl").unlink(missing_ok=True)
-            shared.path.rmdir()  # empty only if rank 0 removed it while this rank was still writing
+    def _open(self) -> None:
+        assert self.path is not None
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        self._folder = open_private_folder(self.path)
+        self._append()
 
-        if (done := self._do(act)) is not None:
-            with contextlib.suppress(TimeoutError):
-                done.result(DEADLINES.tidy)
+    def _append(self) -> None:
+        lines = [self._pending.popleft() for _ in range(len(self._pending))]
+        if lines and self._folder >= 0:
+            descriptor = os.open(self._file, _APPEND, 0o600, dir_fd=self._folder)
+            try:
+                os.write(descriptor, b"".join(map(encode_line, lines)))
+            finally:
+                os.close(descriptor)
 
-    def _do(self, act: Callable[[SharedFolder], object]) -> Future[None] | None:
-        return None if self.shared is None else self._executor.submit(attempt, act, self.shared)
+    def _remove(self, *, others: bool) -> None:
+        assert self.path is not None
+        if self._folder >= 0:
+            for name in os.listdir(self._folder) if others else (self._file,):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._folder)
+            self.path.rmdir()
+
+    def _wait(self, act: Callable[[], object]) -> bool:
+        try:
+            return self.path is not None and self._do(act).result(DEADLINES.tidy)
+        except TimeoutError:
+            return False
+
+    def _do(self, act: Callable[[], object]) -> Future[bool]:
+        return self._executor.submit(_succeeds, act)
+
+
+def _succeeds(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except OSError:
+        return False
+    return True
 
 
 class Record:
-    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder beside it.
+    """One rank's lines in `rank-<n>.jsonl` (mode 0600), and its scratch folder beside it; `shared` gets them, too."""
 
-    `copy` gets every line, too; it lies where other hosts can read it.
-    """
-
-    def __init__(self, folder: Path, rank: int, header: Header, copy: RecordCopy | None = None) -> None:
+    def __init__(self, folder: Path, rank: int, header: Header, shared: SharedRecord | None = None) -> None:
         self.rank = rank
-        self.copy = copy
+        self._shared = shared
         self.outcomes = 0
         self._nonce = ""  # rank 0's; it tells this run from others of its run id
         self._descriptor = -1
@@ -116,7 +150,7 @@ class Record:
             if self.path.exists():
                 stamp = datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y%m%dT%H%M%S")
                 self.path.rename(self.folder / f"old-{stamp}-{self.path.name}")
-            self._descriptor = os.open(self.path, _FLAGS, 0o600)
+            self._descriptor = os.open(self.path, _APPEND | os.O_TRUNC, 0o600)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.write(header)
@@ -129,22 +163,16 @@ class Record:
     def set_nonce(self, nonce: str) -> None:
         """Rank 0 sent which of all runs with this run id this one is."""
         self._nonce = nonce
-        if self.copy is not None and nonce:
-            self.copy.open(nonce)
+        if self._shared is not None and nonce:
+            self._shared.open(nonce)
 
     def write(self, line: Line) -> None:
         """Append a line. A full disk loses the record, not the run."""
         self.outcomes += isinstance(line, Outcome)
-        data = encode_line(line)
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, data)
-        if self.copy is not None:
-            self.copy.write(data)
-
-    def mark(self, mark: str) -> None:
-        """Leave a mark for the other hosts, where there is a shared folder."""
-        if self.copy is not None:
-            self.copy.mark(mark)
+            os.write(self._descriptor, encode_line(line))
+        if self._shared is not None:
+            self._shared.write(line)
 
     def keep(self) -> None:
         """Keep the record on disk, and nothing else: not this rank's scratch, and not that of rank 0, which is lost."""
@@ -153,18 +181,16 @@ class Record:
         if self._nonce and _is_of(self.folder, 0, self._nonce):
             remove_scratch(self.folder, 0)
 
-    def remove(self, others: Mapping[int, str] | None = None) -> None:
-        """Remove this rank's files, and the folder when it is empty.
-
-        `others` are ranks that cannot do it themselves, with their nonces, whatever host they were on.
-        """
+    def remove(self) -> None:
+        """Remove this rank's files, and the folder when it is empty."""
         self._close()
-        for rank, nonce in (others or {}).items():
+        _remove_files(self.folder, self.rank)
+
+    def remove_others(self, nonces: Mapping[int, str]) -> None:
+        """Remove the files of ranks that cannot do it themselves, by their nonces, whatever host they were on."""
+        for rank, nonce in nonces.items():
             if nonce and _is_of(self.folder, rank, nonce):
                 _remove_files(self.folder, rank)
-        _remove_files(self.folder, self.rank)
-        if self.copy is not None:
-            self.copy.remove()
 
     def remove_killed(self) -> None:
         """Remove the files of ranks that were killed before they had an outcome: they contain nothing useful."""
