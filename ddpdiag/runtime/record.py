@@ -139,7 +139,7 @@ class Record:
         self.rank = rank
         self._shared = shared
         self.outcomes = 0
-        self._nonce = ""  # rank 0's; it tells this run from others of its run id
+        self.nonce = ""  # rank 0's; it tells this run from others of its run id
         self._descriptor = -1
         self._lie_in(folder)
         with contextlib.suppress(OSError), alone_in(folder):  # a full disk loses the record, not the run
@@ -162,7 +162,7 @@ class Record:
 
     def set_nonce(self, nonce: str) -> None:
         """Rank 0 sent which of all runs with this run id this one is."""
-        self._nonce = nonce
+        self.nonce = nonce
         if self._shared is not None and nonce:
             self._shared.open(nonce)
 
@@ -178,7 +178,7 @@ class Record:
         """Keep the record on disk, and nothing else: not this rank's scratch, and not that of rank 0, which is lost."""
         self._close()
         shutil.rmtree(self.scratch, ignore_errors=True)
-        if self._nonce and _is_of(self.folder, 0, self._nonce):
+        if self.nonce and _is_of(self.folder, 0, self.nonce):
             remove_scratch(self.folder, 0)
 
     def remove(self) -> None:
@@ -189,7 +189,7 @@ class Record:
     def remove_others(self, nonces: Mapping[int, str]) -> None:
         """Remove the files of ranks that cannot do it themselves, by their nonces, whatever host they were on."""
         for rank, nonce in nonces.items():
-            if nonce and _is_of(self.folder, rank, nonce):
+            if nonce and _is_of(self.folder, rank, nonce) and not is_held(self.folder / f"rank-{rank}.jsonl"):
                 _remove_files(self.folder, rank)
 
     def remove_killed(self) -> None:

@@ -277,6 +277,7 @@ def _kept(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost
     record.remove_killed()
     folder = None if shared is None else shared.keep()
     if folder is not None:
+        record.remove_others({0: record.nonce})
         record.remove()
         judges = f"`ddpdiag judge {quote(str(folder))}` makes the report from the records of all ranks"
     elif record.outcomes:

@@ -49,6 +49,7 @@ def test_a_kept_record_stays_and_the_next_run_of_the_same_id_does_not_overwrite_
 def test_the_files_of_ranks_that_cannot_tidy_up_are_removed(temporary: Path) -> None:
     lost, living = (Record(run_folder("r"), rank, HEADER) for rank in (2, 0))
     lost.write(structs.replace(arrival_of(2, 4), nonce="abcd"))
+    os.close(lost._descriptor)  # as the kernel does
     living.remove_others({2: "abcd", 3: "ef01"})
     living.remove()
     assert not lost.path.exists()
