@@ -1,4 +1,4 @@
-"""What the names and attributes of a script are bound to, and what its parameters are given."""
+"""The values that names, attributes and parameters of a script are bound to."""
 
 import ast
 from collections import defaultdict
@@ -14,7 +14,7 @@ SPAWNED = "spawned"
 
 
 class Source(NamedTuple):
-    """Where a value comes from: an expression (the `item`-th of what it returns), or None where nobody can tell."""
+    """The origin of a value: an expression (the `item`-th of its results), or None where it is unknown."""
 
     expression: ast.expr | None
     item: int | None = None
@@ -30,7 +30,7 @@ class Bindings(Script):
 
     @cached_property
     def _bound(self) -> dict[Key, list[Source]]:
-        """What each name of a scope is bound to, and each attribute."""
+        """The sources of each name of a scope, and of each attribute."""
         bound: dict[Key, list[Source]] = defaultdict(list)
         for scope in self.nodes:
             if isinstance(scope, ast.Module) or is_function(scope):
@@ -52,7 +52,7 @@ class Bindings(Script):
         return []
 
     def _keys(self, scope: ast.AST, target: ast.expr, source: Source, shared: set[str]) -> Iterator[tuple[Key, Source]]:
-        """What is bound by one target, which may be several."""
+        """The keys that one target binds (several for a tuple), each with its source."""
         match target:
             case ast.Name(id=name):
                 yield (self.tree if name in shared else scope, name), source
@@ -68,7 +68,7 @@ class Bindings(Script):
         return (self.class_of(node) if path.startswith("self.") else None, path)
 
     def _given(self, function: Function, name: str) -> Iterator[Source]:
-        """What is passed for a parameter, at every call in the script; UNKNOWN where none is seen. Else nothing."""
+        """The arguments for a parameter at every call in the script, or UNKNOWN; nothing for another name."""
         arguments = function.args
         names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         if name not in names:
@@ -91,7 +91,7 @@ class Bindings(Script):
             yield UNKNOWN
 
     def _handed_over(self, start: ast.Call, position: int) -> Source:
-        """What mp.spawn(f, args=(...)) or Process(target=f, args=(...)) gives at that position."""
+        """The argument that mp.spawn(f, args=(...)) or Process(target=f, args=(...)) passes at that position."""
         spawned = self.callee(start).rpartition(".")[2] != "Process"
         if spawned and position == 0:
             return Source(None, how=SPAWNED)
@@ -105,7 +105,7 @@ class Bindings(Script):
         return Source(None, how=SPAWNED) if not spawned and self._is_counter(given) else Source(given)
 
     def _is_counter(self, node: ast.expr) -> bool:
-        """Is it the variable of `for i in range(...)`?"""
+        """Whether it is the variable of `for i in range(...)`."""
         if not isinstance(node, ast.Name):
             return False
         sources = self.sources(node)
@@ -175,7 +175,7 @@ def _part(source: Source, number: int, total: int) -> Source:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
-    """What one node binds."""
+    """The targets that one node binds, with their sources."""
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
@@ -195,7 +195,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, Source]]:
 
 
 def returned(function: Function) -> Iterator[ast.expr | None]:
-    """What a function returns, at each of its return statements."""
+    """The value of each return statement of a function."""
     for node in own_nodes(function):
         if isinstance(node, ast.Return):
             yield node.value

@@ -29,7 +29,7 @@ from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
 from ddpdiag.render import files
 
-# What nobody wrote by hand, or wrote for this job.
+# Folders of generated files and of other projects.
 _SKIPPED = ("__pycache__", "site-packages", "node_modules")
 # The longest scripts that people train with have half of it.
 _LARGEST_BYTES = 512 << 10
@@ -173,7 +173,7 @@ def _walked(path: str, errors: list[str]) -> Iterator[str]:
 
 
 class Read(NamedTuple):
-    """What one file gave."""
+    """The result for one file."""
 
     script: ScriptLine
     findings: tuple[LintFinding, ...]
@@ -245,7 +245,7 @@ def _source(lines: Sequence[str], node: ast.AST) -> Source:
 
 
 def _columns(node: ast.AST, length: int) -> tuple[int, int]:
-    """Where a node begins in its first line, and where it or the line ends."""
+    """The columns where a node begins in its first line, and where it or the line ends."""
     is_short = getattr(node, "end_lineno", None) == getattr(node, "lineno", 0)
     return getattr(node, "col_offset", 0), getattr(node, "end_col_offset", length) if is_short else length
 
@@ -290,7 +290,7 @@ def _decoded(source: bytes, path: str) -> str:
 def _parsed(source: str, path: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "\d" in a string: not our business
+            warnings.simplefilter("ignore")  # "\d" in a string is no subject of these rules
             return ast.parse(source)
     except SyntaxError as error:
         where = f"{path}:{error.lineno}" if error.lineno else path

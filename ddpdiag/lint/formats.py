@@ -1,9 +1,9 @@
-"""What lint reports, and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
+"""The report of lint and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from rich.cells import cell_len
 
 from ddpdiag import __version__
@@ -28,7 +28,7 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class LintFinding(Struct, frozen=True, kw_only=True):
-    """One pitfall at one place: `line` and `column` count from 1; `message` is the problem, `fix` the remedy.
+    """One pitfall at one place: `line` and `column` count from 1; `message` is the problem.
 
     `helper` is the line that goes wrong in a function of the script, where the place is a call of that function.
     """
@@ -40,7 +40,7 @@ class LintFinding(Struct, frozen=True, kw_only=True):
     line: int
     column: int
     message: str
-    fix: str = field(name="remedy")
+    fix: str
     source: Source
     helper: Source | None = None
 
@@ -57,7 +57,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
     """The findings by file and line; `errors` are sentences on files that could not be read."""
 
     scripts: tuple[ScriptLine, ...]
-    findings: tuple[LintFinding, ...] = field(name="remarks")
+    findings: tuple[LintFinding, ...]
     errors: tuple[str, ...]
     exit_code: int
     schema: str = LINT_SCHEMA

@@ -1,5 +1,5 @@
-"""What a rule asks of a script: what a value is, as far as distributed training goes (a rank, a local rank, a wrapped
-model, a sampler), and under which conditions and on which ranks a line runs."""
+"""Answers for rules: the kind of a value in distributed training (a rank, a local rank, a wrapped model, a sampler),
+and the conditions and ranks under which a line runs."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from ddpdiag.model import Severity
 
 
 class Kind(Enum):
-    """What a value can be. OTHER is everything else, and whatever cannot be read."""
+    """The kind of a value. OTHER is everything else, and whatever cannot be read."""
 
     RANK = "rank"
     LOCAL_RANK = "local rank"
@@ -93,28 +93,28 @@ class Reading(Bindings):
         return found
 
     def surely(self, node: ast.expr | None, *kinds: Kind) -> bool:
-        """Is it one of these kinds, whatever happens?"""
+        """Whether it is one of these kinds in every case."""
         return node is not None and self.kinds(node) <= frozenset(kinds)
 
     def surely_within(self, node: ast.AST, *kinds: Kind) -> bool:
-        """Is a part of the expression surely one of these kinds?"""
+        """Whether a part of the expression is surely one of these kinds."""
         return any(isinstance(each, ast.expr) and self.surely(each, *kinds) for each in ast.walk(node))
 
     def maybe(self, node: ast.expr | None, *kinds: Kind) -> bool:
-        """Can it be one of these kinds?"""
+        """Whether it can be one of these kinds."""
         return node is not None and bool(self.kinds(node) & frozenset(kinds))
 
     def depends_on_rank(self, node: ast.AST) -> bool:
-        """Does an expression contain anything that may differ between ranks?"""
+        """Whether an expression contains a value that may differ between ranks."""
         return self._smells(node, 3)
 
     def holds_rank(self, node: ast.AST) -> bool:
-        """Is a part of the expression a rank, as a number or as text?"""
+        """Whether a part of the expression is a rank, as a number or as text."""
         ranks = RANKS | {Kind.RANK_TEXT, Kind.LOCAL_RANK_TEXT}
         return any(isinstance(each, ast.expr) and self.kinds(each) & ranks for each in ast.walk(node))
 
     def may_be_own(self, path: ast.expr) -> bool:
-        """May a path (or what it names) be another one on each rank?"""
+        """Whether a path (or its target) may be another one on each rank."""
         parts = [path, *(origin for origin in self.origins(path) if origin is not None)]
         return any(self.holds_rank(part) or any(map(_OWN.search, names_in(part))) for part in parts)
 
@@ -193,7 +193,7 @@ class Reading(Bindings):
         own = [self.kinds(value) for function in self.targets(call) for value in returned(function) if value]
         if own and last != "__init__":
             return frozenset[Kind]().union(*own)
-        # `mesh.get_rank()` of somebody else's object is not the rank of the job.
+        # `mesh.get_rank()` of an object of another package is not the rank of the job.
         root, is_attribute, _ = name.partition(".")
         is_known = name.startswith((".", "torch", "apex")) or root in self.imported_packages
         if last in _ANSWERS and (is_known or not is_attribute):
@@ -224,7 +224,7 @@ class Reading(Bindings):
     # Tests of the rank
 
     def is_rank_test(self, test: ast.expr) -> bool:
-        """Is a condition surely true on some ranks only (`rank == 0`, `not rank`, `is_main_process()`)?"""
+        """Whether a condition is surely true on some ranks only (`rank == 0`, `not rank`, `is_main_process()`)."""
         match test:
             case ast.Compare(
                 left=left, ops=[(ast.Eq() | ast.NotEq() | ast.Gt() | ast.Lt()) as relation], comparators=[right]
@@ -267,22 +267,22 @@ class Reading(Bindings):
         return node
 
     def maybe_on_some_ranks(self, node: ast.AST) -> bool:
-        """May a line run on some ranks only? Then a rule about all ranks says nothing."""
+        """Whether a line may run on some ranks only; a rule about all ranks then reports nothing."""
         return self._is_under(node, self.depends_on_rank)
 
     def surely_on_all_ranks(self, node: ast.AST) -> bool:
-        """Does every rank come by this line, beyond doubt: all its callers are in view, and none asks for the rank?"""
+        """Whether every rank surely runs this line: all its callers are in the script, and none tests the rank."""
         # What a parent does before it spawns runs once.
         is_run_by_all = not self.starts or self.function_of(node) in self.reached
         return self._is_reached(node) and is_run_by_all and not self.maybe_on_some_ranks(node)
 
     @property
     def wrong_on_several_hosts(self) -> Severity:
-        """What is right on one host and wrong on several is an error where the script means several."""
+        """The severity of code that is wrong on several hosts only: an error if the script mentions several hosts."""
         return Severity.ERROR if self.means_several_hosts else Severity.WARNING
 
     def is_wrapped(self, node: ast.expr) -> bool:
-        """Can it be a DistributedDataParallel?"""
+        """Whether it can be a DistributedDataParallel."""
         return self.maybe(node, Kind.WRAPPED)
 
     def conditions(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -321,7 +321,7 @@ class Reading(Bindings):
         return bool(sites) and all(self._is_under(site, matches, seen | {function}) for site in sites)
 
     def _is_reached(self, node: ast.AST, seen: frozenset[ast.AST] = frozenset()) -> bool:
-        """Can the line be reached from the top of the script, so that all its callers are in view?"""
+        """Whether the line can be reached from the top level of the script, so that all its callers are known."""
         function = self.function_of(node)
         if function is None or self._is_started(function):
             return True
@@ -333,21 +333,21 @@ class Reading(Bindings):
 
 
 def path_or_text(node: ast.AST) -> str:
-    """How a value is named in a sentence: its dotted name, else its source."""
+    """The name of a value in a sentence: its dotted name, else its source."""
     return attribute_path(node) or ast.unparse(node)
 
 
 def is_bare_cuda(call: ast.Call) -> bool:
-    """Is it `x.cuda()`, which takes the current GPU?"""
+    """Whether it is `x.cuda()`, which takes the current GPU."""
     return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not call.args and not call.keywords
 
 
 def moved(call: ast.Call) -> ast.expr | None:
-    """What `x.to(...)` or `x.cuda(...)` moves, or None."""
+    """The object that `x.to(...)` or `x.cuda(...)` moves, or None."""
     return call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda") else None
 
 
 def same(one: ast.AST, other: ast.AST) -> bool:
-    """Are both the same name, or the same attribute?"""
+    """Whether both are the same name, or the same attribute."""
     path = attribute_path(one)
     return path is not None and path == attribute_path(other)

@@ -69,7 +69,7 @@ class Script:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """What each imported name stands for: {"DDP": "torch.nn.parallel.DistributedDataParallel"}."""
+        """The full name of each imported name: {"DDP": "torch.nn.parallel.DistributedDataParallel"}."""
         names: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -110,7 +110,7 @@ class Script:
 
     @property
     def not_judged(self) -> str | None:
-        """Why this file is none of ours, or None."""
+        """The reason why this file is not judged, or None."""
         for framework in _FRAMEWORKS:
             if framework in self.imported_packages:
                 return f"{framework} sets up DistributedDataParallel in it"
@@ -158,7 +158,7 @@ class Script:
 
     @cached_property
     def sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:
-        """Where each of the script's own functions is called: `f()`, `self.f()`, `Class()` for its `__init__`.
+        """The calls of each function of the script: `f()`, `self.f()`, `Class()` for its `__init__`.
 
         A method is found by its name if no other function of the file has it, so that `trainer.train()` counts, too.
         """
@@ -190,7 +190,7 @@ class Script:
         return isinstance(self.parents.get(function), ast.ClassDef)
 
     def takes_self(self, function: Function) -> bool:
-        """Is the first parameter the object?"""
+        """Whether the first parameter is the object."""
         static = any(attribute_path(each) == "staticmethod" for each in function.decorator_list)
         return self._is_method(function) and not static
 
@@ -249,7 +249,7 @@ class Script:
 
     @cached_property
     def means_several_hosts(self) -> bool:
-        """Does it speak of hosts: an option such as --nnodes, a variable such as NODE_RANK?"""
+        """Whether the script mentions hosts: an option such as --nnodes, a variable such as NODE_RANK."""
         return bool(_HOST_OPTIONS & self.options.keys()) or bool(_HOST_VARIABLES & self.texts)
 
 
@@ -274,7 +274,7 @@ def has_unpacking(call: ast.Call) -> bool:
 
 
 def is_constant(node: ast.AST | None, value: object) -> bool:
-    """Is it written out as this value (True is not 1)?"""
+    """Whether it is a constant of this value (True is not 1)."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
 
 
@@ -321,7 +321,7 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def leaves(body: list[ast.stmt]) -> bool:
-    """Does control never reach what follows these statements?"""
+    """Whether control never reaches the code after these statements."""
     last = body[-1] if body else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return attribute_path(last.value.func) in ("sys.exit", "exit", "quit", "os._exit")
@@ -329,7 +329,7 @@ def leaves(body: list[ast.stmt]) -> bool:
 
 
 def calls_method(node: ast.AST, method: str) -> bool:
-    """Is there a call `....method(...)` within?"""
+    """Whether there is a call `....method(...)` within."""
     return any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == method
         for each in ast.walk(node)
@@ -337,5 +337,5 @@ def calls_method(node: ast.AST, method: str) -> bool:
 
 
 def trains(node: ast.AST) -> bool:
-    """Is there a backward pass within?"""
+    """Whether there is a backward pass within."""
     return calls_method(node, "backward")

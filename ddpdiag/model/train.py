@@ -1,4 +1,4 @@
-"""Training by several strategies: what was asked for, and what came of it.
+"""Training by several strategies: the options and the results.
 
 Rates count images (samples) of all ranks together; bytes are those of the rank that holds most. What was not measured
 is `None`.
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Strategy(Enum):
-    """The ways in which torch trains one network on several devices, under the names that users type."""
+    """Strategies by which torch trains one network on several devices, under the names that users type."""
 
     SINGLE = "single"
     DP = "dp"
@@ -22,10 +22,10 @@ class Strategy(Enum):
 
 
 class Ended(Enum):
-    """What a strategy came to.
+    """The outcome of a strategy.
 
-    WRONG: it trains, but something else than one process alone. UNFINISHED: there was no time, so nothing is known.
-    NOT_COMPARED: it ran, and there is nothing to hold its loss against.
+    WRONG: it trains, but not the same network as one process alone. UNFINISHED: the time was too short to know.
+    NOT_COMPARED: it ran, and there is no loss of one process to compare with.
     """
 
     WORKS = "works"
@@ -38,14 +38,14 @@ class Ended(Enum):
 
 
 class Curve(Enum):
-    """What stays the same while ranks are added: the batch of all ranks (strong scaling), or of each rank (weak)."""
+    """The batch that stays constant while ranks are added: that of all ranks (strong), or of each rank (weak)."""
 
     STRONG = "strong"
     WEAK = "weak"
 
 
 class Train(Struct, frozen=True, kw_only=True):
-    """What is trained. `batch_size` counts the images of one step over all ranks; each strategy takes `steps` steps.
+    """The options of a training of `steps` steps. `batch_size` counts the images of one step over all ranks.
 
     `group_size` is the number of devices over which model-parallel cuts its network. `scaling`: ddp also trains on 1,
     2, 4 ... ranks.

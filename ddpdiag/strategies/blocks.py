@@ -27,7 +27,7 @@ def ended(value: Ended) -> Cell:
 
 
 def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
-    """Why rows (name, outcome, reason) do not work, once for each reason."""
+    """The reasons why rows (name, outcome, reason) do not work, each once."""
     names: dict[tuple[Ended, str], list[str]] = {}
     for name, outcome, reason in rows:
         if outcome is not Ended.WORKS:

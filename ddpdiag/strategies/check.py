@@ -121,7 +121,7 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What does not work, and the ranks to blame."""
+    """Report each training that does not work, with the ranks to blame."""
     yield from findings(seen)
 
 

@@ -44,7 +44,7 @@ def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
 
 
 def train_of(options: TrainOptions) -> Train:
-    """What the options ask for; UsageError for a value that makes no sense, before anything is started."""
+    """The training that the options describe; UsageError for a value that makes no sense."""
     if options.dtype not in TOLERANCES:
         near = nearest(options.dtype, TOLERANCES)
         raise UsageError(f"--dtype {readable(options.dtype)}: expected {', '.join(TOLERANCES)}{near}")
@@ -149,7 +149,7 @@ def refuse_launched(launch: Launch) -> None:
 
 
 def checked(options: TrainOptions, ranks: int) -> Compare:
-    """What is compared, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
+    """The training to compare, if it makes sense; UsageError otherwise. `ranks` are those of the launch."""
     within = partial(_within, context=" with --compare-launchers")
     within("--steps", options.steps, _LEAST_STEPS, _MOST_STEPS)
     within("--batch-size", options.batch_size, ranks, _MOST_IMAGES)

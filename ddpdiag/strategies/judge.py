@@ -1,4 +1,4 @@
-"""The table and the findings of TRN002: what works, what does not, and the ranks to blame."""
+"""The table and the findings of TRN002, with the ranks to blame."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -197,7 +197,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
-    """Was something tried that was asked for? What torch turned out to lack was not."""
+    """Whether a requested strategy was tried; one that torch lacks was not."""
     asked = asked_of(seen.options)
     there = [run for run in tried if run.ended is not Ended.NOT_POSSIBLE]
     lacking = {run.job.strategy for run in tried} - {run.job.strategy for run in there}
@@ -209,18 +209,18 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     whys = {run.job.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
     for strategy in asked_of(seen.options).strategies:
         whys.setdefault(strategy, why_not(strategy, seen.world) or "")
-    told = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
+    reasons = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
     return seen.finding(
         "unmeasured",
         "no strategy that was asked for is possible here",
-        f"{told}.",
+        f"{reasons}.",
         fix="Choose other strategies (--strategy), or run this where these are possible.",
         of_the_run=True,
     )
 
 
 def _what(seen: Seen[Data], run: Run) -> str:
-    """Such as "fsdp"; of a point of a curve, what distinguishes it from the others."""
+    """The name of a training, such as "fsdp"; for a point of a curve with its ranks and batch."""
     name = run.job.strategy.value
     if run.job == job_of(run.job.strategy, seen.world):
         return name
@@ -232,13 +232,13 @@ def _what(seen: Seen[Data], run: Run) -> str:
 
 def _wrong(seen: Seen[Data], run: Run) -> Finding:
     apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
-    told, odd = _other_weights(run)
+    sentences, odd = _other_weights(run)
     return seen.finding(
         "wrong",
         "one process alone does not train"
         if alone
         else f"{_what(seen, run)} does not give the same result as one process",
-        " ".join((_numbers(seen, run, apart), *told)),
+        " ".join((_numbers(seen, run, apart), *sentences)),
         ranks=odd,
         evidence={
             "trial": run.trial.number,

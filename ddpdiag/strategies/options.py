@@ -11,7 +11,7 @@ _DTYPES = ("float32", "float64", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What is trained and how, as it was typed."""
+    """The options of `ddpdiag train`, as they were typed."""
 
     strategy: tuple[str, ...] = option(
         ("single,ddp,fsdp",),

@@ -1,4 +1,4 @@
-"""The trainings of TRN002: which there are, what a rank gives of one, how each ended, how far its loss was off."""
+"""The trainings of TRN002: their jobs, the data of a rank, the outcome of each, and its deviation from single."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def asked_of(options: Options) -> Train:
-    """What `ddpdiag train` was asked for; the defaults for a check that was selected by its code."""
+    """The options of `ddpdiag train`; the defaults for a check that was selected by its code."""
     return options.train if options.train is not None else Train()
 
 
@@ -127,13 +127,13 @@ def devices_of(job: Job, world: World) -> int:
 
 
 def _with_own_devices(world: World) -> tuple[int, ...]:
-    """Of each host as many ranks as it has groups of GPUs."""
+    """On each host, as many ranks as it has groups of GPUs."""
     groups = {rank: world.arrivals[rank].gpus // asked_of(world.options).group_size for rank in world.living}
     return tuple(rank for rank in world.living if (world.places[rank].local_rank or 0) < groups[rank])
 
 
 def why_not(strategy: Strategy, world: World) -> str | None:
-    """Why a strategy is not possible here, or None."""
+    """The reason why a strategy is not possible here, or None."""
     match strategy:
         case Strategy.DP:
             if world.backend != "nccl":
@@ -159,12 +159,12 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 0.1}
 
 
 def tolerance_of(seen: Seen[Data]) -> float:
-    """How far a loss may be from that of single."""
+    """The largest deviation of a loss from that of single that still counts as equal."""
     return seen.number("tolerance", TOLERANCES[asked_of(seen.options).dtype])
 
 
 class Apart(NamedTuple):
-    """How far losses are from those of single: the most, and the first step that is too far (None: none is)."""
+    """The largest deviation of losses from those of single, and the first step beyond the tolerance (None: none)."""
 
     most: float
     step: int | None = None
@@ -192,7 +192,7 @@ class Run(NamedTuple):
 
 
 def run_of(seen: Seen[Data], job: Job) -> Run | None:
-    """How the training of this job ended; None if there was none."""
+    """The training of this job with its outcome; None if there was none."""
     if (trial := trial_of(seen, job)) is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
@@ -228,7 +228,7 @@ def _ended(seen: Seen[Data], run: Run) -> Run:
 
 
 def _why_ended_early(seen: Seen[Data], run: Run) -> str:
-    """Why it ended for a reason of the run, so that it is no answer; or nothing."""
+    """The reason of the run, not of the training, for which it ended early; empty if there is none."""
     lost = [o.rank for o in run.outcomes if o.status is Status.UNHEARD and o.rank in seen.world.out]
     if lost:
         return f"{ranks_text(lost)} left the run before the training ended"
@@ -270,7 +270,7 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
 
 
 def reference(seen: Seen[Data], job: Job) -> Data | None:
-    """What single gave for the same batches, if it did."""
+    """The data of single for the same batches, if it trained."""
     alone = job_of(Strategy.SINGLE, seen.world)
     trial = trial_of(seen, alone) if alone is not None and alone.batch == job.batch else None
     found = (row.data for row in seen.rows if trial is not None and row.trial.number == trial.number)
@@ -279,10 +279,10 @@ def reference(seen: Seen[Data], job: Job) -> Data | None:
 
 def mean_losses(run: Run) -> tuple[float, ...]:
     """The loss of each step over all images: that of each rank counts as much as the images that it saw."""
-    told = [own for own in run.data.values() if own.losses]
-    images = sum(own.images for own in told)
-    steps = range(min((len(own.losses) for own in told), default=0))
-    return tuple(sum(own.losses[step] * own.images for own in told) / images for step in steps)
+    trained = [data for data in run.data.values() if data.losses]
+    images = sum(data.images for data in trained)
+    steps = range(min((len(data.losses) for data in trained), default=0))
+    return tuple(sum(data.losses[step] * data.images for data in trained) / images for step in steps)
 
 
 def compare(run: Run, alone: Data, tolerance: float) -> Apart:
@@ -300,7 +300,7 @@ def compare(run: Run, alone: Data, tolerance: float) -> Apart:
 
 
 def _expected(run: Run, rank: int, alone: Data) -> tuple[float, ...]:
-    """What this rank's losses should be, or nothing where single does not show it."""
+    """The losses that this rank should have, or nothing where single does not show them."""
     own = run.data[rank]
     if own.images == run.job.batch:
         return alone.losses

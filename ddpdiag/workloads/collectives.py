@@ -1,4 +1,4 @@
-"""All-reduce: are the values right, how long does it take on this rank, and whose values are wrong?"""
+"""All-reduce: whether its values are right, its seconds on this rank, and the ranks whose values are wrong."""
 
 import time
 from collections.abc import Sequence
@@ -77,20 +77,20 @@ def time_all_reduce(ctx: Context, size: int, device: torch.device, calls: tuple[
 
 
 def fewest(ctx: Context, own: int, device: torch.device) -> int:
-    """The smallest of what the ranks say; below 2^31."""
+    """The smallest number of any rank; below 2^31."""
     ctx.step("agree on the size")
     return least([own], device)[0]
 
 
 def least(own: Sequence[int], device: torch.device) -> list[int]:
-    """Of each number, below 2^31, the smallest that any rank gives: all ranks must do the same."""
+    """The smallest value of each number over all ranks, below 2^31: all ranks must do the same."""
     numbers = torch.tensor(own, dtype=torch.int32, device=device)
     dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
     return [int(number) for number in numbers.tolist()]
 
 
 def on_any_rank(ctx: Context, here: bool) -> bool:
-    """Does something hold on any rank? Asked through the store: values that arrive wrong must not part the ranks."""
+    """Whether `here` is true on any rank. It uses the store, since values may arrive wrong in a collective."""
     ctx.step("compare notes")
     store = dist.PrefixStore(f"ddpdiag-notes-{ctx.trial.number}", _get_default_store())
     store.add("holds", int(here))
@@ -120,7 +120,7 @@ def broadcasts(ctx: Context, size: int, device: torch.device, most: int) -> tupl
 
 
 def _step_by_step(ctx: Context, tensor: torch.Tensor, label: str) -> None:
-    """One all-reduce in two steps: a rank that never posts it is told apart from those that wait for it."""
+    """One all-reduce in two steps: a rank that never posts it can be distinguished from those that wait for it."""
     ctx.step(f"{label}: post")
     work = dist.all_reduce(tensor, async_op=True)
     ctx.step(f"{label}: wait")
@@ -144,7 +144,7 @@ def _ramp(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _ramps(deviation: torch.Tensor) -> int | None:
-    """How many ramps this is; None if it is another figure, or too short to tell."""
+    """The number of ramps that this is; None if it is another figure, or too short to decide."""
     first = float(deviation[0].item())
     if len(deviation) < _PERIOD or not first.is_integer():  # infinity and NaN are no integers either
         return None

@@ -1,4 +1,4 @@
-"""How fast one device multiplies matrices and copies its own memory, and whether the products are right.
+"""The rates at which one device multiplies matrices and copies its memory, and whether the products are right.
 
 The factors are the same on every device: multiples of 1/128 between -1 and 1, made from the position by integer
 arithmetic. They fit 8 bits, so that fp16, bf16 and TensorFloat-32 hold them exactly, and what differs from the product
@@ -65,7 +65,7 @@ _ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.
 
 
 def compute(ctx: Context, device: torch.device) -> Compute:
-    """What this device computes and copies; what torch or cuBLAS cannot do here is an answer."""
+    """Measure this device; `unmeasured` says what torch or cuBLAS cannot do here."""
     ctx.step(CONTEXT_STEP)
     about = describe(device)
     known = Compute(
@@ -94,7 +94,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
 
 
 def unusable(device: torch.device) -> str:
-    """Why the device cannot multiply at its own speed, or nothing: without cuBLAS there is no product."""
+    """The reason why the device cannot multiply at its own speed (no cuBLAS), or nothing."""
     if device.type != "cuda":
         return ""
     torch.zeros(1, device=device)  # makes the context, which the handle belongs to
@@ -115,10 +115,10 @@ def _cublas(device: torch.device) -> str | None:
         library = ctypes.CDLL(f"libcublas.so.{torch.version.cuda.partition('.')[0]}")
         numbers = [ctypes.c_int(-1) for _ in range(3)]
         # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL.
-        told = [library.cublasGetProperty(which, ctypes.byref(number)) for which, number in enumerate(numbers)]
+        failures = [library.cublasGetProperty(which, ctypes.byref(number)) for which, number in enumerate(numbers)]
     except (OSError, AttributeError):
         return None
-    return None if any(told) else ".".join(str(number.value) for number in numbers)
+    return None if any(failures) else ".".join(str(number.value) for number in numbers)
 
 
 class _Bench(NamedTuple):
@@ -204,7 +204,7 @@ class _Bench(NamedTuple):
         return tuple(moved / max(own, 1e-9) for own in spent), int((source != target).sum())
 
     def _seconds(self, calls: int, work: Callable[[], object], loads: list[GpuLoad] | None = None) -> float:
-        """What so many calls take on the device; meanwhile its load is added to `loads`."""
+        """Seconds of so many calls on the device; meanwhile its load is added to `loads`."""
         synchronize(self.device)
         if self.device.type != "cuda":
             begin_seconds = time.perf_counter()
@@ -248,8 +248,8 @@ def rows_of(product: torch.Tensor) -> Sequence[int]:
 
 
 def deviation(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> tuple[int, float | None]:
-    """How many elements of some rows deviate from fp64 by more than rounding can, and the largest deviation as a
-    multiple of that (None: no number).
+    """The number of elements of some rows that deviate from fp64 by more than rounding can, and the largest deviation
+    as a multiple of that (None: no number).
 
     Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, 3.5: |fl(AB) - AB| <= n u |A||B| in whatever
     order is added up; |A||B| is at most the product of the norms of row and column. Rounding the result adds its own.

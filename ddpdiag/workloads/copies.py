@@ -27,7 +27,7 @@ from ddpdiag.workloads.devices import describe
 PAIR_BYTES = 64 << 20
 # The host fills and compares these words with one thread.
 HOST_BYTES = 32 << 20
-# What tells how much more there is time for.
+# Decides how much more there is time for.
 PROBE_BYTES = 1 << 20
 # For one link; 8 GPUs have 16 to and from the host and 56 pairs, each copied directly and through the host: less
 # than 10 s.
@@ -82,7 +82,7 @@ class CudaDevices:
         return GpuCopies(index=gpu, uuid=found.uuid, pci=found.pci, name=found.name)
 
     def start(self, gpu: int) -> None:
-        """What needs it first makes its context."""
+        """Make its context, which its first use does."""
         torch.cuda.synchronize(gpu)
         self._started.append(gpu)
 
@@ -206,7 +206,7 @@ def copies(devices: CudaDevices, ctx: Context, *, begin: int = 0, only: Collecti
 
 
 class _LinkRate(NamedTuple):
-    """What came of one link: words compared, and how many were wrong."""
+    """The result of one link: its rate, the words compared, and how many were wrong."""
 
     bytes_per_s: float
     words: int
@@ -248,7 +248,7 @@ class _Bench(NamedTuple):
     link_seconds: float
 
     def tried(self, known: Copies, job: Job) -> Copies:
-        """What is known after this job."""
+        """The results after this job."""
         match job.gpus:
             case (gpu,):
                 own = self._host(known.gpus[gpu])
@@ -334,7 +334,7 @@ class _Bench(NamedTuple):
 
 
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:
-    """What goes over this link: position x a + link x b, modulo 2**32."""
+    """The words that are sent over this link: position x a + link x b, modulo 2**32."""
     link = (_HOST if source is None else source) * 256 + (_HOST if target is None else target) + 1
     ramp = torch.arange(len(like), dtype=torch.int32, device=like.device)
     # The same 32 bits as a signed number.

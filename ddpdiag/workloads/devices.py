@@ -32,7 +32,7 @@ _LARGEST = 8
 
 
 class Device(NamedTuple):
-    """What a rank runs on; `number`, `uuid` and `pci` are None on a CPU."""
+    """The device of a rank; `number`, `uuid` and `pci` are None on a CPU."""
 
     name: str
     number: int | None
@@ -77,7 +77,7 @@ def describe(device: torch.device) -> Device:
 
 
 def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
-    """What the network card, and a GPU's NVLinks and slot, can carry: their nominal rates.
+    """The nominal rates of the network card, and of a GPU's NVLinks and slot.
 
     `overrides` are variables that were set for an experiment and say nothing of what is there.
     """
@@ -107,7 +107,7 @@ def gpu_limits(device: torch.device, overrides: Iterable[str] = ()) -> Limits:
 
 
 def gpu_users_before(local_rank: int | None) -> GpuUsers:
-    """Who uses the GPU that this rank will take, while this process has no context on it."""
+    """The processes that use the GPU of this rank, while this process has no context on it."""
     index = device_index(local_rank, torch.cuda.device_count())
     uuid = describe(torch.device("cuda", index)).uuid if index is not None else None
     if uuid is None:
@@ -120,13 +120,13 @@ def gpu_users_before(local_rank: int | None) -> GpuUsers:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told: it works on while Python goes on, so a clock would stop too early."""
+    """Wait until a GPU has finished its work: it works while Python continues, so a clock would stop too early."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize(device)
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds of a call, until a GPU has done what it was told, and not what it was told before."""
+    """The seconds of a call, until a GPU has finished it, without the work that was queued before."""
     synchronize(device)
     begin = time.perf_counter()
     call()

@@ -35,7 +35,7 @@ def group_timeout(ctx: Context) -> timedelta:
 
 
 def unknown_backend(backend: str) -> AbsentBackend | None:
-    """Why this torch has no such backend, or None: others than its own must be registered before they are named."""
+    """The reason why this torch has no such backend, or None; backends of others must be registered first."""
     dist.is_backend_available(backend)  # from torch 2.15 on this registers other classes of its own, such as nccl2
     # The list has names that were not built in; `fake` moves nothing.
     listed = [name for name in dist.Backend.backend_list if name not in (dist.Backend.UNDEFINED, "fake")]
@@ -260,7 +260,7 @@ def _by_store(ctx: Context, name: str, backend: str, nonce: str) -> float:
 
 
 def without_mpi(ctx: Context) -> str:
-    """Why the MPI backend cannot be tried, or nothing."""
+    """The reason why the MPI backend cannot be tried, or nothing."""
     if not dist.is_mpi_available():
         return f"torch {torch.__version__} was built without MPI"
     if ctx.place.launcher not in _OF_MPI:
@@ -269,7 +269,7 @@ def without_mpi(ctx: Context) -> str:
 
 
 def _opening(ctx: Context) -> Opening:
-    """Where rank 0 will listen: it must know a free port before; a process may take it in between, as in every job."""
+    """The address where rank 0 will listen; another process may take its port in between, as in every job."""
     return ctx.barrier(str(free_port(ports=allowed_ports(ctx.options))) if ctx.group_rank == 0 else "")
 
 

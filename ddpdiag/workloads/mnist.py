@@ -85,8 +85,8 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} ends within its header, after {len(content)} bytes; {start} were expected")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     if len(content) - start != prod(shape):
-        told = " x ".join(map(str, shape))
-        raise DataError(f"{path} holds {len(content) - start} values; its header promises {told} = {prod(shape)}")
+        dimensions = " x ".join(map(str, shape))
+        raise DataError(f"{path} holds {len(content) - start} values; its header promises {dimensions} = {prod(shape)}")
     if not prod(shape):
         raise DataError(f"{path} is empty by its own header; at least one item was expected")
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)

@@ -66,7 +66,7 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
         norm=float(whole.norm()),
         handed=sketch(signs, handed),
         averaged=sketch(signs, averaged),
-        witnessed={ctx.group[other]: told for other, told in witnessed.items()},
+        witnessed={ctx.group[other]: sketches for other, sketches in witnessed.items()},
     )
 
 
@@ -110,7 +110,7 @@ def batch(digits: Digits, images: Sequence[int], device: torch.device) -> tuple[
 
 
 def step_of_ddp(model: nn.Module, digits: Digits, images: range, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What this rank handed to the all-reduce, its own gradient over the world size, and what DDP made of all."""
+    """The gradient that this rank passed to the all-reduce, over the world size, and the mean that DDP made."""
     ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
     kept: dict[nn.Parameter, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, on this rank, and whom everybody waits for.
+"""The phases of a training step on this rank, and the rank that all others wait for.
 
 All ranks leave an all-reduce together, so a rank that comes late waits least: the time in the all-reduce is short for
 the one at fault and long for the others. DDP hides it behind the backward pass, so here the gradients are kept back
@@ -99,7 +99,7 @@ def watched_step(
 
 
 def average(model: nn.Module) -> None:
-    """What DDP does during the backward pass: the mean of all ranks' gradients, in one message."""
+    """Average all ranks' gradients in one message, as DDP does during the backward pass."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     together = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(together)
@@ -124,8 +124,8 @@ def overlap_of(
         optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()
         optimizer.step()
-    told = model._get_ddp_logging_data()
-    whole, hidden = told.get("avg_backward_comm_time"), told.get("avg_backward_compute_comm_overlap_time")
+    times = model._get_ddp_logging_data()
+    whole, hidden = times.get("avg_backward_comm_time"), times.get("avg_backward_compute_comm_overlap_time")
     if not isinstance(whole, int | float) or not isinstance(hidden, int | float) or whole <= 0:
         return None
     return min(1.0, hidden / whole)
@@ -154,7 +154,7 @@ def edges(ctx: Context, device: torch.device) -> dict[int, float]:
 
 
 def ring(rank: int, world_size: int) -> tuple[tuple[int, int], ...]:
-    """The two links of this rank in the ring of all, in an order in which nobody waits in a circle: first those from
+    """The two links of this rank in the ring of all, in an order without circular waits: first those from
     even ranks, then those from odd ones, and of an odd number the last one closes the ring."""
     links = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
     even = [link for link in links if link[0] % 2 == 0 and link[1]]

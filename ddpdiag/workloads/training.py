@@ -34,7 +34,7 @@ EVALUATION_BATCH = 100
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
-    """How long to train: the same images, steps and learning rates whatever the world size.
+    """The length of a training: the same images, steps and learning rates whatever the world size.
 
     `global_batch` counts images over all ranks; the learning rate climbs to `learning_rate` over the first
     `warmup` share of the steps and falls to zero over the rest.
@@ -65,7 +65,7 @@ SCHEDULES = {
 
 
 class Seconds(Struct, frozen=True, kw_only=True):
-    """Where one rank's time went, summed over all steps but the first.
+    """One rank's seconds in each phase, summed over all steps but the first.
 
     A rank that waits for others waits in `backward` (the all-reduce of the gradients) or in `forward` (DDP sends rank
     0's BatchNorm statistics to all before it).
@@ -80,7 +80,7 @@ class Seconds(Struct, frozen=True, kw_only=True):
 
 
 class TrainingData(Struct, frozen=True, kw_only=True):
-    """What training gave on one rank.
+    """The results of training on one rank.
 
     `losses` are means over all ranks, one per step; `accuracy` is the share of test images that were recognised, over
     all ranks; `samples` counts this rank's training images in the steps that `seconds`
@@ -198,7 +198,7 @@ class Stopwatch:
 def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
     """A sum that stops being finite when a gradient of this rank, before the all-reduce, is not.
 
-    After the all-reduce every rank has the NaN of one, and nobody can tell whose it was. A sum takes a quarter of the
+    After the all-reduce every rank has the NaN of one, and its origin is lost. A sum takes a quarter of the
     time that `isfinite` takes for each gradient, and a NaN or an infinity never leaves it.
     """
     total = torch.zeros((), device=device)
@@ -212,7 +212,7 @@ def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
 
 
 def all_agree(yes: bool, device: torch.device) -> bool:
-    """Did every rank say yes? A collective: all ranks call it."""
+    """Whether `yes` is true on every rank. A collective: all ranks call it."""
     return bool(least([int(yes)], device)[0])
 
 
@@ -291,7 +291,7 @@ def learn(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, digits: Digits, rank: int, world_size: int, device: torch.device) -> Tensor:
-    """Of this rank's share of the test images: how many were recognised, their summed loss, their number; float [3]."""
+    """The scores of this rank's share of the test images: number recognised, summed loss, number; float [3]."""
     model.eval()
     scores = torch.zeros(3, device=device)
     shard = range(rank, len(digits.test_images), world_size)

@@ -127,7 +127,7 @@ def test_json_goes_to_standard_output_and_the_text_to_standard_error(faulty, cap
     streams = capsys.readouterr()
     report = json.loads(streams.out)
     assert (report["schema"], report["exit_code"]) == ("ddpdiag.lint/1", 1)
-    assert [(r["code"], r["severity"], r["line"]) for r in report["remarks"]] == [("LNT010", "warning", 81)]
+    assert [(r["code"], r["severity"], r["line"]) for r in report["findings"]] == [("LNT010", "warning", 81)]
     assert "LNT010" in streams.err
 
 

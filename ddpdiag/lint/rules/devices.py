@@ -172,7 +172,7 @@ def _has_index(read: Reading, call: ast.Call) -> bool:
 
 
 def _takes_current(read: Reading) -> bool:
-    """Does anything go to the current GPU?"""
+    """Whether any tensor or module goes to the current GPU."""
     for call in read.calls:
         device = keyword(call, "device", 0)
         if isinstance(device, ast.IfExp):
@@ -225,7 +225,7 @@ def local_rank_option(read: Reading) -> Iterator[Hit]:
 
 
 def _is_needed(read: Reading) -> bool:
-    """Is args.local_rank read, and never set, neither here nor by a helper of another file that sets up the job?"""
+    """Whether args.local_rank is read and never set, neither here nor by a set-up function of another file."""
     uses = [node for node in read.nodes if isinstance(node, ast.Attribute) and node.attr == "local_rank"]
     holders = {node.value.id for node in uses if isinstance(node.value, ast.Name)} - {"self"}
     if not uses or read.starts or any(isinstance(node.ctx, ast.Store) for node in uses):

@@ -55,7 +55,7 @@ def wrapped_before_move(read: Reading) -> Iterator[Hit]:
 
 
 def _is_unmoved(read: Reading, wrapping: ast.Call, model: ast.expr) -> bool:
-    """Is it surely a module of a known class that nothing has moved yet?"""
+    """Whether it is surely a module of a known class that nothing has moved yet."""
     origins: list[ast.expr | None] = []
     for each in read.origins(model):
         target = moved(each) if isinstance(each, ast.Call) else None
@@ -102,7 +102,7 @@ def _move_after(read: Reading, wrapping: ast.Call) -> ast.Call | None:
 
 
 def _goes_to_device(read: Reading, call: ast.Call) -> bool:
-    """Not `.to(torch.bfloat16)`, not `.to(memory_format=...)`."""
+    """Whether a call moves to a device, unlike `.to(torch.bfloat16)` or `.to(memory_format=...)`."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
         return True
     device = keyword(call, "device", 0)
@@ -157,7 +157,7 @@ def _of_forward(call: ast.Call) -> ast.expr:
 
 
 def _hands_on(read: Reading, call: ast.Call) -> bool:
-    """Does the wrapped model go into a function of another file, which may call it?"""
+    """Whether the wrapped model is passed to a function of another file, which may call it."""
     if read.targets(call) or read.callee(call) in ("isinstance", "print", "len", "type"):
         return False
     given = (*call.args, *(each.value for each in call.keywords))
@@ -165,7 +165,7 @@ def _hands_on(read: Reading, call: ast.Call) -> bool:
 
 
 def _is_bare(read: Reading, call: ast.Call, *, named: bool) -> bool:
-    """Is it `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped?"""
+    """Whether it is `ddp.module(x)`, or (if `named`) a call of the variable that was wrapped."""
     func = _of_forward(call)
     if not isinstance(func, (ast.Name, ast.Attribute)):
         return False
@@ -208,7 +208,7 @@ def _same_model(node: ast.expr) -> ast.expr | None:
 
 
 def _is_in_training(read: Reading, call: ast.Call) -> bool:
-    """Within a loop (of its function) that goes backward, and not under no_grad."""
+    """Whether a call is within a loop of its function with a backward pass, and not under no_grad."""
     looped = False
     for outer in read.around(call):
         if isinstance(outer, ast.With) and any(_NO_GRAD.search(ast.unparse(item.context_expr)) for item in outer.items):

@@ -263,7 +263,7 @@ def load_without_map_location(read: Reading) -> Iterator[Hit]:
 
 
 def _becomes_state(read: Reading, call: ast.Call) -> bool:
-    """Does it go into load_state_dict, at once or by a name of the same function?"""
+    """Whether it is passed to load_state_dict, directly or by a name of the same function."""
     statement = read.statement_of(call)
     names = {attribute_path(target) for target in statement.targets} if isinstance(statement, ast.Assign) else set()
     for node in own_nodes(read.scope_of(call)):

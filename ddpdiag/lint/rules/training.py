@@ -153,7 +153,7 @@ def model_on_some_ranks(read: Reading) -> Iterator[Hit]:
 
 
 def has_batchnorm(read: Reading) -> bool:
-    """Does the script itself make a model with BatchNorm?"""
+    """Whether the script itself makes a model with BatchNorm."""
     for call in read.calls:
         last = read.last_name(call)
         is_family = last.lower().startswith(_WITH_BATCHNORM) or last.endswith("_bn")
@@ -163,7 +163,7 @@ def has_batchnorm(read: Reading) -> bool:
 
 
 def _goes_backward(read: Reading, call: ast.Call) -> bool:
-    """Is there a backward pass in the block that the call is part of?"""
+    """Whether the block of the call has a backward pass."""
     function = read.function_of(call)
     for outer in read.around(call):
         if isinstance(outer, (ast.For, ast.While, ast.If)) and trains(outer):

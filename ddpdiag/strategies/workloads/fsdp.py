@@ -43,7 +43,7 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
 
 
 def lack_of(mesh: DeviceMesh, dtype: torch.dtype) -> str:
-    """What this torch cannot do for fully_shard, or nothing: it shards one layer whose gradient is 1 on every rank.
+    """Describe what this torch lacks for fully_shard, by sharding one layer whose gradient is 1 on every rank.
 
     torch.cpu.Stream of torch 2.6 lacks methods that fully_shard calls. Over gloo reduce_scatter ignores ReduceOp.AVG in
     torch 2.6 to 2.8 (measured: it gives the sum, and no error).

@@ -46,7 +46,7 @@ def devices_of(kind: str, local_rank: int, group_size: int) -> list[torch.device
     module = torch.get_device_module(kind)
     replicas = module.device_count() // group_size
     first = group_size * (local_rank % replicas)
-    module.set_device(first)  # what is not told where to go shall not go to another rank's device
+    module.set_device(first)  # tensors without an explicit device must not go to another rank's device
     return [torch.device(kind, index) for index in range(first, first + group_size)]
 
 

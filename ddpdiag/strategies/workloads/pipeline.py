@@ -38,12 +38,12 @@ def train(ctx: Context, task: Task, digits: Digits, backend: str) -> Data:
         optimizer = task.optimizer(model.parameters())
 
         def share_of_loss(logits: Tensor, labels: Tensor) -> Tensor:
-            """Of one piece: those of all pieces add up to the mean of the batch."""
+            """The loss of one piece; the sum over all pieces is the mean of the batch."""
             return cross_entropy(logits, labels, reduction="sum") / task.batch
 
         # Since torch 2.7 gradients are divided by the number of pieces, unless that is off; before, they never were.
-        told = "scale_grads" in signature(ScheduleGPipe).parameters
-        gpipe = partial(ScheduleGPipe, scale_grads=False) if told else ScheduleGPipe
+        scales = "scale_grads" in signature(ScheduleGPipe).parameters
+        gpipe = partial(ScheduleGPipe, scale_grads=False) if scales else ScheduleGPipe
         # Without these PipelineStage sends shapes as Python objects, which needs NumPy.
         examples = {"input_args": entering.to(device), "output_args": leaving.to(device)}
         part = PipelineStage(model, stage, stages, device, **examples)
@@ -68,7 +68,7 @@ def pieces(batch: int) -> int:
 
 
 def lack_of(stage: PipelineStage) -> str:
-    """What this torch cannot do for a stage over gloo, or nothing: neighbours connect by small messages of one size.
+    """Describe what this torch lacks for a stage over gloo, where neighbours connect by messages of one size.
 
     torch 2.9 sends an int64 where a float32 is received (stage.py, _get_init_p2p_neighbors_ops), and gloo ends the
     process with SIGABRT: "Received data size doesn't match expected size".

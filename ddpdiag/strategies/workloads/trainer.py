@@ -1,6 +1,6 @@
-"""What every strategy trains, and how: one network from the same first weights, on the same images in the same order.
+"""The training that all strategies share: one network, the same first weights, the same images in the same order.
 
-Around its steps losses, time, memory and communication are measured.
+Losses, time, memory and communication are measured around its steps.
 """
 
 import resource
@@ -30,7 +30,7 @@ LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """What is trained. `batch` counts the images of one step over all ranks; `hidden` is the width of the last layers.
+    """The network and its batches. `batch` counts images of a step over all ranks; `hidden` is the last layers' width.
 
     GroupNorm takes the place of BatchNorm: it normalises each image by itself, so that it does not matter which
     rank has which images. Nothing is random after the first weights.
@@ -83,7 +83,7 @@ def exact() -> None:
 
 
 def agreed_lack(ctx: Context, lack: str) -> str:
-    """Why the ranks' torch cannot train by a strategy, from what each of them lacks; nothing if all can.
+    """The reason why the ranks' torch cannot train by a strategy, from the lack of each rank; empty if all can.
 
     A rank that went on alone would wait for the others until its deadline, and look hung.
     """
@@ -206,7 +206,7 @@ class Trainer:
                 self._parts.append(torch.stack(list(parts)).detach())
 
     def trained(self, parameters: Sequence[nn.Parameter], optimizer: Optimizer, end: str = "") -> Data:
-        """What was measured; the parameters are those that this rank holds, `end` their checksum if that is all."""
+        """The measurements; `parameters` are those that this rank holds, `end` is their checksum if these are all."""
         losses = torch.stack(self._losses).tolist() if self._losses else []
         return Data(
             start=checksum(self._task.network()),
@@ -238,6 +238,6 @@ def held_bytes(parameters: Sequence[nn.Parameter], optimizer: Optimizer) -> int:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor: a part of it, where it is a DTensor."""
+    """The part of a tensor on this rank: of a DTensor its shard, else all of it."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
