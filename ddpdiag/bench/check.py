@@ -28,7 +28,7 @@ from ddpdiag.bench.data import AGAIN, Data
 from ddpdiag.bench.judge import bench_of, curves_of, findings
 from ddpdiag.bench.series import hosts_of_ranks
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
-from ddpdiag.checks.fabric.matching import round_robin
+from ddpdiag.checks.fabric.notes import round_robin
 from ddpdiag.checks.findings import Effect, FindingSpec, Section
 from ddpdiag.checks.gpu.other_users import used_meanwhile
 from ddpdiag.checks.p2p import transport

@@ -50,7 +50,7 @@ MODULES = {
     "P2P002": "p2p.copies.check",
     "P2P004": "p2p.transport",
     "P2P005": "p2p.speed",
-    "FAB001": "fabric.hosts.check",
+    "FAB001": "fabric.hosts",
     "FAB002": "fabric.gpus",
     "TRN001": "training.mnist",
     "TRN002": "ddpdiag.strategies.check",

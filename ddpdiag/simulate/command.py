@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import Outputs, counter, publish, show

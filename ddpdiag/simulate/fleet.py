@@ -17,8 +17,8 @@ from msgspec import Raw, json, structs
 from ddpdiag.bandwidth import NETWORK_SHARE, factor
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric import gpus
-from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.fabric import hosts as fab001
+from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.world import World
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Options, Outcome, Place, Recording, Skip, Status, Trial

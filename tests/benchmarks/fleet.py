@@ -23,7 +23,7 @@ HEAD = "| ranks | plan | judge | report | peak memory | us per rank | KiB per ra
 def measure(ranks: int) -> dict[str, float]:
     """One size, in this process."""
     from ddpdiag.checks.api import Seen
-    from ddpdiag.checks.fabric.hosts import check as fab001
+    from ddpdiag.checks.fabric import hosts as fab001
     from ddpdiag.checks.registry import all_checks
     from ddpdiag.checks.world import World
     from ddpdiag.judgement import judge

@@ -23,7 +23,7 @@ from ddpdiag.bench.check import judge
 from ddpdiag.bench.data import Data
 from ddpdiag.bench.judge import bench_of
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.matching import round_robin
+from ddpdiag.checks.fabric.notes import round_robin
 
 SIZES = tuple(8 << power for power in range(25))
 ROUNDS = 3

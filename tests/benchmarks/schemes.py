@@ -8,9 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
 
-from ddpdiag.checks.fabric.matching import Domain, pair_up, partners
-from ddpdiag.checks.fabric.notes import Diagnosis, Reached
-from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.notes import Diagnosis, Domain, Reached, Rules, pair_up, partners
 from ddpdiag.checks.fabric.search import localise
 
 # Ours takes rates, and less than a byte in a second is none.

@@ -7,7 +7,7 @@ from seen import seen_of
 
 from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Seen
-from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.rendezvous import methods
 from ddpdiag.codec import encode
 from ddpdiag.model import Options, Outcome, Status, Trial

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpdiag.checks.fabric.congestion import rows
-from ddpdiag.checks.fabric.notes import LOST, Diagnosis, Phase, Reached, Round
-from ddpdiag.checks.fabric.rules import Rules
-from ddpdiag.checks.fabric.search import localise
+from ddpdiag.checks.fabric.notes import LOST, Diagnosis, Phase, Reached, Round, Rules
+from ddpdiag.checks.fabric.search import localise, rows
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.judgement import judge
 from ddpdiag.model import Options, Report, Severity

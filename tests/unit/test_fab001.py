@@ -10,7 +10,7 @@ from seen import seen_of, skip_text, world_of
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
-from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.judgement import judge

@@ -7,8 +7,7 @@ import pytest
 from searches import USUAL, Rate, searched
 from seen import seen_of, skip_text, with_events
 
-from ddpdiag.checks.fabric import gpus
-from ddpdiag.checks.fabric.hosts import check as hosts
+from ddpdiag.checks.fabric import gpus, hosts
 from ddpdiag.checks.world import World
 from ddpdiag.model import Depth, Event, EventKind, Finding, Options
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate

@@ -8,9 +8,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.fabric.matching import pair_up, partners, round_robin
-from ddpdiag.checks.fabric.notes import Diagnosis, Phase, Reached, Results, Round
-from ddpdiag.checks.fabric.rules import Bar, Rules, bar_of, bar_of_best, smallest_slowdown, z_of
+from ddpdiag.checks.fabric.notes import (
+    Bar,
+    Diagnosis,
+    Phase,
+    Reached,
+    Results,
+    Round,
+    Rules,
+    bar_of,
+    bar_of_best,
+    pair_up,
+    partners,
+    round_robin,
+    smallest_slowdown,
+    z_of,
+)
 from ddpdiag.checks.fabric.search import Ground, Located, follow, localise, locate
 
 USUAL = 100e9

@@ -7,9 +7,9 @@ from seen import world_of
 from test_judge import recording
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import FabricState
-from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric import hosts as fab001
+from ddpdiag.checks.fabric.notes import Rules
+from ddpdiag.checks.fabric.rounds import FabricState
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import World
 from ddpdiag.cli.judge import run as judge_files

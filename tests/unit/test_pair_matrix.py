@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from meshes import DROPPED, meshed, slow
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.hosts import check as fab001
+from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.matrix import MOST_ROWS, pair_matrix
 from ddpdiag.checks.rendezvous.mesh import check as mesh
 from ddpdiag.checks.world import World

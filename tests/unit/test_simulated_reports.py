@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw, structs
 from test_simulate import QUIET, fleet, names, simulated
 
-from ddpdiag.checks.fabric.hosts.data import Data
+from ddpdiag.checks.fabric.rounds import Data
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import decode, encode
 from ddpdiag.judgement import judge

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpdiag.checks.collective.all_reduce import find_culprit, suspects
-from ddpdiag.checks.fabric.matching import round_robin
+from ddpdiag.checks.fabric.notes import round_robin
 
 
 def heard(ranks, *wrong):

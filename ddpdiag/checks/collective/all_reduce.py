@@ -33,7 +33,7 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
-from ddpdiag.checks.fabric.matching import round_robin
+from ddpdiag.checks.fabric.notes import round_robin
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
 from ddpdiag.checks.world import without_gpu

@@ -25,9 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, unneeded
-from ddpdiag.checks.fabric.hosts import check as fab001
-from ddpdiag.checks.fabric.hosts.data import Data, answers_of, outcomes_of
-from ddpdiag.checks.fabric.hosts.judge import (
+from ddpdiag.checks.fabric import hosts as fab001
+from ddpdiag.checks.fabric.hosts import (
     compared,
     how,
     measured,
@@ -37,8 +36,8 @@ from ddpdiag.checks.fabric.hosts.judge import (
     tests_text,
     truncation_of,
 )
-from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round
-from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.notes import Diagnosis, Reached, Results, Round, Rules
+from ddpdiag.checks.fabric.rounds import Data, answers_of, outcomes_of
 from ddpdiag.checks.fabric.search import follow, localise
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices

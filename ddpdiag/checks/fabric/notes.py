@@ -1,12 +1,224 @@
 """A search among units: its rounds and their results, what is known so far, and the diagnosis."""
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from random import Random
+from statistics import NormalDist
 from typing import NamedTuple
 
-from ddpdiag.checks.fabric.matching import Domain, Pair
-from ddpdiag.checks.fabric.rules import Bar, Rules
+from ddpdiag.stats import quantile
+
+Pair = tuple[int, ...]
+Domain = Hashable
+# How many of those that are free are looked at; in a shuffled list a good one is soon found.
+_LOOKED_AT = 32
+
+
+def pair_up(units: Sequence[int], domains: Mapping[int, Domain], random: Random) -> tuple[Pair, ...]:
+    """Every unit with another one, by chance, of another domain as far as that is possible; of an odd number one is
+    left out.
+
+    With each domain's units in a row, the first half meets the second half in order: partners share a domain only where
+    that has more than half of all.
+    """
+    mixed = list(units)
+    random.shuffle(mixed)
+    if domains:
+        order: dict[Domain, list[int]] = {}
+        for unit in mixed:
+            order.setdefault(domains.get(unit, unit), []).append(unit)
+        mixed = [unit for own in sorted(order.values(), key=len, reverse=True) for unit in own]
+    half = len(mixed) // 2
+    return tuple(ordered(one, other) for one, other in zip(mixed[:half], mixed[half : 2 * half], strict=True))
+
+
+def ordered(one: int, other: int) -> Pair:
+    """A pair is written with its smaller number first."""
+    return (one, other) if one < other else (other, one)
+
+
+def partners(
+    suspects: Sequence[int],
+    cleared: Collection[int],
+    domains: Mapping[int, Domain],
+    met: Callable[[int], Collection[int]],
+    random: Random,
+) -> tuple[Pair, ...]:
+    """A cleared partner for each suspect, each for one: of another domain, and one that it has not met, if possible.
+
+    Suspects beyond the number of the cleared get none this time.
+    """
+    # Of many that are cleared no more than the suspects may look at: to shuffle all takes most of a large search.
+    free = random.sample(list(cleared), min(len(cleared), len(suspects) + _LOOKED_AT))
+    pairs = []
+    for suspect in suspects:
+        if not free:
+            break
+        at = _choose(suspect, free, domains, met(suspect))
+        free[at], free[-1] = free[-1], free[at]
+        pairs.append(ordered(suspect, free.pop()))
+    return tuple(pairs)
+
+
+def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], met: Collection[int]) -> int:
+    """Where in `free` the best partner stands."""
+    home = domains.get(suspect)
+    best, score = len(free) - 1, -1
+    for at in range(len(free) - 1, max(-1, len(free) - 1 - _LOOKED_AT), -1):
+        other = free[at]
+        own = 2 * (other not in met) + (home is None or domains.get(other) != home)
+        if own == 3:
+            return at
+        if own > score:
+            best, score = at, own
+    return best
+
+
+def apart(pairs: Iterable[Pair], busy: Iterable[int] = ()) -> tuple[Pair, ...]:
+    """As many of the pairs as can be tried at the same time, beside units that are busy."""
+    taken = set(busy)
+    chosen = []
+    for pair in pairs:
+        if taken.isdisjoint(pair):
+            taken.update(pair)
+            chosen.append(pair)
+    return tuple(chosen)
+
+
+def round_robin(units: Sequence[int], number: int) -> tuple[Pair, ...]:
+    """Round `number` of n - 1 (n if that is odd) in which everybody meets everybody once: the circle method."""
+    circle: list[int | None] = [*units, *([None] if len(units) % 2 else [])]
+    turned = circle[:1] + circle[1:][number:] + circle[1:][:number]
+    couples = zip(turned, reversed(turned[len(turned) // 2 :]), strict=False)
+    return tuple(ordered(one, other) for one, other in couples if one is not None and other is not None)
+
+
+# The middle half of a normal distribution is so many standard deviations wide.
+_HALF_WIDTH = 1.349
+# The shortest half of a small sample is shorter than the middle half of what it was drawn from (simulated, 8 to 64).
+_SMALL_SAMPLE = 8.0
+# Up to so many units, all pairs are tried; up to the next number, three matchings come before anybody is judged, since
+# of few pairs a quarter of the units spoils most by chance.
+FEW_UNITS, SOME_UNITS, OPENING_ROUNDS = 8, 128, 3
+# With more than SOME_UNITS a search has no more rounds than these.
+MOST_ROUNDS = 10
+# The largest of so many values of a standard normal distribution: its mean and standard deviation (order statistics).
+_LARGEST_OF = {1: (0.0, 1.0), 2: (0.56, 0.83), 3: (0.85, 0.75), 4: (1.03, 0.70), 5: (1.16, 0.67), 6: (1.27, 0.64)}
+_LARGEST_OF_MORE = (1.35, 0.62)
+# A normal distribution's standard deviation, in units of its median absolute deviation.
+_MAD_TO_SIGMA = 1.4826
+# Above so many units, or so many transient failures, a fourth round is needed for the same false blame (simulated).
+MANY_UNITS = 1_000
+MANY_TRANSIENTS = 0.01
+_NORMAL = NormalDist()
+# The least power that a threshold may be given up for: beyond, a fleet is too noisy for this many rounds.
+_MOST_Z = 6.0
+
+
+class Rules(NamedTuple):
+    """What is asked for. Shares are of the rate that most of the pairs reach.
+
+    `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
+    `expected` is what a pair should reach in bytes per second, if that is known, and `systemic_share` the part of it
+    that at least half of the pairs must reach; `least` is a rate below which nothing passes. `domain_share` of a
+    domain, and `domain_least` units, are the domain's fault. `cover` is how many more rounds look for links. With
+    `quiet` suspects are tried again while hardly any other unit communicates.
+    """
+
+    alpha: float = 0.05
+    floor: float = 0.05
+    transients: float = 0.01
+    rounds: int | None = None
+    expected: float | None = None
+    systemic_share: float = 0.5
+    least: float = 0.0
+    domain_share: float = 0.3
+    domain_least: int = 3
+    cover: int = 0
+    quiet: bool = True
+
+    def rounds_for(self, units: int) -> int:
+        """How often a unit must fail: as asked for, else three times, or four where these are many."""
+        if self.rounds is not None:
+            return self.rounds
+        return 4 if units > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
+
+
+class Bar(NamedTuple):
+    """What a test is held against: the fleet's usual rate, its noise as a share, and the least rate that passes."""
+
+    usual: float
+    sigma: float
+    least: float
+
+    @property
+    def share(self) -> float:
+        """How far below the usual rate the bar lies."""
+        return 1 - self.least / self.usual if self.usual else 0.0
+
+
+def bar_of(rates: Sequence[float], units: int, rules: Rules, spread: float = 0.0) -> Bar:
+    """From the rates of pairs so far; `spread` is what the tests saw of noise in themselves.
+
+    Faults only slow down, and a quarter of the units spoils nearly half of the pairs: then the shortest half of all
+    rates still lies among the good ones, where the median and its deviations lie between good and bad.
+    """
+    known = sorted(rates)
+    if not known or known[-1] <= 0:
+        return Bar(0.0, 0.0, 0.0)
+    usual, width = _shortest_half(known)
+    sigma = width / _HALF_WIDTH * (1 + _SMALL_SAMPLE / len(known)) / usual if usual >= 1 else 0.0
+    return _bar(usual, max(sigma, spread), units, rules)
+
+
+def bar_of_best(best: Sequence[float], tests: int, rules: Rules, spread: float = 0.0) -> Bar:
+    """The same from what each unit reached in the best of its `tests`: a quarter of bad units is a quarter of these."""
+    known = sorted(best)
+    if not known or known[-1] <= 0:
+        return Bar(0.0, 0.0, 0.0)
+    mean, deviation = _LARGEST_OF.get(tests, _LARGEST_OF_MORE)
+    middle = quantile(known, 0.5)
+    if middle < 1:  # less than a byte in a second is no rate
+        return Bar(0.0, 0.0, rules.least)
+    away = quantile(sorted(abs(rate - middle) for rate in known), 0.5)
+    sigma = max(_MAD_TO_SIGMA * away / deviation / middle, spread)
+    return _bar(middle / (1 + mean * sigma), sigma, len(best), rules)
+
+
+def _bar(usual: float, sigma: float, units: int, rules: Rules) -> Bar:
+    share = max(rules.floor, z_of(units, rules) * sigma)
+    return Bar(usual, sigma, max(rules.least, usual * (1 - share)))
+
+
+def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
+    """The median and the width of the shortest interval with more than half of the values (the shorth); of equally
+    short ones, the highest."""
+    count = len(known) // 2 + 1
+    at = min(range(len(known) - count, -1, -1), key=lambda begin: known[begin + count - 1] - known[begin])
+    return quantile(known[at : at + count], 0.5), known[at + count - 1] - known[at]
+
+
+def z_of(units: int, rules: Rules) -> float:
+    """How many standard deviations the bar lies below the usual rate (see above)."""
+    each = by_chance(units, rules)
+    # What transients use up is not there for noise.
+    left = max(each - rules.transients, each / 10)
+    return min(_MOST_Z, max(0.0, _NORMAL.inv_cdf(1 - min(left, 0.5))))
+
+
+def by_chance(units: int, rules: Rules) -> float:
+    """The share of healthy tests that may fail in a round (see above)."""
+    return float((rules.alpha / max(1, units)) ** (1 / rules.rounds_for(units)))
+
+
+def smallest_slowdown(bar: Bar, rounds: int, *, found: float = 0.99) -> float:
+    """The smallest slowdown, as a share, that is found with the probability `found`: it must fail in every round."""
+    if not bar.usual:
+        return 1.0
+    z = _NORMAL.inv_cdf(found ** (1 / rounds))
+    # A unit that is slower by d has noise of (1 - d) sigma: 1 - d + z (1 - d) sigma must stay below the bar.
+    return min(1.0, max(0.0, 1 - (1 - bar.share) / (1 + z * bar.sigma)))
+
 
 # A path is blamed once it has failed so often and never passed: of noise that fails once in 60 tests, two failures
 # would be found twice in a run of 16,384.

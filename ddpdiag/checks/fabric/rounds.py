@@ -11,9 +11,7 @@ from msgspec import Struct
 
 from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.matching import Domain
-from ddpdiag.checks.fabric.notes import UNHEARD, Phase, Reached, Results, Round
-from ddpdiag.checks.fabric.rules import Rules
+from ddpdiag.checks.fabric.notes import UNHEARD, Domain, Phase, Reached, Results, Round, Rules
 from ddpdiag.checks.fabric.search import Ground, Located, follow, locate
 from ddpdiag.codec import decode
 from ddpdiag.model import Outcome, Status

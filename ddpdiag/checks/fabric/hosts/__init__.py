@@ -1,1 +1,0 @@
-"""FAB001: the search among hosts."""
