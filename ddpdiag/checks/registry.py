@@ -39,7 +39,7 @@ MODULES = {
     "RDZ001": "rendezvous.methods",
     "RDZ002": "rendezvous.coordinator_name",
     "RDZ003": "rendezvous.interfaces",
-    "RDZ004": "rendezvous.mesh.check",
+    "RDZ004": "rendezvous.mesh",
     "RDZ005": "rendezvous.master_port",
     "RDZ006": "rendezvous.shared_dir",
     "COL001": "collective.all_reduce",

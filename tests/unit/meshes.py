@@ -6,8 +6,8 @@ from msgspec import Raw, structs
 from seen import world_of
 
 from ddpdiag.checks.api import Seen, new_trial
-from ddpdiag.checks.rendezvous.mesh import check as mesh
-from ddpdiag.checks.rendezvous.mesh.data import AT_END
+from ddpdiag.checks.rendezvous import mesh
+from ddpdiag.checks.rendezvous.links import AT_END
 from ddpdiag.codec import encode
 from ddpdiag.model import Arrival, Options, Outcome, Recording, Status
 from ddpdiag.model.recording import Header

@@ -7,7 +7,7 @@ from meshes import DROPPED, meshed, slow
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.fabric import hosts as fab001
 from ddpdiag.checks.matrix import MOST_ROWS, pair_matrix
-from ddpdiag.checks.rendezvous.mesh import check as mesh
+from ddpdiag.checks.rendezvous import mesh
 from ddpdiag.checks.world import World
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 

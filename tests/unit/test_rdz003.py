@@ -6,7 +6,7 @@ from seen import seen_of, skip_text, together, world_of
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.rendezvous import interfaces
-from ddpdiag.checks.rendezvous.mesh.data import offers
+from ddpdiag.checks.rendezvous.links import offers
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.net.interfaces import Interface, Wanted

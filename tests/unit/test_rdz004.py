@@ -11,9 +11,8 @@ from seen import seen_of, skip_text, together, with_arrivals, world_of
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import network_ports
-from ddpdiag.checks.rendezvous import methods
-from ddpdiag.checks.rendezvous.mesh import check as mesh
-from ddpdiag.checks.rendezvous.mesh.data import better, failure, usual_rate
+from ddpdiag.checks.rendezvous import mesh, methods
+from ddpdiag.checks.rendezvous.links import better, failure, usual_rate
 from ddpdiag.model import Arrival, Event, EventKind, Finding, Kind, Outcome, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.tcp_connect import Reach

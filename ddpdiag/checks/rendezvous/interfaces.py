@@ -28,8 +28,8 @@ from msgspec import Struct
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
-from ddpdiag.checks.rendezvous.mesh import check as mesh
-from ddpdiag.checks.rendezvous.mesh.data import Offers, offers
+from ddpdiag.checks.rendezvous import mesh
+from ddpdiag.checks.rendezvous.links import Offers, offers
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import sys_root

@@ -1,0 +1,605 @@
+"""TCP between all hosts.
+
+gloo opens a connection between every two ranks, NCCL between many of them, each on a free port of its own; rank 0's
+port alone is not enough. So one rank of each host listens on such a port, at the address that a job would offer there,
+and all connect to all: a small message, one of 64 KiB, and 16 MiB for the rate, one at a time on each host. If a link
+fails or is slow, all are measured once more, and the better result counts. If ranks of several hosts waited for each
+other in a later check, the links are tested again at the end of the run, and what fails then counts: a link may be cut
+during a run. Beyond 64 hosts there are groups of at most 64, and the measurement `mesh.pairs` shows how many pairs of
+hosts were tested.
+
+Failing links are explained by their pattern: if all links from and to one host fail, or all in one direction, the host
+is named; a single link is named itself; if links fail everywhere, no host is named, since the hosts share the cause.
+With two hosts it cannot be decided which side is at fault.
+
+Findings and their causes:
+
+Fix: open the ephemeral ports (net.ipv4.ip_local_port_range) between the hosts, in both directions; set the same MTU;
+compare `ethtool` and `ip -s link` of the named host with those of another.
+
+Confirm by hand: Between two hosts `nc -l 45000` and `nc -vz HOST 45000` in both directions; `iperf3 -s` and `iperf3 -c
+HOST` for the rate; `ping -M do -s 8972 HOST` for the MTU; `ip -s link` for errors.
+
+Sources: NCCL user guide, networking; gloo's transport/tcp/pair.h (five times the time-out); Mathis et al., The
+macroscopic behavior of the TCP congestion avoidance algorithm, 1997; RFC 2923 (path MTU black holes).
+"""
+
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from shlex import quote
+from statistics import median
+from typing import Any, NamedTuple
+
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
+from ddpdiag.checks.blame import blamed
+from ddpdiag.checks.findings import FindingSpec
+from ddpdiag.checks.hosts import leave_out, names_text
+from ddpdiag.checks.matrix import Link, pair_matrix
+from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.rendezvous.links import (
+    AT_END,
+    Data,
+    Mesh,
+    Subject,
+    failure,
+    lost_share,
+    median_rate,
+    mesh_of,
+    usual_rate,
+)
+from ddpdiag.model import Finding, Kind, Matrix, Scalar, Severity, Status, Trial
+from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.model.trial import Context
+from ddpdiag.probes.host.kernel import sys_root
+from ddpdiag.probes.net.interfaces import (
+    Interface,
+    bindable,
+    ephemeral_ports,
+    interface_of,
+    interfaces,
+    library_of,
+    offered_address,
+    wanted,
+)
+from ddpdiag.probes.net.mesh import Peer, survey
+from ddpdiag.probes.net.mesh_listener import CONNECT_SECONDS, LARGE, STALL_SECONDS, Listener
+from ddpdiag.probes.net.tcp_connect import Reach, allowed_ports, resolve
+from ddpdiag.text import begun, count, rate_text, size_text
+
+FINDINGS = {
+    **dict.fromkeys(
+        ("refused", "dropped", "unreachable"),
+        FindingSpec(
+            "a firewall that rejects or drops, or no route. gloo would wait five times its time-out. Over gloo only "
+            "one of two ranks connects to the other: where gloo works all the same, this is a warning."
+        ),
+    ),
+    **dict.fromkeys(
+        ("silent", "broken"),
+        FindingSpec("the connection is accepted, then no data arrive, or it is cut: a proxy, an overloaded host."),
+    ),
+    "black-hole": FindingSpec.error(
+        "small messages pass, large ones are lost: hosts or switches with different MTUs, and ICMP filtered."
+    ),
+    "slow": FindingSpec(
+        "less than a third (a warning) or a tenth (an error) of what most hosts reach, and more than `noise_seconds` "
+        "longer for 16 MiB (so long may a process wait for a core on a busy host); or less than a third of "
+        "`expected_bytes_per_s`, a tenth of the interface's nominal speed (of which one TCP connection is expected to "
+        "fill 10 Gbit/s at most), or `least_bytes_per_s` (what 100 Mbit/s gives is less, what 1 Gbit/s gives is much "
+        "more). Of containers, what those on one machine reach among themselves is not compared with the network."
+    ),
+    "loss": FindingSpec(
+        "segments had to be sent again in every repetition, more than `lost_share` and at least `lost_segments`: a bad "
+        "cable or port, a policer. One of a thousand leaves 4.5 Gbit/s to a connection of 0.1 ms (Mathis et al., "
+        "1997). A warning; an error from `lossy_share` (1 %) on the interface that carries the job's traffic: that of "
+        "the address which the job's library offers (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), unless NCCL takes an "
+        "RDMA port. This also holds for a link that is slow."
+    ),
+    "transient": FindingSpec.note("it passed when it was repeated."),
+}
+
+# A full mesh of more would take too long: groups of at most so many hosts.
+MAX_HOSTS = 64
+# For the supervisor's deadline to be later than the worker's own.
+_MARGIN_SECONDS = 3.0
+_NAME_SECONDS = 2.0
+
+
+def measure(ctx: Context) -> Data:
+    """Listen, exchange addresses, and measure the link to every other host of the group."""
+    seconds = ctx.trial.deadline_seconds
+    end = time.monotonic() + seconds - min(_MARGIN_SECONDS, seconds / 2)
+    known = interfaces(sys_root(os.environ)) or ()
+    ctx.step("look up the own name")
+    own = bindable(resolve(socket.gethostname(), 0, _NAME_SECONDS) or ())
+    offered = offered_address(str(ctx.trial.params["library"]), wanted(os.environ), own, known)
+    turn = threading.Lock()
+    listener = Listener(allowed_ports(ctx.options), turn, end)
+    openings = ctx.exchange(f"{listener.port} {listener.token} {offered or ''}")
+    us = openings[ctx.group_rank].host
+    one = offered is None or offered in (resolve(us, 0, _NAME_SECONDS) or ())
+    mine = {address for interface in known for address in interface.addresses}
+    peers = []
+    for number, (rank, opening) in enumerate(zip(ctx.group, openings, strict=True)):
+        port, token, address = opening.offer.split(" ")
+        # An address that this host has as well (docker0's) is left out: it leads back here.
+        address = "" if address in mine else address
+        if number != ctx.group_rank:
+            peer = Peer(rank=rank, number=number, offered=address, host=opening.host, port=int(port), token=token)
+            peers.append(peer)
+    cells = survey(peers, ctx.group_rank, listener, turn, end, ctx.step, addresses=1 if one else 2)
+    used = dict.fromkeys(interface_of(cell.source, known) for cell in cells)
+    return Data(
+        offered=offered,
+        port=listener.port,
+        interfaces=tuple(interface for interface in used if interface is not None),
+        ephemeral=ephemeral_ports(),
+        cells=cells,
+    )
+
+
+def skip(seen: Seen[Any]) -> SkipReason | None:
+    """There must be a network; a request of the stage does not require it."""
+    return optional(None if len(seen.world.hosts) > 1 else "there is one host only")
+
+
+def plan(seen: Seen[Data]) -> Sequence[Trial]:
+    """All links once, and once more if one of them looks bad; at the end, if ranks waited for each other since then."""
+    groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
+    params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
+    if seen.is_last:
+        due = _waited(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
+        return (new_trial(seen, groups=groups, params={**params, AT_END: True}),) if due else ()
+    if not seen.trials:
+        return (new_trial(seen, groups=groups, params=params),) if groups else ()
+    if len(seen.trials) > 1 or not seen.succeeded(seen.trials[0]):
+        return ()
+    mesh = mesh_of(seen)
+    rates, cells = Rates(seen, mesh), mesh.cells.values()
+    doubtful = rates.short or rates.lossy or any(cell.missed or failure(cell) for cell in cells)
+    again = new_trial(seen, groups=seen.trials[0].groups, params=seen.trials[0].params)
+    return (again,) if doubtful and not dropped_everywhere(mesh) else ()
+
+
+def last_seconds(seen: Seen[Data]) -> float:
+    """Some links take up to `CONNECT_SECONDS` and `STALL_SECONDS` to fail, the others as long as before."""
+    took = max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0)
+    return took + CONNECT_SECONDS + STALL_SECONDS + _MARGIN_SECONDS
+
+
+def _waited(seen: Seen[Data]) -> bool:
+    """Whether ranks of several hosts waited for each other in a trial after the links were tested, without a culprit
+    whose process shows why."""
+    tested = max((trial.number for trial in seen.trials), default=0)
+    for trial in seen.recording.trials:
+        if trial.number <= tested or trial.may_fail or trial.kind is not Kind.TORCH:
+            continue
+        outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number]
+        for group in trial.groups:
+            blame = blamed([o for o in outcomes if o.rank in group])
+            if blame and len(seen.world.nodes_of(group)) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
+                return True
+    return False
+
+
+def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Groups of nearly the same size; neighbours, which often share a switch, are put into different ones."""
+    count = -(-len(leaders) // MAX_HOSTS)
+    groups = tuple(tuple(leaders[start::count]) for start in range(count))
+    return tuple(group for group in groups if len(group) > 1)
+
+
+def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+    """How many pairs of hosts were tested, the slowest and the usual link, and the longest round trip."""
+    mesh = mesh_of(seen)
+    if not mesh.cells:
+        return {}
+    rates = [cell.bytes_per_s for cell in mesh.cells.values() if cell.bytes_per_s is not None]
+    trips = [cell.round_trip_seconds for cell in mesh.cells.values() if cell.round_trip_seconds is not None]
+    pairs = {frozenset(link) for link in mesh.cells}
+    hosts = len(seen.world.hosts)
+    return {
+        "mesh.pairs": f"{len(pairs)} of {hosts * (hosts - 1) // 2}",
+        "mesh.min_bytes_per_s": min(rates, default=None),
+        "mesh.median_bytes_per_s": median(rates) if rates else None,
+        "mesh.max_round_trip_seconds": max(trips, default=None),
+    }
+
+
+def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
+    """The rate of each link between hosts; 0 where nothing, or nothing large, passed."""
+    mesh = mesh_of(seen)
+    number = {rank: host for host, ranks in enumerate(seen.world.hosts.values()) for rank in ranks}
+    names = tuple(name for name, _ in seen.world.hosts)
+    rates = {(number[a], number[b]): cell.bytes_per_s or 0.0 for (a, b), cell in mesh.cells.items()}
+    matrix = pair_matrix("rdz.mesh", "One TCP connection between two hosts", names, rates)
+    return () if matrix is None else (matrix,)
+
+
+def report(seen: Seen[Data]) -> Contribution:
+    """All that the check adds to the report."""
+    return Contribution(figures=figures(seen), matrices=tuple(matrices(seen)))
+
+
+_VERBS = {
+    "refused": "are refused",
+    "dropped": "get no answer",
+    "unreachable": "fail: no route to host",
+    "silent": "carry no data",
+    "broken": "are closed at once",
+}
+# The same of one connection.
+_ONE = {
+    "refused": "is refused",
+    "dropped": "gets no answer",
+    "unreachable": "fails with 'no route to host'",
+    "silent": "is accepted, but no data arrive",
+    "broken": "is closed right after it is made",
+}
+# What works all the same, by the kind of subject.
+_REACHED = "all hosts reach ddpdiag's own port on {first}, rank 0's host, so the network works on that port"
+_CONTRASTS = {
+    **dict.fromkeys(("host", "sender", "receiver"), f"The other hosts reach each other. {begun(_REACHED)}."),
+    "islands": f"Inside these groups all connections work. {begun(_REACHED)}.",
+    "everywhere": f"{begun(_REACHED)}, and a firewall may block the others.",
+}
+_WORKS = "gloo still works: there the other side connects."
+_SHOWN = 16
+# One TCP connection from Python fills 10 Gbit/s, and a part of what is faster.
+_ONE_CONNECTION_BYTES_PER_S = 1.25e9
+
+
+def judge(seen: Seen[Data]) -> Iterator[Finding]:
+    """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
+    mesh = mesh_of(seen)
+    yield from _failures(seen, mesh)
+    yield from _black_holes(seen, mesh)
+    # A cancelled run may end before the repetition: a rate that was measured once may only show a busy host.
+    if not (any(event.kind in TOLD_TO_LEAVE for event in seen.recording.events) and seen.check.plan(seen)):
+        rates = Rates(seen, mesh)
+        yield from _slow(seen, mesh, rates)
+        yield from _lossy(seen, mesh, rates)
+    failed = {(row.place.rank, cell.peer) for row in seen.rows for cell in row.data.cells if failure(cell) is not None}
+    passed = [link for link in sorted(failed) if link in mesh.cells and failure(mesh.cells[link]) is None]
+    if passed:
+        links = [f"{mesh.names[a]} -> {mesh.names[b]}" for a, b in passed]
+        ends = [*dict.fromkeys(mesh.names[end] for link in passed for end in link)]
+        hosts = names_text(ends) if len(ends) <= 4 else "these hosts"
+        plural = "connection" if len(links) == 1 else "connections"
+        yield seen.finding(
+            "transient",
+            f"{count(len(links), 'TCP connection')} between hosts failed once",
+            f"The TCP {plural} {names_text(links)} failed at the first attempt and worked at the second.",
+            links=links,
+            fix=f"Nothing to do now. If it fails again in another run, run `ip -s link` on {hosts} before and after, "
+            "and compare errors and dropped.",
+        )
+
+
+def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Links on which no connection works.
+
+    Of two ranks gloo lets one listen and the other one connect: as long as it works, a link in the other direction
+    harms no job over gloo.
+    """
+    works = seen.world.backend == "gloo" and seen.job_backend_works
+    bad, good = mesh.links(lambda cell: failure(cell) in _VERBS), mesh.links(lambda cell: failure(cell) is None)
+    # The ports that a job would use.
+    known = {data.ephemeral for data in seen.by_rank.values() if data.ephemeral is not None}
+    own = f"{min(low for low, _ in known)}-{max(high for _, high in known)}" if known else "32768-60999"
+    ports = seen.options.port_range or own
+    for subject in mesh.subjects(bad, good):
+        counts = Counter(failure(cell) or "" for cell in subject.cells.values())
+        word = counts.most_common(1)[0][0]
+        (a, b), cell = next((link, cell) for link, cell in subject.cells.items() if failure(cell) == word)
+        since = " They worked at the start of the run." if mesh.cut.issuperset(subject.cells) else ""
+        fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
+        port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
+        at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
+        contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.node_of(0))
+        if word == "unreachable":
+            fix = find_route(subject, mesh.names[a], mesh.names[b], cell.address)
+        else:
+            fix = open_ports(subject, ports) if word in ("refused", "dropped") else ask_who_answers(subject, word)
+        yield seen.finding(
+            word,
+            f"TCP connections {subject.where} {_VERBS[word]}",
+            f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections {fail} {subject.where}. For example "
+            f"{at} {_ONE[word]}.{since} {_WORKS if works else contrast} {subject.doubt}".strip(),
+            severity=Severity.WARNING if works else Severity.ERROR,
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={"ways": _links(mesh, subject), "ports": ports},
+            fix=fix,
+        )
+
+
+def _links(mesh: Mesh, subject: Subject) -> list[Scalar]:
+    links = list(subject.cells.items())[:_SHOWN]
+    return [f"{mesh.names[a]} -> {mesh.names[b]}: {failure(cell)}" for (a, b), cell in links]
+
+
+def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
+    """Links on which small messages pass, and large ones do not."""
+    bad, good = mesh.links(lambda cell: failure(cell) == "black-hole"), mesh.links(lambda cell: failure(cell) is None)
+    in_use = [(mesh.names[rank], own) for rank, own in _in_use(seen).items() if rank in mesh.names]
+    for subject in mesh.subjects(bad, good):
+        stalled = min(cell.stalled_bytes or 0 for cell in subject.cells.values())
+        yield seen.finding(
+            "black-hole",
+            f"large packets {subject.where} are lost",
+            f"Messages of {size_text(stalled)} {subject.where} do not arrive, but smaller ones do "
+            f"({len(subject.cells)} of {len(mesh.cells)} tested links). So packets of full size are lost, most likely "
+            f"because a switch or tunnel has a smaller MTU. {subject.doubt}".strip(),
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={
+                "interfaces": [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in in_use[:_SHOWN]],
+                "stalled_bytes": stalled,
+                "ways": _links(mesh, subject),
+            },
+            fix=find_mtu(subject, mesh, _in_use(seen)),
+        )
+
+
+def dropped_everywhere(mesh: Mesh) -> bool:
+    """Is no connection accepted at all? Then trying again shows nothing new."""
+    return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
+
+
+class Expected(NamedTuple):
+    """A rate that a link falls short of, and where it comes from. `serious`: far below it is an error."""
+
+    bytes_per_s: float
+    source: str
+    serious: bool
+
+
+class Rates:
+    """The rates of a mesh, held against what can be expected of them."""
+
+    def __init__(self, seen: Seen[Data], mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._interfaces = _in_use(seen)
+        self._seen = seen
+        between = {link: cell for link, cell in mesh.cells.items() if link not in mesh.inside}
+        self._usual = usual_rate(between)
+        self.short = {link: short for link in between if (short := self._short(link)) is not None}
+        # Those that lost segments in every repetition.
+        share, least = seen.number("lost_share"), seen.number("lost_segments")
+        self.lossy = mesh.links(
+            lambda cell: (lost_share(cell) or 0.0) > share and (cell.retransmitted or 0) >= least,
+        )
+
+    def _short(self, link: Link) -> Expected | None:
+        """The first expectation that the link falls short of; one of 0 is none."""
+        rate, ratio = self._mesh.cells[link].bytes_per_s, self._seen.number("slow_ratio")
+        wanted, least = self._seen.number("expected_bytes_per_s"), self._seen.number("least_bytes_per_s")
+        if rate is None:
+            return None
+        if rate * ratio < wanted:
+            return Expected(wanted, "the rate that --set RDZ004.expected_bytes_per_s gives", True)
+        # On a busy host a process may have to wait for a core; that is no matter of the network.
+        noise = self._seen.number("noise_seconds")
+        if self._usual and rate * ratio < self._usual and LARGE / rate - LARGE / self._usual > noise:
+            two = len(self._mesh.names) == 2
+            source = "what the other direction reaches" if two else "what most of the other hosts reach"
+            return Expected(self._usual, source, True)
+        # What the interfaces at both ends can carry, as far as they report it.
+        ends = [(self._mesh.names[end], self._interfaces.get(end)) for end in link]
+        known = [(own.bytes_per_s, f"{own.name} of {name}") for name, own in ends if own and own.bytes_per_s]
+        if known:
+            slowest, whose = min(known)
+            possible = min(slowest, _ONE_CONNECTION_BYTES_PER_S)
+            if rate * self._seen.number("very_slow_ratio") < possible:
+                return Expected(possible, f"what {whose} can carry", False)
+        return Expected(least, "the least that a job should have", False) if rate < least else None
+
+
+def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
+    """Links that fall short of what is expected."""
+    rated = mesh.links(lambda cell: cell.bytes_per_s is not None) - mesh.inside
+    for subject in mesh.subjects(rates.short.keys(), rated):
+        rate = median_rate(subject.cells.values())
+        expected = max(rates.short[link] for link in subject.cells)
+        very = expected.serious and rate * seen.number("very_slow_ratio") < expected.bytes_per_s
+        lost = subject.usual_loss
+        again = f" {100 * lost:.2g} % of the segments had to be sent again." if lost > seen.number("lost_share") else ""
+        yield seen.finding(
+            "slow",
+            f"slow network {subject.where}: {rate_text(rate)}",
+            f"A TCP connection {subject.where} carries only {rate_text(rate)} (median of "
+            f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{again} "
+            f"{subject.doubt}".strip(),
+            severity=Severity.ERROR if very or _lossy_interfaces(seen, subject) else Severity.WARNING,
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={
+                "bytes_per_s": rate,
+                "expected_bytes_per_s": expected.bytes_per_s,
+                "source": expected.source,
+                "lost_share": lost,
+            },
+            fix=compare(subject, mesh, _in_use(seen), is_slow=True),
+        )
+
+
+def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
+    """Links that lose packets, and are not slow already."""
+    counted = mesh.links(lambda cell: cell.segments is not None and failure(cell) is None)
+    for subject in mesh.subjects(rates.lossy - rates.short.keys(), counted - rates.lossy):
+        share = subject.usual_loss
+        used = _lossy_interfaces(seen, subject)
+        job = f" The job's traffic uses {names_text(used, _SHOWN)}." if used else ""
+        each = "in the measurement" if len(seen.trials) == 1 else f"in each of {len(seen.trials)} measurements"
+        yield seen.finding(
+            "loss",
+            f"{100 * share:.2g} % of the packets {subject.where} are lost",
+            f"{100 * share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At most "
+            f"{100 * seen.number('lost_share'):g} % is expected.{job} {subject.doubt}".strip(),
+            severity=Severity.ERROR if used else Severity.WARNING,
+            nodes=subject.nodes,
+            links=subject.links,
+            evidence={
+                "lost_share": share,
+                "bytes_per_s": median_rate(subject.cells.values()),
+                "interfaces": [*used[:_SHOWN]],
+            },
+            fix=compare(subject, mesh, _in_use(seen), is_slow=False),
+        )
+
+
+def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
+    """Interfaces that carry the job's traffic, such as "eth0 of n1", where `lossy_share` is lost or more.
+
+    They are those of the hosts that the links are blamed on, or else of the senders.
+    """
+    # If NCCL takes RDMA ports, as HST006 saw, its data do not go through TCP.
+    looks = seen.of(by_code("HST006")).by_rank.values() if seen.world.backend == "nccl" else ()
+    by_rdma = any(port.taken for look in looks for port in look.ports)
+    if subject.usual_loss < seen.number("lossy_share") or len(seen.trials) < 2 or by_rdma:
+        return ()
+    offered = {rank: data.offered for rank, data in seen.by_rank.items()}
+    used = {
+        rank: interface.name
+        for rank, data in seen.by_rank.items()
+        for interface in data.interfaces
+        if data.offered in interface.addresses
+    }
+    links = [link for link, cell in subject.cells.items() if link[0] in used and cell.address == offered.get(link[1])]
+    names = {rank: seen.world.node_of(rank) for link in links for rank in link if rank in used}
+    senders = {names[a] for a, _ in links}
+    return tuple(
+        f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.nodes or senders)
+    )
+
+
+def _in_use(seen: Seen[Data]) -> dict[int, Interface]:
+    """The interface that each host's connections went out of."""
+    return {rank: data.interfaces[0] for rank, data in seen.by_rank.items() if data.interfaces}
+
+
+_RULES = "`nft list ruleset` or `iptables -L -n`"
+_OPEN = {
+    "receiver": f"As root open TCP ports {{ports}} for the other hosts in the firewall of {{who}} ({_RULES} shows its "
+    "rules).",
+    "sender": "As root let {who} connect to TCP ports {ports} of the other hosts: look at the outgoing rules of its "
+    f"firewall ({_RULES}).",
+    "host": f"As root open TCP ports {{ports}} in both directions in the firewall of {{who}} ({_RULES} shows its "
+    "rules).",
+    **dict.fromkeys(
+        ("links", "pair"),
+        "As root open TCP ports {ports} between these hosts, in the firewalls of both "
+        f"({_RULES} shows the rules) and of the network between them.",
+    ),
+}
+_OPEN_ALL = (
+    "As root open TCP ports {ports} between all hosts. Or open fewer, for example 40000-40999: set them on every host "
+    "(`sysctl -w net.ipv4.ip_local_port_range='40000 40999'`), and run again with `--port-range 40000-40999`."
+)
+_OTHER_INTERFACE = "use {}: `export GLOO_SOCKET_IFNAME=INTERFACE NCCL_SOCKET_IFNAME=INTERFACE`"
+_USUAL_MTU = 1500
+# Headers of IPv4 and ICMP.
+_HEADER_BYTES = 28
+
+
+def _until(subject: Subject) -> str:
+    return f" Until then {leave_out(subject.nodes)}." if subject.nodes else ""
+
+
+def open_ports(subject: Subject, ports: str) -> str:
+    """Where connections are refused or get no answer."""
+    return _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.nodes)) + _until(subject)
+
+
+def find_route(subject: Subject, sender: str, receiver: str, address: str | None) -> str:
+    """Where there is no route, such as from this sender to this receiver."""
+    other = _OTHER_INTERFACE.format("its interface")
+    return (
+        f"Run `ip route get {quote(address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. If there is "
+        "no route "
+        f"and the hosts share another network, {other}. If there is one, a firewall answers in its place: as root look "
+        f"at the rules of {receiver} ({_RULES}). Otherwise ask the administrator to add the route.{_until(subject)}"
+    )
+
+
+def ask_who_answers(subject: Subject, word: str) -> str:
+    """Where connections are accepted, and then no data arrive, or they are closed."""
+    who, between = "these hosts", "these hosts"
+    if subject.nodes:
+        who = names_text(subject.nodes)
+        between = f"{who} and the other hosts"
+    overloaded = "accepts connections but does not serve them" if word == "silent" else "may close connections at once"
+    return (
+        f"Run `uptime` on {who}: an overloaded host {overloaded}. If the load is low, ask the network administrator "
+        f"which proxy, load balancer or intrusion filter is between {between}.{_until(subject)}"
+    )
+
+
+def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) -> str:
+    """Where large packets are lost."""
+    sender, receiver = next(iter(subject.cells))
+    own, other = interfaces.get(sender), interfaces.get(receiver)
+    size = (own.mtu if own and own.mtu else _USUAL_MTU) - _HEADER_BYTES
+    return (
+        f"Run `ping -M do -s {size} {quote(mesh.names[receiver])}` on {mesh.names[sender]}, then with smaller sizes: "
+        "the "
+        f"largest that passes, plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip "
+        f"link set dev {quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
+        "net.ipv4.tcp_mtu_probing=1`). Without root "
+        f"{leave_out(subject.nodes) if subject.nodes else 'ask the administrator'}."
+    )
+
+
+def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *, is_slow: bool) -> str:
+    """Where links are slow or lose packets: what to compare between hosts."""
+    (sender, receiver), cell = next(iter(subject.cells.items()))
+    blamed = next((rank for rank, name in mesh.names.items() if name in subject.nodes), sender)
+    known = interfaces.get(blamed)
+    name = quote(known.name if known else "INTERFACE")
+    counters, speed = f"`ip -s link show {name}` (errors, dropped)", f"`ethtool {name}` (Speed, Duplex)"
+    match subject.kind:
+        case "host":
+            commands = f"{speed} and {counters}"
+        case "sender":
+            commands = f"`tc qdisc show dev {name}` (shapers) and {speed}"
+        case "receiver":
+            commands = f"{counters} and `ethtool -S {name}`"
+        case "pair":
+            return f"Run {speed}, `tc qdisc show dev {name}` (shapers) and {counters} on both hosts, and compare."
+        case "links":
+            return (
+                f"Run `ip route get {quote(cell.address or 'ADDRESS')}` on {mesh.names[sender]}, and ask the network "
+                "administrator to look at the switches and cables between these hosts."
+            )
+        case _ if is_slow:
+            return (
+                f"Run {speed} on the hosts: Speed should be that of the fast network. If another interface is faster, "
+                f"{_OTHER_INTERFACE.format('it')}."
+            )
+        case _:
+            return (
+                f"Run {counters} on the hosts, and ask the network administrator to look at the switches between them."
+            )
+    other = next((host for host in mesh.names.values() if host not in subject.nodes), mesh.names[receiver])
+    return (
+        f"Run {commands} on {names_text(subject.nodes)}, and compare with {other}. Ask the administrator to try "
+        f"another cable and another switch port.{_until(subject)}"
+    )
+
+
+SETTINGS = {
+    "slow_ratio": 3.0,
+    "very_slow_ratio": 10.0,
+    "noise_seconds": 0.02,
+    "expected_bytes_per_s": 0.0,
+    "least_bytes_per_s": 30e6,
+    "lost_share": 1e-3,
+    "lossy_share": 1e-2,
+    "lost_segments": 10.0,
+}
+CHECK: Check[Data] = Check(__name__, "RDZ004", "mesh", Stage.RENDEZVOUS, Scope.NODE, deadline=15)

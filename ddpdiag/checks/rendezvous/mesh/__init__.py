@@ -1,1 +1,0 @@
-"""RDZ004: TCP between all hosts."""
