@@ -29,5 +29,5 @@ def test_loopback_is_no_other_host() -> None:
 
 
 def test_the_host_of_rank_0_and_absent_ranks_are_not_asked() -> None:
-    assert answer(arrival(0, "192.0.2.1"), structs.replace(arrival(2, "192.0.2.1"), host_id="b0"), LOST) is None
+    assert answer(arrival(0, "192.0.2.1"), arrival(1, "192.0.2.1"), structs.replace(LOST, rank=1)) is None
     assert answer(arrival(0, ""), LOST) is None
