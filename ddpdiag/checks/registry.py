@@ -23,7 +23,7 @@ MODULES = {
     "HST004": "host.limits",
     "HST005": "host.alone",
     "HST006": "host.network_ports",
-    "HST007": "host.rdma_ports.check",
+    "HST007": "host.rdma_ports",
     "GPU001": "gpu.present",
     "GPU002": "gpu.devices",
     "GPU003": "gpu.memory_errors",

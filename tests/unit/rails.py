@@ -5,8 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ddpdiag.checks.host.rdma_ports.check import look
-from ddpdiag.checks.host.rdma_ports.data import Data
+from ddpdiag.checks.host.rdma_ports import Data, look
 
 # (address, type, interface): "" where the kernel hides it from a container.
 ROCE = (

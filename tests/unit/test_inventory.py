@@ -11,9 +11,7 @@ from seen import seen_of
 from ddpdiag.checks.api import Check
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu import visibility as gpu001
-from ddpdiag.checks.host import cores, limits, memory
-from ddpdiag.checks.host.rdma_ports import check as rdma
-from ddpdiag.checks.host.rdma_ports.data import Data as RdmaData
+from ddpdiag.checks.host import cores, limits, memory, rdma_ports
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.rendezvous import interfaces as rdz003
@@ -64,8 +62,9 @@ def gpus(*found: Gpu, **fields: object) -> gpu001.Data:
         (present.CHECK, gpus(), {"GPU": "none", "driver": "none"}),
         (present.CHECK, gpus(visible=2), {"GPU": "2 GPUs that NVML does not show"}),
         (present.CHECK, gpus(functions=None), {}),
-        (rdma.CHECK, RdmaData(ports=tuple(
-            Port(adapter=f"mlx5_{n}", number="1", infiniband=True, active=n < 7, bytes_per_s=50e9) for n in range(8))),
+        (rdma_ports.CHECK, rdma_ports.Data(ports=tuple(
+            Port(adapter=f"mlx5_{n}", number="1", infiniband=True, active=n < 7, bytes_per_s=50e9,
+                 link_layer="InfiniBand") for n in range(8))),
          {"RDMA": "7 x 400 Gbit/s InfiniBand, 1 down"}),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ from msgspec import structs
 from rails import host, rails
 from seen import seen_of, skip_text, together, world_of
 
-from ddpdiag.checks.host.rdma_ports import check as rdma_ports
+from ddpdiag.checks.host import rdma_ports
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p import transport

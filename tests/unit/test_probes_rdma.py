@@ -1,4 +1,4 @@
-"""RDMA adapters and their ports, GIDs and distances, and nvidia-peermem, as /sys shows them."""
+"""RDMA adapters and their ports, GIDs, and nvidia-peermem, as /sys shows them."""
 
 from pathlib import Path
 
@@ -6,14 +6,11 @@ import pytest
 from rails import LINK_LOCAL, ROCE, Rail, rails, tree
 from test_probes_route import add_port
 
-from ddpdiag.probes.gpu.iommu import Slot
-from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.probes.net.adapters import Port, has_peer_memory, rdma_ports
 from ddpdiag.probes.net.rdma import (
     Adapter,
     Gid,
-    distance,
-    gpus_on_bus,
+    gpu_models,
     nccl_settings,
     port_interfaces,
     rdma_adapters,
@@ -59,9 +56,6 @@ def test_peer_memory_of_both_generations(tmp_path: Path, place: str) -> None:
 def test_an_adapter_with_its_firmware_driver_and_place(tmp_path: Path) -> None:
     tree(tmp_path, (Rail("mlx5_0", 5),), gpus=0)
     (adapter,) = rdma_adapters(tmp_path) or ()
-    slot = Slot(
-        pci="0000:63:00.0", bridges=("0000:60:01.0", "0000:61:00.0", "0000:62:00.0"), grouped=False, numa_node=1
-    )
     assert adapter == Adapter(
         name="mlx5_0",
         model="MT4129",
@@ -69,14 +63,14 @@ def test_an_adapter_with_its_firmware_driver_and_place(tmp_path: Path) -> None:
         firmware="28.39.1002",
         driver="mlx5_core",
         kind="CA",
-        slot=slot,
+        pci="0000:63:00.0",
     )
 
 
 def test_an_adapter_of_software_has_no_place(tmp_path: Path) -> None:
     tree(tmp_path, (Rail("rxe0", None, "Ethernet"),))
     (adapter,) = rdma_adapters(tmp_path) or ()
-    assert (adapter.slot, adapter.driver) == (None, None)
+    assert (adapter.pci, adapter.driver) == (None, None)
 
 
 def test_a_host_without_a_driver_has_no_adapter_and_a_sys_that_is_not_there_is_unknown(tmp_path: Path) -> None:
@@ -115,25 +109,9 @@ def test_a_gid_leads_beyond_its_link_with_an_address_and_version_2(address: str,
     assert Gid(0, address, kind).is_routed is routed
 
 
-def test_distances_between_gpus_and_adapters(tmp_path: Path) -> None:
+def test_models_of_gpus(tmp_path: Path) -> None:
     tree(tmp_path, rails(8))
-    adapters, gpus = rdma_adapters(tmp_path) or (), gpus_on_bus(tmp_path)
-    assert {gpu.model for gpu in gpus} == {"0x2330"}
-    levels = [distance(gpus[0].slot, adapter.slot) for adapter in adapters if adapter.slot]
-    assert levels == [Level.PIX, *[Level.NODE] * 3, *[Level.SYS] * 4]
-
-
-def test_distances_by_the_bridges_between() -> None:
-    def slot(*bridges: str, pci: str = "0000:1b:00.0", numa: int | None = None) -> Slot:
-        return Slot(pci=pci, bridges=bridges, numa_node=numa)
-
-    root, upstream = "0000:17:01.0", "0000:18:00.0"
-    one = slot(root, upstream, "0000:19:00.0")
-    assert distance(one, slot(root, upstream, "0000:19:01.0")) is Level.PIX
-    assert distance(one, slot(root, upstream, "0000:19:01.0", "0000:20:00.0", "0000:21:00.0")) is Level.PXB
-    assert distance(one, slot("0000:17:02.0")) is Level.PHB
-    assert distance(one, slot("0000:3a:01.0")) is None, "other host bridges, and no NUMA node is told"
-    assert distance(slot(pci="0000:00:05.0"), slot(pci="0000:00:06.0")) is Level.PHB, "a machine without bridges"
+    assert gpu_models(tmp_path) == ("0x2330",) * 8
 
 
 def test_variables_win_over_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""RDMA adapters of this host as /sys shows them: model, firmware, driver, PCI slot, GIDs, and how far each GPU is.
+"""RDMA adapters of this host as /sys shows them: model, firmware, driver, PCI address and GIDs.
 
 What a port's link does (state, rate) is read in `adapters.py`. What cannot be read is None.
 """
@@ -6,13 +6,10 @@ What a port's link does (state, rate) is read in `adapters.py`. What cannot be r
 import contextlib
 import ipaddress
 from collections.abc import Iterable, Mapping
-from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct
 
-from ddpdiag.probes.gpu.iommu import Slot, slot_of
-from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.probes.gpu.visibility import nvidia_functions
 from ddpdiag.probes.host.kernel import names_in, read_text
 from ddpdiag.probes.net.adapters import Port, nccl_variable, pci_of
@@ -28,7 +25,7 @@ class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An RDMA adapter. `model` is its chip ("MT4129"), `board` the card that carries it ("MT_0000000838").
 
     `kind` is the kernel's node type: "CA", or "RNIC" for iWARP. `virtual`: a virtual function, whose physical one is
-    here too; `slot` is None for one that is made of software.
+    here too; `pci` is None for one that is made of software.
     """
 
     name: str
@@ -38,7 +35,7 @@ class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver: str | None = None
     kind: str | None = None
     virtual: bool = False
-    slot: Slot | None = None
+    pci: str | None = None
 
 
 class Gid(Struct, frozen=True, array_like=True):
@@ -59,13 +56,6 @@ class Gid(Struct, frozen=True, array_like=True):
         return False
 
 
-class Gpu(Struct, frozen=True):
-    """A GPU on the bus: where it sits, and the PCI number of its model ("0x2330")."""
-
-    slot: Slot
-    model: str | None = None
-
-
 def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
     """All that `sys` (/sys) shows: none without an RDMA driver; None where its classes cannot be listed."""
     if names_in(sys / "class") is None:
@@ -73,7 +63,7 @@ def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
     adapters = []
     for name in names_in(sys / "class" / "infiniband") or ():
         device = sys / "class" / "infiniband" / name
-        pci, driver = pci_of(device), None
+        driver = None
         with contextlib.suppress(OSError):  # made of software
             driver = (device / "device" / "driver").readlink().name
         adapter = Adapter(
@@ -84,7 +74,7 @@ def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
             driver=driver,
             kind=(read_text(device / "node_type") or "").rpartition(": ")[2] or None,
             virtual=(device / "device" / "physfn").exists(),
-            slot=slot_of(pci, sys) if pci else None,
+            pci=pci_of(device),
         )
         adapters.append(adapter)
     return tuple(adapters)
@@ -112,32 +102,12 @@ def port_interfaces(sys: Path, port: Port, gids: Iterable[Gid]) -> tuple[str, ..
     return tuple(dict.fromkeys(filter(None, (*named, *(own or ())))))
 
 
-def gpus_on_bus(sys: Path) -> tuple[Gpu, ...]:
-    """NVIDIA's GPUs, in bus order."""
+def gpu_models(sys: Path) -> tuple[str, ...]:
+    """The PCI numbers of the models of NVIDIA's GPUs ("0x2330"), in bus order; "" where it is not shown."""
     devices = sys / "bus" / "pci" / "devices"
-    found = [function.address for function in nvidia_functions(sys) or ()]
-    return tuple(Gpu(slot_of(address, sys), read_text(devices / address / "device")) for address in found)
+    return tuple(read_text(devices / function.address / "device") or "" for function in nvidia_functions(sys) or ())
 
 
 def nccl_settings(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that decide which ports NCCL takes, as it finds them."""
     return {name: value for name in _CHOOSING if (value := nccl_variable(env, name))}
-
-
-def distance(one: Slot, other: Slot) -> Level | None:
-    """Where the PCIe paths of two devices meet, by the names of `nvidia-smi topo -m`; None where /sys does not say."""
-    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.bridges, other.bridges, strict=False))))
-    if shared:
-        # A switch is one bridge upstream and one towards each device.
-        return Level.PIX if max(len(one.bridges), len(other.bridges)) - shared <= 1 else Level.PXB
-    if _root(one) == _root(other):
-        return Level.PHB
-    if one.numa_node is None or other.numa_node is None:
-        return None
-    return Level.NODE if one.numa_node == other.numa_node else Level.SYS
-
-
-def _root(slot: Slot) -> str:
-    """The bus of the host bridge: "0000:17"."""
-    first = slot.bridges[0] if slot.bridges else slot.pci
-    return first.rpartition(":")[0]

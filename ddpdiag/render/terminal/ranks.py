@@ -34,7 +34,7 @@ _MOST = (
     "latency_seconds",
     "arrival_seconds",
 )
-_LEAST = ("data_seconds", "optimizer_seconds", "nic", "transport", "gpu_name")
+_LEAST = ("data_seconds", "optimizer_seconds", "transport", "gpu_name")
 _MEANINGS = (
     ("arrival_seconds", "arrival: time until the rank joined, from when rank 0 began to wait"),
     (
@@ -45,7 +45,7 @@ _MEANINGS = (
 )
 
 # Columns that are empty on ranks that have nothing to say there.
-_OPTIONAL = ("nic", "transport")
+_OPTIONAL = ("transport",)
 _IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8

@@ -1,1 +1,0 @@
-"""HST007: RDMA ports."""
