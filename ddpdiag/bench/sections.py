@@ -12,7 +12,7 @@ from ddpdiag.render.html.page import Cell, Column, Figure, Listed, Section, Tabl
 from ddpdiag.render.html.ranks import Figures, bar_figure
 from ddpdiag.render.markup import Piece, folded, listed, name, said, spaced, tabled
 from ddpdiag.render.page import written
-from ddpdiag.render.terminal.ranks import Row
+from ddpdiag.render.ranks import Row
 from ddpdiag.text import (
     ABSENT,
     byte_count,

@@ -16,10 +16,10 @@ from ddpdiag.bench import rows as tables
 from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
 from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.model.bench import BenchRank, BenchReport, Bottleneck, Fit, Series
+from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line, write_hosts_rule
+from ddpdiag.render.ranks import WORST_SHOWN, Ranks
 from ddpdiag.render.terminal import write_head, write_notes, write_timings, write_verdict
-from ddpdiag.render.terminal.findings import LIST_SHOWN, write_findings
-from ddpdiag.render.terminal.ranks import WORST_SHOWN, Ranks
 from ddpdiag.text import ABSENT, byte_count, bytes_per_s, count, figure, fold_hosts, is_exceeded, percent, seconds
 
 

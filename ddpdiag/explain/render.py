@@ -10,7 +10,7 @@ from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
 from ddpdiag.render.blocks import Block, Items, Mark, Text
 from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.painter import paint
+from ddpdiag.render.painter import paint
 from ddpdiag.text import count, fold_hosts, fold_ranks, listed
 
 _MARKS = {

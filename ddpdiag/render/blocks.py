@@ -37,6 +37,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from ddpdiag.model import Scalar
+from ddpdiag.model import report as model
 from ddpdiag.render.page import column_format
 from ddpdiag.text import label
 
@@ -123,6 +124,21 @@ class Chart(Struct, frozen=True, kw_only=True):
     log: bool = False
 
 
+class Matrix(Struct, frozen=True):
+    """A matrix of pairs: rates, which HTML colours, or words; `note` says what stands out or what the words mean."""
+
+    title: str
+    matrix: model.Matrix
+    note: str = ""
+
+
+class Timeline(Struct, frozen=True):
+    """The ranks over the time of the run, with the `blamed` ones. Only HTML draws it."""
+
+    timeline: model.Timeline
+    blamed: frozenset[int]
+
+
 class Fold(Struct, frozen=True):
     """Blocks behind a title, for readers who look for more; the terminal shows them with `--details`."""
 
@@ -138,7 +154,8 @@ class Section(Struct, frozen=True):
     name: str = ""
 
 
-Block = Table | Text | Items | Code | Chart | Fold | Section
+Leaf = Table | Text | Items | Code | Chart | Matrix | Timeline
+Block = Leaf | Fold | Section
 
 
 class Drawn(NamedTuple):

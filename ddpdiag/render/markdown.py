@@ -9,19 +9,20 @@ from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Feature, Sections
-from ddpdiag.render.markup import Piece, fence, fitting, folded, listed, name, painted, said, size, tabled, words
-from ddpdiag.render.page import column_format
+from ddpdiag.render.blocks import Fold
+from ddpdiag.render.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
+from ddpdiag.render.markup import Piece, fence, fitting, folded, listed, name, painted, said, size, tabled
+from ddpdiag.render.report import kinds_of_hosts, sections
 from ddpdiag.render.shell import shell_lines
-from ddpdiag.render.terminal import kinds_of_hosts
-from ddpdiag.render.terminal.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
-from ddpdiag.render.terminal.ranks import meanings
-from ddpdiag.text import begun, count, fold_hosts, label, quantity, seconds
+from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
-_NOTES, _FIGURES, _ROWS, _CHECKS, _KINDS = 40, 60, 64, 120, 8
+_NOTES, _KINDS = 40, 8
+# Matrices are in the JSON report.
+_SECTIONS = ("ranks", "timeline", "environment", "checks")
 _VALUES = 8
 # Bytes of single parts; the sentence, the notes and most tables are far shorter.
 _SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000
-_SMALL_TABLE, _TABLE, _RANKS = 6_000, 10_000, 16_000
+_SMALL_TABLE, _TABLE = 6_000, 10_000
 
 
 def render(report: Report, features: Sequence[Feature | Sections] = ()) -> str:
@@ -30,7 +31,6 @@ def render(report: Report, features: Sequence[Feature | Sections] = ()) -> str:
 
 
 def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[Piece]:
-    figures = report.measurements
     head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     kinds = [f"- {said(hosts, _BRIEF)}: {said(text, _BRIEF)}" for hosts, text in kinds_of_hosts(report)[:_KINDS]]
@@ -45,12 +45,9 @@ def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[
     for feature in features:
         yield from painted(feature.blocks(report)) if isinstance(feature, Feature) else feature.pieces(report)
     yield Piece("notes", folded("Notes", _notes(report.findings)))
-    yield Piece("ranks", folded("Ranks", _ranks(report)))
-    yield Piece("checks and stages", folded("Checks and stages", _checks(report)))
-    # Under the names that scripts know, in which the unit stands.
-    rows = [(name(figure, cell=True), _value(figure, own)) for figure, own in islice(figures.items(), _FIGURES)]
-    table = tabled(("figure", "value"), rows, "figure", total=len(figures), most=_SMALL_TABLE)
-    yield Piece("measurements", folded("Measurements", table))
+    for section in sections(report):
+        if section.name in _SECTIONS:
+            yield from painted((Fold(section.title, section.blocks),))
     notes = [f"- {said(note, _NOTE)}" for note in report.notes[:_NOTES]]
     yield Piece("notes", folded("Notes", listed(notes, "note", total=len(report.notes), most=_TABLE)))
 
@@ -73,39 +70,6 @@ def _to_copy(variables: Mapping[str, str | None], most: int, head: Sequence[str]
     """Lines to be copied behind a `head`: all of them, or none."""
     lines = fence("\n".join(shell_lines(variables)))
     return [*([*head, *lines] if size(lines) <= most else [otherwise]), ""] if variables else []
-
-
-def _ranks(report: Report) -> list[str]:
-    """A table of all columns that some rank has, each in one unit; the first rows only of very many ranks."""
-    ranks = report.ranks
-    names = dict.fromkeys(column for row in ranks for column in row)
-    columns = {name: column_format(name, [row.get(name) for row in ranks]) for name in names}
-    rows = [
-        ["-" if (value := row.get(name)) is None else said(own.cell(value), _BRIEF) for name, own in columns.items()]
-        for row in ranks[:_ROWS]
-    ]
-    heads = [words(f"{label(name)} {own.unit.symbol}".strip()) for name, own in columns.items()]
-    table = tabled(heads, rows, "rank", total=len(ranks), most=_RANKS)
-    meaning = meanings(columns)
-    return [*table, "", said(f"{begun(meaning)}.", _NOTE)] if table and meaning else table
-
-
-def _checks(report: Report) -> list[str]:
-    stages = [(name(s.name, cell=True), said(s.status, _NOTE), seconds(s.seconds)) for s in report.stages[:_CHECKS]]
-    checks = [
-        (
-            name(check.code, cell=True),
-            said(check.name, _NOTE),
-            said(check.stage, _NOTE),
-            said(", ".join(f"{number} {status}" for status, number in check.endings.items()), _NOTE) or "-",
-            said(check.skipped_because or "", _NOTE) or "-",
-        )
-        for check in report.checks[:_CHECKS]
-    ]
-    first = tabled(("stage", "status", "time"), stages, "stage", total=len(report.stages), most=_SMALL_TABLE)
-    headers = ("check", "name", "stage", "ranks", "skipped because")
-    second = tabled(headers, checks, "check", total=len(report.checks), most=_TABLE)
-    return [*first, "", *second] if first and second else first or second
 
 
 # A ticket that is longer is not read.

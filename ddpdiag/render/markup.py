@@ -18,7 +18,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, assert_never
 
-from ddpdiag.render.blocks import Block, Chart, Code, Fold, Items, Section, Table, Text, drawn_columns, first_places
+from ddpdiag.render.blocks import (
+    Block,
+    Chart,
+    Code,
+    Column,
+    Fold,
+    Items,
+    Matrix,
+    Section,
+    Table,
+    Text,
+    Timeline,
+    drawn_columns,
+    first_places,
+)
 from ddpdiag.render.page import one_line
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count
@@ -188,7 +202,7 @@ def spaced(lines: list[str]) -> list[str]:
 
 
 _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
-_ROWS_SHOWN = 64
+_ROWS_SHOWN, _COLUMNS_SHOWN = 64, 16
 
 
 def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
@@ -213,10 +227,22 @@ def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
             case Table():
                 lines = spaced(_painted_table(block))
                 yield Piece(block.title or f"a table of {block.noun}s", lines)
-            case Chart():
+            case Matrix():
+                yield from painted(_matrix_blocks(block))
+            case Chart() | Timeline():
                 pass
             case _:
                 assert_never(block)
+
+
+def _matrix_blocks(own: Matrix) -> Iterator[Block]:
+    """A table, or the note alone where many columns would make none that a reader can follow."""
+    if len(own.matrix.columns) > _COLUMNS_SHOWN:
+        yield Text(own.note, own.title)
+        return
+    columns = (Column("from"), *(Column(name, own.matrix.unit) for name in own.matrix.columns))
+    rows = tuple((name, *cells) for name, cells in zip(own.matrix.rows, own.matrix.cells, strict=True))
+    yield Table(columns=columns, rows=rows, title=own.title, note=own.note)
 
 
 def _titled(title: str) -> list[str]:

@@ -20,7 +20,7 @@ from ddpdiag.errors import UsageError, nearest
 from ddpdiag.model.train import Strategy, Train
 from ddpdiag.render import files
 from ddpdiag.render.page import Page
-from ddpdiag.render.terminal.painter import paint
+from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.supervisor.processes import Signals
 from ddpdiag.strategies.blocks import launcher_blocks

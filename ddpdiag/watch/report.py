@@ -13,7 +13,7 @@ from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
 from ddpdiag.render.blocks import Block, Code, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
-from ddpdiag.render.terminal.painter import paint
+from ddpdiag.render.painter import paint
 from ddpdiag.text import byte_count, percent
 from ddpdiag.watch.bundle import Bundle
 from ddpdiag.watch.judge import notes

@@ -9,7 +9,7 @@ from ddpdiag.codec import decode, pretty
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page
-from ddpdiag.render.terminal.painter import paint
+from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import LaunchArgs
 from ddpdiag.strategies.blocks import launcher_blocks

@@ -10,10 +10,14 @@ from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report, Severity, WorldLine
+from ddpdiag.render import blocks as blocks_module
 from ddpdiag.render import html
+from ddpdiag.render.blocks import Fold, Section, Timeline, value_of
 from ddpdiag.render.html import page_of
+from ddpdiag.render.html.charts import in_words, svg_of
 from ddpdiag.render.html.page import Page, Table
-from ddpdiag.render.plots import OUTLIER, page_style
+from ddpdiag.render.plots import page_style
+from ddpdiag.render.report import sections
 
 
 def built(report: Report) -> Page:
@@ -30,7 +34,7 @@ def page(name: str) -> Page:
 
 def table(of: Page, name: str) -> Table:
     """The table of this name."""
-    return next(own for section in of.sections for own in section.tables if own.name == name)
+    return next(own for section in of.sections for own in getattr(section, "tables", ()) if own.name == name)
 
 
 def figure(of: Page, section: str, title: str):
@@ -44,6 +48,19 @@ def rows(of: Page, name: str) -> list[tuple[str, ...]]:
     return [tuple(cell.text for cell in row) for row in table(of, name).rows]
 
 
+def section(report: Report, name: str) -> Section:
+    """A section of any report."""
+    return next(own for own in sections(report) if own.name == name)
+
+
+def rows_of(report: Report, name: str, title: str = "") -> list[tuple[object, ...]]:
+    """The values of the table with this title in a section, also where it is folded."""
+    blocks = section(report, name).blocks
+    blocks = [inner for block in blocks for inner in (block.blocks if isinstance(block, Fold) else (block,))]
+    table = next(own for own in blocks if isinstance(own, blocks_module.Table) and own.title == title)
+    return [tuple(map(value_of, row)) for row in table.rows]
+
+
 def words_of(svg: str) -> str:
     """The texts of a picture, each once, without the numbers of its axes."""
     texts = re.findall(r"<text[^>]*>([^<]*[a-z][^<]*)</text>", svg)
@@ -53,78 +70,86 @@ def words_of(svg: str) -> str:
 # Timeline -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_lane_of_the_culprit_is_red_and_says_so_and_comes_first_in_words(golden):
-    drawn = figure(page("hang-4-ranks"), "timeline", "Ranks over")
-    for svg in (drawn.svg, drawn.narrow):
-        # Tick, edge and hatch of one rank, and the legend.
-        assert "var(--bad)" in svg
-        golden(words_of(svg))
-    golden(drawn.alt)
+def drawn(report: Report) -> tuple[str, str]:
+    """The picture of the timeline, and its words."""
+    (block,) = (block for block in section(report, "timeline").blocks if isinstance(block, Timeline))
+    return svg_of(block), in_words(block)
+
+
+def test_the_lane_of_the_culprit_is_red_and_comes_first_in_words(golden):
+    svg, text = drawn(recorded("hang-4-ranks"))
+    assert svg.count("url(#hatch-bad)") == 2  # one rank, and the legend
+    golden(words_of(svg), text)
 
 
 def test_where_nobody_is_blamed_no_lane_says_so(golden):
-    golden(words_of(figure(built(fit(timeline=timeline())), "timeline", "Ranks over").svg))
+    golden(words_of(drawn(fit(timeline=timeline()))[0]))
 
 
 def test_errors_outweigh_warnings_on_the_timeline(golden):
     warned = finding_of(Severity.WARNING, ranks=(0,))
-    own = built(fit(timeline=timeline(), findings=(warned, finding_of(ranks=(3,)))))
-    golden(figure(own, "timeline", "Ranks").alt)
+    golden(drawn(fit(timeline=timeline(), findings=(warned, finding_of(ranks=(3,)))))[1])
 
 
 # Stages ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_hang_stands_at_the_stage_whose_trial_hung():
-    (collective,) = [row for row in rows(page("hang-4-ranks"), "stages") if row[0] == "collective"]
-    assert collective[1::2] == ("hung", "RUN003.hung")
+def stages(report: Report) -> dict[str, tuple[object, object]]:
+    """Outcome and findings of each stage."""
+    return {row[0]: (row[1], row[3]) for row in rows_of(report, "timeline", "Stages")}
 
 
-def test_who_never_came_stands_at_the_launch():
-    (launch,) = [row for row in rows(page("failures/host_missing"), "stages") if row[0] == "launch"]
-    assert launch[1::2] == ("error", "RUN001.absent")
+@pytest.mark.parametrize(
+    ("name", "stage", "row"),
+    [
+        ("hang-4-ranks", "collective", ("hung", "RUN003.hung")),
+        ("failures/host_missing", "launch", ("error", "RUN001.absent")),
+    ],
+)
+def test_a_finding_stands_at_its_stage(name, stage, row):
+    assert stages(recorded(name))[stage] == row
 
 
 def test_what_belongs_to_no_stage_is_a_row_of_the_run():
     found = finding_of(code="RUN004.budget")
-    assert rows(built(fit(findings=(found,))), "stages")[-1] == ("run", "error", "–", "RUN004.budget")
+    assert stages(fit(findings=(found,)))["run"] == ("error", "RUN004.budget")
 
 
 def test_every_finding_stands_at_some_stage():
     for name in ("hang-4-ranks", "slow-host-3-ranks", "failures/rank_segfaults"):
-        told = {code for row in rows(page(name), "stages") for code in row[3].split(", ")}
-        assert {finding.code for finding in recorded(name).findings} <= told
+        codes = {code for _, found in stages(recorded(name)).values() for code in (found or "").split(", ")}
+        assert {finding.code for finding in recorded(name).findings} <= codes
 
 
-# Bars -----------------------------------------------------------------------------------------------------------------
+# Ranks ----------------------------------------------------------------------------------------------------------------
 
 
-def test_milliseconds_apart_at_the_start_are_no_outlier(golden):
-    assert OUTLIER not in html.render(recorded("failures/loss_is_not_a_number"))
-    golden(words_of(figure(page("failures/loss_is_not_a_number"), "ranks", "Arrival").svg))
+def states(report: Report) -> dict[object, object]:
+    """The state of each rank in the table of ranks."""
+    return {row[0]: row[1] for row in rows_of(report, "ranks")}
 
 
-def late() -> Page:
-    """Who came seconds later."""
-    return built(fit(ranks=tuple(rank_row(rank, arrival_seconds=(0.1, 0.11, 0.12, 9.0)[rank]) for rank in range(4))))
+def test_milliseconds_apart_at_the_start_are_no_outlier():
+    assert not [state for state in states(recorded("failures/loss_is_not_a_number")).values() if "arrival" in state]
 
 
-def boastful() -> Page:
-    """A header may claim any number of ranks."""
-    world = WorldLine(size=10**12, nodes=("n0",), launcher="torchrun", backend="gloo")
+def test_a_rank_that_joined_late_is_an_outlier():
+    ranks = tuple(rank_row(rank, arrival_seconds=(0.1, 0.11, 0.12, 9.0)[rank]) for rank in range(4))
+    assert states(fit(ranks=ranks))[3] == "outlier: arrival"
+
+
+def test_a_rank_that_never_joined_is_a_row():
+    world = WorldLine(size=10**12, nodes=("n0",), launcher="torchrun", backend="gloo")  # a header may claim any number
     ranks = tuple(rank_row(rank, arrival_seconds=0.1) for rank in range(2))
-    return built(fit(ranks=ranks, world=world, timeline=timeline()))
+    assert states(fit(ranks=ranks, world=world, timeline=timeline()))[2] == "never joined"
 
 
-@pytest.mark.parametrize("make", [late, lambda: page("failures/host_missing"), boastful], ids=["late", "never", "many"])
-def test_who_came_late_is_an_outlier_and_who_never_came_a_row_without_a_bar(golden, make):
-    drawn = figure(make(), "ranks", "Arrival")
-    golden(words_of(drawn.svg), drawn.alt)
-
-
-def test_what_most_ranks_are_blamed_for_marks_nobody(golden):
-    for found in (finding_of(Severity.WARNING, ranks=(0, 1, 2)), finding_of(ranks=(1,))):
-        golden(words_of(figure(built(fit(findings=(found,))), "ranks", "Training").svg))
+def test_blamed_ranks_say_so_and_come_first():
+    found = (finding_of(Severity.WARNING, ranks=(0, 2)), finding_of(ranks=(1,)))
+    report = fit(ranks=tuple(map(rank_row, range(4))), findings=found)
+    assert states(report) == {0: "blamed (warning)", 1: "blamed (error)", 2: "blamed (warning)", 3: "not blamed"}
+    (table,) = section(report, "ranks").blocks
+    assert table.order[0] == 1
 
 
 def test_the_page_says_that_the_job_is_degraded():
@@ -134,19 +159,10 @@ def test_the_page_says_that_the_job_is_degraded():
 
 
 def test_the_table_of_ranks_shows_a_step_and_explains_its_columns():
-    rows = tuple(rank_row(rank, forward_seconds=0.01, wait_seconds=0.01) for rank in range(4))
-    page = built(fit(ranks=rows))
-    table = next(table for section in page.sections for table in section.tables if table.name == "rank-table")
-    at = [column.title for column in table.columns].index("forward ms")
-    assert {row[at].text for row in table.rows} == {"10.0"}
-    assert "one training step; wait: time in its all-reduce" in table.note
-
-
-def test_figures_of_ranks_say_of_what(golden):
-    # By hand there is no figure of the run that it could be.
-    for own in (page("p2p-broken-2-ranks"), built(fit())):
-        titles = [figure.title for section in own.sections if section.name == "ranks" for figure in section.figures]
-        golden("\n".join(titles))
+    report = fit(ranks=tuple(rank_row(rank, forward_seconds=0.01, wait_seconds=0.01) for rank in range(4)))
+    text = Reader(html.render(report)).text
+    assert "forward ms" in text
+    assert "one training step; wait: time in its all-reduce" in text
 
 
 # Findings -------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from msgspec import structs
 from reports import finding_of, fit
 
 from ddpdiag.model import Finding, Report, Severity
+from ddpdiag.render.findings import beyond
 from ddpdiag.render.terminal import render
-from ddpdiag.render.terminal.findings import beyond
 from ddpdiag.sanitize import printable
 
 

@@ -10,8 +10,8 @@ from reports import finding_of, fit
 
 from ddpdiag.codec import pretty
 from ddpdiag.model import Matrix, Severity
+from ddpdiag.render.matrices import alike
 from ddpdiag.render.terminal import render
-from ddpdiag.render.terminal.matrices import alike
 
 RATES = (None, 24.3e9, 335.7e9, 0.0, 5.01e6)
 

@@ -12,8 +12,8 @@ from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.model import Finding, Matrix, Report, Scalar, Severity, Verdict
 from ddpdiag.render.page import LONG, column_format, shortened, shorter
+from ddpdiag.render.ranks import blamed
 from ddpdiag.render.terminal import render
-from ddpdiag.render.terminal.ranks import blamed
 
 FQDN = "ip-10-0-12-{}.eu-central-1.compute.internal"
 

@@ -16,7 +16,7 @@ from ddpdiag.cli.app import app
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status
-from ddpdiag.render.terminal.findings import SAME_SHOWN
+from ddpdiag.render.findings import SAME_SHOWN
 from ddpdiag.simulate.fleet import SLOW_LOCAL_RANK, Fault, Faults, Fleet, Noise, simulate
 
 QUIET = ("--transients", "0")

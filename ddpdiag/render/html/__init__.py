@@ -20,7 +20,8 @@ from ddpdiag.errors import UsageError
 from ddpdiag.model import Finding, Report, Scalar, Severity
 from ddpdiag.render import Feature, Sections
 from ddpdiag.render.blocks import Section as Blocks
-from ddpdiag.render.html.charts import draw_chart, in_words
+from ddpdiag.render.findings import grouped, subjects
+from ddpdiag.render.html.charts import in_words, svg_of
 from ddpdiag.render.html.page import (
     Cell,
     Fact,
@@ -34,13 +35,10 @@ from ddpdiag.render.html.page import (
     paragraphs,
     words,
 )
-from ddpdiag.render.html.ranks import ranks_section, steps_section
-from ddpdiag.render.html.run import checks_section, timeline_section
-from ddpdiag.render.html.views import shown_items, table_view
-from ddpdiag.render.html.world import environment_section, inventory_section, pairs_section, topology_section
+from ddpdiag.render.html.views import shown_items, view_of
 from ddpdiag.render.plots import drawing, page_style
+from ddpdiag.render.report import sections
 from ddpdiag.render.shell import exclude_lines, shell_lines
-from ddpdiag.render.terminal.findings import grouped, subjects
 from ddpdiag.sanitize import printable
 from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
@@ -93,8 +91,8 @@ def _environment() -> "Environment":
         "line": words,
         "printable": printable,
         "items": shown_items,
-        "view": table_view,
-        "svg": lambda chart: Markup(draw_chart(chart)),  # its labels are escaped there
+        "view": view_of,
+        "svg": lambda block: Markup(svg_of(block)),  # its labels are escaped there
         "words": in_words,
     }
     return environment
@@ -120,17 +118,6 @@ def _with_code(text: str, *, copyable: bool = False) -> "Markup":
 
 def page_of(report: Report, features: Sequence[Feature | Sections] = ()) -> Page:
     """What the page says, that of `features` first; within `page_style`, since it draws."""
-    sections = (
-        inventory_section(report),
-        *(own for feature in features for own in _of_feature(feature, report)),
-        pairs_section(report),
-        ranks_section(report),
-        steps_section(report),
-        timeline_section(report),
-        topology_section(report),
-        environment_section(report),
-        checks_section(report),
-    )
     world = report.world
     needed = "\n".join(shell_lines(report.workarounds))
     commands = (*([("The job needs these variables:", needed)] if needed else []), *exclude_lines(report))
@@ -146,10 +133,19 @@ def page_of(report: Report, features: Sequence[Feature | Sections] = ()) -> Page
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
         findings=boxes(report.findings),
-        sections=tuple(own for own in sections if isinstance(own, Blocks) or own.figures or own.tables),
+        sections=tuple(_in_order(report, features)),
         notes=(*map(words, found[:_NOTES_SHOWN]), *rest),
         foot=words(f"ddpdiag {report.version}, run {report.run_id}, {report.created}"),
     )
+
+
+def _in_order(report: Report, features: Sequence[Feature | Sections]) -> Iterator[Section | Blocks]:
+    """The inventory, what the run was for, and all else."""
+    every = [*sections(report)]
+    yield from (section for section in every if section.name == "inventory")
+    for feature in features:
+        yield from _of_feature(feature, report)
+    yield from (section for section in every if section.name != "inventory")
 
 
 def _of_feature(feature: Feature | Sections, report: Report) -> Iterator[Section | Blocks]:

@@ -69,16 +69,12 @@ class Table(Struct, frozen=True, kw_only=True):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """A picture: `svg` is markup of our own making, `alt` says in words what it shows, `sentence` what is left out.
-
-    One that has `narrow`, the same for a phone, takes the whole width elsewhere.
-    """
+    """A picture: `svg` is markup of our own making, `alt` says in words what it shows, `sentence` what is left out."""
 
     title: str
     svg: str
     alt: str
     sentence: str = ""
-    narrow: str = ""
 
 
 class Fact(Struct, frozen=True):

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from ddpdiag.model import Scalar
-from ddpdiag.render.blocks import Column, Items, Mark, Table, drawn_columns, first_places, mark_of, value_of
+from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, drawn_columns, first_places, mark_of, value_of
 from ddpdiag.render.html.page import more, words
+from ddpdiag.render.page import column_format
 from ddpdiag.text import ABSENT, begun, count, is_number
 
 _ROWS_SHOWN, _ROWS_OPEN, _ITEMS_SHOWN = 400, 16, 48
@@ -13,12 +14,12 @@ _LONG, _SHORTEST_WORD, _LONGEST_WORD = 24, 5, 12
 
 
 class CellView(NamedTuple):
-    """A cell: its text, what it sorts by, its CSS classes, and the width of its bar in percent, if it has one."""
+    """A cell: its text, what it sorts by, its CSS classes and its style: the length of a bar, or a heat in percent."""
 
     text: str
     sort: float | str
     classes: str
-    bar: str
+    style: str = ""
 
 
 class TableView(NamedTuple):
@@ -33,7 +34,12 @@ class TableView(NamedTuple):
     searchable: bool
 
 
-def table_view(table: Table) -> TableView:
+def view_of(block: Table | Matrix) -> TableView:
+    """The table that is shown for a block."""
+    return _table_view(block) if isinstance(block, Table) else _matrix_view(block)
+
+
+def _table_view(table: Table) -> TableView:
     """The rows that the page shows, and a note that says how many it leaves out."""
     places = first_places(table, _ROWS_SHOWN)
     columns = drawn_columns(table, places, ABSENT)
@@ -72,7 +78,36 @@ def _cell(text: str, value: Scalar, mark: Mark, *, right: bool, longest: float) 
     number = float(value) if is_number(value) and abs(value) < 1e30 else None
     bar = f"{max(0.0, 100 * number / longest):.0f}" if longest > 0 and number is not None else ""
     classes += [mark.value] * (mark is not Mark.NONE) + ["bar"] * bool(bar)
-    return CellView(text, text if number is None else number, " ".join(classes), bar)
+    return CellView(text, text if number is None else number, " ".join(classes), f"--bar: {bar}%" if bar else "")
+
+
+def _matrix_view(block: Matrix) -> TableView:
+    """A table with a row for each source; of rates, the slow ones have the most colour."""
+    matrix = block.matrix
+    rates = [cell for row in matrix.cells for cell in row if matrix.unit and is_number(cell) and 0 < cell < 1e18]
+    form = column_format(matrix.unit, rates)
+    high = max(rates, default=0.0)
+    low = min(min(rates, default=0.0), high / 2)
+
+    def view(value: Scalar) -> CellView:
+        if value == 0 and matrix.unit:
+            return CellView("failed", 0, "bad")
+        if not matrix.unit or not is_number(value) or value < 0 or high <= low:
+            return CellView(ABSENT if value is None else words(str(value)), "", "right" if matrix.unit else "")
+        return CellView(form.cell(value), value, "right heat", f"--heat: {100 * (high - value) / (high - low):.0f}%")
+
+    return TableView(
+        caption=words(f"{block.title}, in {form.unit.symbol}" if form.unit.symbol else block.title),
+        heads=[("from", False), *((words(name), bool(matrix.unit)) for name in matrix.columns)],
+        rows=[
+            (CellView(words(name), words(name), ""), *map(view, row))
+            for name, row in zip(matrix.rows, matrix.cells, strict=True)
+        ],
+        note=words(block.note),
+        kinds="dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
+        folded=False,
+        searchable=False,
+    )
 
 
 def shown_items(items: Items) -> list[str]:

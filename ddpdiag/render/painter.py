@@ -9,14 +9,18 @@ from ddpdiag.render.blocks import (
     Code,
     Fold,
     Items,
+    Leaf,
     Mark,
+    Matrix,
     Section,
     Table,
     Text,
+    Timeline,
     drawn_columns,
     first_places,
     mark_of,
 )
+from ddpdiag.render.matrices import write_matrix
 from ddpdiag.render.page import ALL_SHOWN, Column, Page, fitted, one_line
 from ddpdiag.text import ABSENT, count
 
@@ -27,27 +31,33 @@ _ITEMS_SHOWN = 8
 def paint(page: Page, blocks: Iterable[Block], *, details: bool = False) -> None:
     """Write the blocks; `details` shortens nothing and shows what is folded."""
     for block in blocks:
-        match block:
-            case Section(title=title, blocks=inner):
-                _write_title(page, title)
-                paint(page, inner, details=details)
-            case Fold(title=title, blocks=inner):
-                paint(page, (Section(title, inner),) if details else (), details=details)
-            case Text():
-                _write_text(page, block)
-            case Items():
-                _write_items(page, block, details=details)
-            case Code(text=text, title=title):
-                _write_title(page, title)
-                for line in text.split("\n"):
-                    page.verbatim(line, indent=4)
-                page.blank()
-            case Table():
-                write_table(page, block, details=details)
-            case Chart():
-                pass
-            case _:
-                assert_never(block)
+        if isinstance(block, Section) or (isinstance(block, Fold) and details):
+            _write_title(page, block.title)
+            paint(page, block.blocks, details=details)
+        elif not isinstance(block, Fold):
+            _write(page, block, details=details)
+
+
+def _write(page: Page, block: Leaf, *, details: bool) -> None:
+    match block:
+        case Text():
+            _write_text(page, block)
+        case Items():
+            _write_items(page, block, details=details)
+        case Code(text=text, title=title):
+            _write_title(page, title)
+            for line in text.split("\n"):
+                page.verbatim(line, indent=4)
+            page.blank()
+        case Table():
+            write_table(page, block, details=details)
+        case Matrix(title=title, matrix=matrix, note=note):
+            write_matrix(page, title, matrix, note)
+            page.blank()
+        case Chart() | Timeline():
+            pass
+        case _:
+            assert_never(block)
 
 
 def _write_text(page: Page, block: Text) -> None:

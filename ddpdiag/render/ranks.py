@@ -151,7 +151,7 @@ class Ranks:
     @cached_property
     def alike(self) -> bool:
         """Whether findings blame all ranks or none, and all ranks have the same columns."""
-        marks = {self.marks.get(rank) if isinstance(rank := row.get("rank"), int) else None for row in self.rows}
+        marks = {self.mark_of(row) for row in self.rows}
         columns = {tuple(row.get(name) is None for name in self.names if name not in _OPTIONAL) for row in self.rows}
         return len(marks) <= 1 and len(columns) <= 1
 
@@ -171,15 +171,25 @@ class Ranks:
         """All ranks of a small world; of a large one those to look at, the worst first."""
         every = []
         for row in self.rows:
-            rank = row.get("rank")
-            mark = self.marks.get(rank) if isinstance(rank, int) else None
-            every.append(Line("" if rank is None else one_line(str(rank)), row, mark))
+            name = "" if row.get("rank") is None else one_line(str(row["rank"]))
+            every.append(Line(name, row, self.mark_of(row)))
         if self.details or len(every) <= self.all_shown:
             return every
         if not self.brief:
             return _worst_first(every, self.names, self.numbers)[: self.worst_shown]
         hosts = _by_host(every, self.names)
         return _in_turns(_worst_first(hosts, self.names, self.numbers))[: self.worst_shown]
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The places of the rows, blamed, silent and slowest ranks first."""
+        places = {id(row): place for place, row in enumerate(self.rows)}
+        lines = (Line("", row, self.mark_of(row)) for row in self.rows)
+        return tuple(places[id(line.row)] for line in _worst_first(lines, self.names, self.numbers))
+
+    def mark_of(self, row: Row) -> Severity | None:
+        """The worst that the rank of a row is blamed for."""
+        return self.marks.get(rank) if isinstance(rank := row.get("rank"), int) else None
 
     @property
     def shown(self) -> Sequence[Row]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.page import ALL_SHOWN, Column, Page, Short, fitted, one_line, shorter, write_hosts_rule
-from ddpdiag.render.terminal.ranks import SHORT_UUID
+from ddpdiag.render.ranks import SHORT_UUID
 from ddpdiag.text import ABSENT, count, figure, fold_hosts
 
 # So many different tables are always shown; more of them bury the findings.
@@ -50,8 +50,7 @@ def write_matrices(
     shown = wanted if details else small[: 2 * FEW]
     told = ""
     for own in shown:
-        page.write(own.title, style="bold")
-        _table(page, own.matrix)
+        write_matrix(page, own.title, own.matrix)
         # Hosts that are alike have different GPUs; tables of one host follow each other.
         uuids = own.matrix.gpus.items() if len(own.hosts) < 2 else ()
         gpus = ", ".join(one_line(f"{name}: {uuid if details else uuid[:SHORT_UUID]}") for name, uuid in uuids)
@@ -63,6 +62,14 @@ def write_matrices(
         shows = f"{count(hidden, 'more table')} of pairs: with --details, or in the JSON report"
         page.write(shows, style="dim")
         page.blank()
+
+
+def write_matrix(page: Page, title: str, matrix: Matrix, note: str = "") -> None:
+    """Write a matrix below its title."""
+    page.write(title, style="bold")
+    _table(page, matrix)
+    if note:
+        page.write(note, style="dim")
 
 
 def alike(matrices: Sequence[Matrix]) -> list[Alike]:

@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
-from ddpdiag.model.report import KINDS, NONE, UNKNOWN, Spent, Timings
 from ddpdiag.render import Feature, Sections
-from ddpdiag.render.page import Column, Page, fitted, one_line, write_hosts_rule
+from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
+from ddpdiag.render.matrices import write_matrices
+from ddpdiag.render.page import Page, one_line, write_hosts_rule
+from ddpdiag.render.painter import paint
+from ddpdiag.render.ranks import Ranks, blamed, meanings
+from ddpdiag.render.report import kinds_of_hosts, outcomes_text, time_spent
 from ddpdiag.render.shell import exclude_lines, shell_lines
-from ddpdiag.render.terminal.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
-from ddpdiag.render.terminal.matrices import write_matrices
-from ddpdiag.render.terminal.painter import paint
-from ddpdiag.render.terminal.ranks import Ranks, blamed, meanings
-from ddpdiag.text import ABSENT, count, fold_hosts, label, listed, ranks_text, seconds
+from ddpdiag.text import count, fold_hosts, label, listed, seconds
 
 _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict.UNKNOWN: "bold yellow"}
 
@@ -115,23 +115,6 @@ def write_inventory(page: Page, report: Report, *, details: bool) -> None:
         page.write(f"{left:,} more kinds of hosts, with --details", style="dim")
     if kinds:
         page.blank()
-
-
-def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
-    """Each kind of host in words: such as ("8 hosts", "8 x NVIDIA H100 ..., torch 2.13.0, ..., no RDMA")."""
-    kinds = []
-    for kind in report.inventory:
-        names = "" if len(report.inventory) == 1 else f" ({one_line(fold_hosts(kind.hosts, limit=LIST_SHOWN))})"
-        words = [
-            text if part in ("GPU", "CPU") else f"{part} {text}"
-            for part, text in kind.parts.items()
-            if text not in (NONE, UNKNOWN)
-        ]
-        for lead, state in (("no", NONE), ("unknown:", UNKNOWN)):
-            if parts := [part for part, text in kind.parts.items() if text == state]:
-                words.append(f"{lead} {', '.join(parts)}")
-        kinds.append((count(len(kind.hosts), "host") + names, one_line("; ".join(words))))
-    return kinds
 
 
 def _world(report: Report) -> str:
@@ -278,14 +261,6 @@ def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
     return ", ".join(parts) or "no checks"
 
 
-def outcomes_text(check: CheckLine) -> str:
-    """How a check's trials ended: "3 done, 1 hung"."""
-    if check.skipped_because is not None:
-        return f"skipped: {one_line(check.skipped_because)}"
-    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
-    return ran or ("not run" if check.measures else "judged from the data of other checks")
-
-
 def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
     """What was not looked at: with `details` a line for each reason, else the reasons of most checks."""
     reasons: dict[str, list[str]] = {}
@@ -316,71 +291,9 @@ def _in_short(reasons: dict[str, list[str]]) -> str:
     return f"{', '.join(parts)}{'; all with --details' if unnamed else ''}"
 
 
-_WAITS_SHOWN = 5
-# Shorter waits are those of any healthy run.
-_LEAST_SHARE = 0.02
-# Two decimals are shown: what would read 0.00 is none.
-_LEAST_SECONDS = 0.005
-_MEANINGS = {
-    "start": "until a process or worker was ready",
-    "import": "waiting for the import of torch",
-    "context": "creating the context of the device",
-    "group": "creating process groups, and connecting",
-    "measure": "the rest of the checks",
-    "wait": "for ranks later than the median rank",
-    "failed": "in trials that failed",
-    "own": "ddpdiag's plans, messages, barriers, judgement",
-    "unknown": "not in the recording",
-}
-
-
 def write_timings(page: Page, report: Report, *, details: bool) -> None:
-    """The table, and below it the ranks for which the others waited longest; nothing if the report has no timings."""
-    timings = report.timings
-    if timings is None or not timings.stages:
-        return
-    whole = seconds(timings.seconds)
-    page.write(f"time spent: {whole} from the start of rank 0's process to the verdict, in s", style="bold")
-    every = dict.fromkeys((*KINDS, *(kind for row in timings.stages for kind in row.kinds)))
-    sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in every}
-    kinds = [kind for kind, spent in sums.items() if details or spent >= _LEAST_SECONDS]
-    rows = [row for row in timings.stages if details or row.seconds >= _LEAST_SECONDS]
-    rows.append(Spent(stage="total", seconds=timings.seconds, kinds=sums))
-    absent = ABSENT if page.color else "-"
-    names = [
-        Column("", tuple(one_line(row.stage) for row in rows), right=False),
-        Column("total", tuple(_cell(row.seconds, absent) for row in rows), right=True),
-    ]
-    figures = [
-        Column(one_line(kind), tuple(_cell(row.kinds.get(kind, 0.0), absent) for row in rows), right=True)
-        for kind in kinds
-    ]
-    for table in fitted(names, figures, len(rows), width=page.width):
-        page.table(table)
-    page.write("; ".join(f"{kind}: {_MEANINGS[kind]}" for kind in kinds if kind in _MEANINGS), style="dim")
-    page.blank()
-    _waits(page, timings, report.checks, details=details)
-
-
-def _cell(value: float, absent: str) -> str:
-    return f"{value:,.2f}" if value >= _LEAST_SECONDS else absent
-
-
-def _waits(page: Page, timings: Timings, checks: Sequence[CheckLine], *, details: bool) -> None:
-    least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
-    shown = [wait for wait in timings.waits if wait.seconds >= least][: None if details else _WAITS_SHOWN]
-    if not shown:
-        return
-    names = {check.code: check.name for check in checks}
-    page.write("ranks that the others waited for (time behind the median rank)", style="bold")
-    for wait in shown:
-        hosts = f" on {one_line(fold_hosts(wait.nodes, limit=_WAITS_SHOWN))}" if wait.nodes else ""
-        who = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
-        # "1.2 s, 3 times, longest in COL001 (all-reduce), by its import".
-        check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
-        place = f"in {one_line(check)}" if check else "at the start"
-        often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
-        why = f", by its {one_line(wait.why)}" if wait.why else ""
-        old = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
-        page.write(f"{seconds(wait.seconds)}, {often}{why}{old}", indent=2, lead=f"{who}: ")
-    page.blank()
+    """Write where the time was spent, and the ranks for which the others waited longest."""
+    for text in time_spent(report, details=details):
+        page.write(text)
+    if report.timings is not None:
+        page.blank()

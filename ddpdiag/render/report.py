@@ -1,0 +1,404 @@
+"""What every report shows, as blocks: inventory, pairs, ranks, timeline, hosts, environment, checks.
+
+The verdict and the findings come before these sections; each format has its own form for them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
+from ddpdiag.model.report import INVENTORY, KINDS, NONE, UNKNOWN
+from ddpdiag.render import blocks
+from ddpdiag.render.blocks import Block, Cell, Column, Fold, Mark, Section, Table, Text
+from ddpdiag.render.findings import LIST_SHOWN, SEVERITIES
+from ddpdiag.render.matrices import Alike, alike
+from ddpdiag.render.page import one_line
+from ddpdiag.render.ranks import STEP, Ranks, Row, blamed, meanings
+from ddpdiag.stats import outliers, quantile
+from ddpdiag.text import (
+    begun,
+    bytes_per_s,
+    column_unit,
+    count,
+    fold_hosts,
+    fold_ranks,
+    is_number,
+    label,
+    left_out,
+    quantity,
+    ranks_text,
+    seconds,
+)
+
+_WAITS_SHOWN = 10
+# Shorter times are shown as 0, and shorter waits are those of every run.
+_LEAST_SECONDS, _LEAST_SHARE = 0.005, 0.02
+_KINDS = {
+    "start": "start of processes",
+    "import": "import of torch",
+    "context": "device context",
+    "group": "process groups",
+    "measure": "checks",
+    "wait": "waiting for late ranks",
+    "failed": "failed trials",
+    "own": "ddpdiag itself",
+    "unknown": "not recorded",
+}
+_NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
+# Ranks that arrive within a second of each other are not late, however close the others are: judgement/timings.py.
+_LEAST_AWAY = {"arrival_seconds": 1.0}
+_MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
+_NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
+# The legend of `nvidia-smi topo -m`, in the words of P2P001.
+_LINK_NAMES = {
+    "X": "the GPU itself",
+    "NV#": "so many NVLinks",
+    "PSB": "on one board",
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the host bridge of a processor",
+    "NODE": "several host bridges of one NUMA node",
+    "SYS": "another socket",
+}
+_NVLINKS = re.compile(r"^NV\d+$")
+# Figures named after hosts, whose names may hold dots and underscores.
+_BY_HOST = ("coordinator", "interface")
+
+
+def sections(report: Report) -> Iterator[Section]:
+    """The sections that have something to show."""
+    marks = blamed(report.findings, report.ranks)
+    matrices = alike(report.matrices)
+    every: tuple[tuple[str, str, Iterator[Block]], ...] = (
+        ("inventory", "Inventory", _inventory(report)),
+        ("pairs", "Bandwidth of pairs", _pairs([own for own in matrices if own.matrix.unit], report.findings)),
+        ("ranks", "Ranks", _ranks(report, marks)),
+        ("timeline", "Timeline", _timeline(report, marks)),
+        ("topology", "Topology", _topology(report, [own for own in matrices if not own.matrix.unit])),
+        ("environment", "Environment", _environment(report)),
+        ("checks", "Checks", _checks(report)),
+    )
+    for name, title, parts in every:
+        if shown := tuple(parts):
+            yield Section(title, shown, name)
+
+
+def _inventory(report: Report) -> Iterator[Block]:
+    rows = tuple(
+        (_hosts_text(kind.hosts), *(kind.parts.get(part, UNKNOWN) for part in INVENTORY)) for kind in report.inventory
+    )
+    if rows:
+        yield Table(columns=tuple(map(Column, ("hosts", *INVENTORY))), rows=rows, noun="kind of host")
+
+
+def kinds_of_hosts(report: Report) -> list[tuple[str, str]]:
+    """Each kind of host in words: such as ("8 hosts", "8 x NVIDIA H100 ..., torch 2.13.0, ..., no RDMA")."""
+    kinds = []
+    for kind in report.inventory:
+        names = "" if len(report.inventory) == 1 else f" ({one_line(fold_hosts(kind.hosts, limit=LIST_SHOWN))})"
+        words = [
+            text if part in ("GPU", "CPU") else f"{part} {text}"
+            for part, text in kind.parts.items()
+            if text not in (NONE, UNKNOWN)
+        ]
+        for lead, state in (("no", NONE), ("unknown:", UNKNOWN)):
+            if parts := [part for part, text in kind.parts.items() if text == state]:
+                words.append(f"{lead} {', '.join(parts)}")
+        kinds.append((count(len(kind.hosts), "host") + names, one_line("; ".join(words))))
+    return kinds
+
+
+def _hosts_text(hosts: Sequence[str]) -> str:
+    return f"{len(hosts):,} ({fold_hosts(hosts, limit=_NAMES_SHOWN)})"
+
+
+# Pairs ----------------------------------------------------------------------------------------------------------------
+
+
+def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[Block]:
+    """The matrices of rates, those of blamed hosts first; of hosts that are alike one."""
+    nodes = {node for finding in findings for node in finding.nodes}
+    drawable = [own for own in matrices if _is_drawable(own.matrix)]
+    shown = sorted(drawable, key=lambda own: bool(own.hosts) and nodes.isdisjoint(own.hosts))[:_MATRICES_SHOWN]
+    if matrices:
+        hidden = len(matrices) - len(shown)
+        left = f" {count(hidden, 'more matrix').replace('matrixs', 'matrices')} in the JSON report." if hidden else ""
+        yield Text(f"From the row to the column.{left}")
+    for own in shown:
+        yield blocks.Matrix(_title(own), own.matrix, _summary(own.matrix))
+
+
+def _is_drawable(matrix: Matrix) -> bool:
+    sizes = len(matrix.rows), len(matrix.columns)
+    return min(sizes) > 0 and max(sizes) <= _WIDEST_MATRIX and any(rate for rate, _ in _links(matrix))
+
+
+def _links(matrix: Matrix) -> Iterator[tuple[float, str]]:
+    """The rate and the name of each link that was measured."""
+    for source, row in zip(matrix.rows, matrix.cells, strict=True):
+        for target, cell in zip(matrix.columns, row, strict=True):
+            if is_number(cell) and 0 <= cell < 1e18:
+                yield float(cell), f"{source} to {target}"
+
+
+def _title(own: Alike) -> str:
+    hosts = f" on {fold_hosts(own.hosts, limit=_NAMES_SHOWN)}" if own.hosts else ""
+    # Beside those through the host's memory, which are titled "(P2P off)".
+    path = " (P2P where CUDA allows it)" if own.what == "p2p.copy" else ""
+    return begun(f"{own.matrix.title}{path}{hosts}")
+
+
+def _summary(matrix: Matrix) -> str:
+    """The median of the links that work, the slowest one, and how many failed."""
+    links = [*_links(matrix)]
+    working = [link for link in links if link[0]]
+    failed = f"; {count(len(links) - len(working), 'link')} failed" if len(working) < len(links) else ""
+    slowest, link = min(working)
+    median = bytes_per_s(quantile(sorted(rate for rate, _ in working), 0.5))
+    return f"{count(len(links), 'link')}, median {median}, slowest {link} at {bytes_per_s(slowest)}{failed}."
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def _ranks(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
+    """The table of ranks: measurements as bars; outliers and blamed ranks are marked in words and colour."""
+    ranks = Ranks(report.ranks, marks)
+    missing = tuple(_never_joined(report))
+    if not ranks.names and not missing:
+        return
+    has_gpus = any(row.get("gpu_uuid") is not None for row in report.ranks)
+    slow = {name: _slow_places(name, report.ranks) for name in ranks.names if name not in STEP}
+    columns = [Column("rank"), Column("state"), Column("host"), *[Column("GPU")] * has_gpus]
+    columns += [Column(name=name, bar=column_unit(name, (1.0,)).symbol != "") for name in ranks.names]
+    meaning = meanings(ranks.names)
+    note = "Outliers are far from the median on the slow side, compared with the spread of the others."
+    empty = (None,) * (has_gpus + len(ranks.names))
+    yield Table(
+        columns=tuple(columns),
+        rows=(
+            *((rank, Cell("never joined", Mark.ERROR), host, *empty) for rank, host in missing),
+            *(_rank(place, ranks, slow, has_gpus=has_gpus) for place in range(len(report.ranks))),
+        ),
+        noun="rank",
+        note=" ".join(filter(None, (f"{begun(meaning)}." if meaning else "", note if any(slow.values()) else ""))),
+        order=(*range(len(missing)), *(place + len(missing) for place in ranks.order)),
+    )
+
+
+def _rank(place: int, ranks: Ranks, slow: Mapping[str, frozenset[int]], *, has_gpus: bool) -> tuple[Scalar | Cell, ...]:
+    row = ranks.rows[place]
+    outlying = [name for name in ranks.names if place in slow.get(name, ())]
+    severity = ranks.mark_of(row)
+    words = [f"blamed ({severity.value})"] if severity is not None else []
+    words += [f"outlier: {', '.join(map(label, outlying))}"] if outlying else []
+    mark = Mark.WARNING if severity is None else _MARKS[severity]
+    return (
+        row.get("rank"),
+        Cell("; ".join(words), mark) if words else "not blamed",
+        row.get("node"),
+        *([row.get("gpu_uuid")] if has_gpus else []),
+        *(Cell(row.get(name), Mark.WARNING) if name in outlying else row.get(name) for name in ranks.names),
+    )
+
+
+def _never_joined(report: Report) -> Iterator[tuple[int, str | None]]:
+    """Ranks that never joined, with their hosts, as far as the timeline knows them."""
+    lanes = report.timeline.lanes if report.timeline is not None else ()
+    for lane in lanes:
+        if lane.arrived_seconds is None:
+            yield lane.rank, lane.node.strip("?") or None
+
+
+def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
+    """The places of outliers on the slow side."""
+    numbers = [(place, float(value)) for place, row in enumerate(rows) if is_number(value := row.get(name))]
+    if not column_unit(name, (1.0,)).symbol or len(numbers) < 2:
+        return frozenset()
+    values = [value for _, value in numbers]
+    median, higher_is_better = quantile(sorted(values), 0.5), name.endswith(("_per_s", "_per_second"))
+    least = _LEAST_AWAY.get(name, 0.0)
+    return frozenset(
+        numbers[n][0]
+        for n in outliers(values)
+        if (values[n] < median) is higher_is_better and abs(values[n] - median) >= least
+    )
+
+
+# The run --------------------------------------------------------------------------------------------------------------
+
+
+def _timeline(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
+    """Which rank did what when, then each stage with its findings, and where the time was spent."""
+    if report.timeline is not None and report.timeline.lanes:
+        # Where an error blames ranks, those that only warnings blame are no culprits of what failed.
+        worst = Severity.ERROR if Severity.ERROR in marks.values() else Severity.WARNING
+        yield blocks.Timeline(report.timeline, frozenset(rank for rank, own in marks.items() if own is worst))
+    rows = [_stage(stage.name, stage.status, stage.severity, stage.seconds, stage.codes) for stage in report.stages]
+    known = {code for stage in report.stages for code in stage.codes}
+    if others := [finding for finding in report.findings if finding.code not in known]:
+        worst = min((finding.severity for finding in others), key=SEVERITIES.index)
+        codes = tuple(dict.fromkeys(finding.code for finding in others))
+        rows.append(_stage("run", "done" if worst is Severity.NOTE else worst.value, worst, None, codes))
+    if rows:
+        columns = (Column("stage"), Column("outcome"), Column("time", "stage_seconds", bar=True), Column("findings"))
+        yield Table(columns=columns, rows=tuple(rows), title="Stages")
+    for text in time_spent(report):
+        yield Text(text)
+
+
+def _stage(
+    name: str, status: str, severity: Severity | None, spent: float | None, codes: Sequence[str]
+) -> tuple[Scalar | Cell, ...]:
+    mark = Mark.WARNING if status in ("warning", "part", "interrupted") else Mark.NONE
+    mark = Mark.ERROR if status in _NOT_WELL or severity is Severity.ERROR else mark
+    return name, Cell(status, mark), None if status == "skipped" else spent, ", ".join(codes) or None
+
+
+def _checks(report: Report) -> Iterator[Block]:
+    rows = tuple(
+        (
+            check.code,
+            check.name,
+            check.stage,
+            Cell(outcomes_text(check), Mark.WARNING if check.statuses.keys() - {"done", "skipped"} else Mark.NONE),
+        )
+        for check in report.checks
+    )
+    if rows:
+        yield Text("What could not be checked is never reported as healthy; a skipped check had nothing to check.")
+        columns = tuple(map(Column, ("code", "name", "stage", "outcomes")))
+        yield Fold(count(len(rows), "check"), (Table(columns=columns, rows=rows, noun="check"),))
+
+
+def outcomes_text(check: CheckLine) -> str:
+    """How a check's trials ended: "3 done, 1 hung"."""
+    if check.skipped_because is not None:
+        return f"skipped: {one_line(check.skipped_because)}"
+    ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
+    return ran or ("not run" if check.measures else "judged from the data of other checks")
+
+
+def time_spent(report: Report, *, details: bool = True) -> Iterator[str]:
+    """A line on what the time was spent for, then one for each rank that the others waited for, the longest first."""
+    timings = report.timings
+    if timings is None:
+        return
+    sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in KINDS}
+    kinds = ", ".join(f"{_KINDS[kind]} {seconds(spent)}" for kind, spent in sums.items() if spent >= _LEAST_SECONDS)
+    yield f"{seconds(timings.seconds)} from the start of rank 0's process to the verdict: {kinds}."
+    least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
+    names = {check.code: check.name for check in report.checks}
+    for wait in [wait for wait in timings.waits if wait.seconds >= least][:_WAITS_SHOWN]:
+        hosts = f" on {fold_hosts(wait.nodes, limit=_WAITS_SHOWN)}" if wait.nodes else ""
+        ranks = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
+        check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
+        place = f"in {check}" if check else "at the start"
+        often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
+        why = f", by {wait.why}" if wait.why else ""
+        age = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
+        yield f"The other ranks waited {seconds(wait.seconds)} for {ranks} ({often}{why}{age})."
+
+
+# Hosts ----------------------------------------------------------------------------------------------------------------
+
+
+def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
+    """Hosts with their ranks, leaf switches, and how the GPUs of each host are connected."""
+    if report.ranks:
+        yield _hosts(report)
+    if leaves := report.world.leaves:
+        rows = tuple((leaf, len(hosts), fold_hosts(hosts, limit=_NAMES_SHOWN)) for leaf, hosts in leaves.items())
+        columns = tuple(map(Column, ("leaf switch", "hosts", "names")))
+        yield Fold("Leaf switches", (Table(columns=columns, rows=rows, noun="leaf"),))
+    for own in matrices[:_MATRICES_SHOWN]:
+        if own.matrix.rows and len(own.matrix.columns) <= _WIDEST_MATRIX:
+            yield blocks.Matrix(_title(own), own.matrix, _legend(own))
+
+
+def _hosts(report: Report) -> Table:
+    rows: dict[str, list[Row]] = {}
+    for row in report.ranks:
+        rows.setdefault(str(row.get("node")), []).append(row)
+    # The worst that each host is blamed for.
+    worst: dict[str, Severity] = {}
+    for severity in (Severity.WARNING, Severity.ERROR):
+        worst |= {
+            node: severity for finding in report.findings if finding.severity is severity for node in finding.nodes
+        }
+    leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
+    ranking = [SEVERITIES.index(worst.get(host, Severity.NOTE)) for host in rows]
+    return Table(
+        columns=(
+            *map(Column, ("host", "state", "ranks", "GPUs")),
+            *([Column("leaf")] if leaf_of else []),
+            Column("best pair", "host_busbw_bytes_per_s", bar=True),
+        ),
+        rows=tuple(
+            (
+                host,
+                Cell(worst[host].value, _MARKS[worst[host]]) if host in worst else "not blamed",
+                fold_ranks((rank for row in own if isinstance(rank := row.get("rank"), int)), limit=_NAMES_SHOWN),
+                len({uuid for row in own if (uuid := row.get("gpu_uuid")) is not None}) or None,
+                *([leaf_of.get(host)] if leaf_of else []),
+                max((rate for row in own if is_number(rate := row.get("host_busbw_bytes_per_s"))), default=None),
+            )
+            for host, own in rows.items()
+        ),
+        noun="host",
+        order=tuple(sorted(range(len(rows)), key=ranking.__getitem__)),
+    )
+
+
+def _legend(own: Alike) -> str:
+    """What the words in the cells mean, and the UUIDs of the GPUs where they are those of a single host."""
+    words = {_NVLINKS.sub("NV", word) for row in own.matrix.cells for word in row if isinstance(word, str)}
+    known = [f"{word}: {says}" for word, says in _LINK_NAMES.items() if word.removesuffix("#") in words]
+    gpus = [f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()] if len(own.hosts) < 2 else []
+    return " ".join(f"{'; '.join(parts)}." for parts in (known, gpus) if parts)
+
+
+# Environment ----------------------------------------------------------------------------------------------------------
+
+
+def _environment(report: Report) -> Iterator[Block]:
+    """Where ranks differ, then what all have alike, and the figures of the run."""
+    differing = [setting for setting in report.settings if not setting.alike]
+    same = [setting for setting in report.settings if setting.alike]
+    if differing:
+        yield Text(f"{count(len(differing), 'setting')} of {len(report.settings):,} differ between ranks.")
+        rows = tuple(
+            (
+                setting.kind,
+                setting.name,
+                "not set" if own.value is None else own.value,
+                fold_ranks(own.ranks) + left_out(own.count, len(own.ranks)),
+            )
+            for setting in differing
+            for own in setting.values
+        )
+        columns = tuple(map(Column, ("kind", "name", "value", "ranks")))
+        yield Table(columns=columns, rows=rows, title="What differs between ranks", noun="value")
+    elif same:
+        yield Text(f"All {len(same):,} recorded versions, variables and lines of files are alike on all ranks.")
+    if same:
+        columns = tuple(map(Column, ("kind", "name", "value")))
+        table = Table(
+            columns=columns,
+            rows=tuple((own.kind, own.name, own.values[0].value or "") for own in same),
+            noun="setting",
+        )
+        yield Fold("Alike on all ranks", (table,))
+    if report.measurements:
+        table = Table(
+            columns=(Column("name"), Column("value")),
+            rows=tuple((named(name), quantity(name, value)) for name, value in report.measurements.items()),
+            noun="figure",
+        )
+        yield Fold("Figures of the run", (table,))
+
+
+def named(name: str) -> str:
+    """The name of a figure of the run in words: `all_reduce.gloo.bytes` is "all reduce, gloo, size"."""
+    kind, dot, host = name.partition(".")
+    return f"{kind}, {host}" if dot and kind in _BY_HOST else ", ".join(label(name).split("."))
