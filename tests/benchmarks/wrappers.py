@@ -82,7 +82,11 @@ def prepare(folder: Path) -> dict[str, str]:
             (own / "others.pth").write_text("\n".join(installed))
             continue
         for entry in (entry for path in map(Path, installed) for entry in path.iterdir()):
-            if not entry.name.startswith(("torch", ".", "__")) and not (own / entry.name).exists():
+            if (
+                not entry.name.startswith(("torch", ".", "__"))
+                and entry.suffix != ".pth"
+                and not (own / entry.name).exists()
+            ):
                 (own / entry.name).symlink_to(entry)
     (folder / "root").mkdir()
     library = next(Path("/usr/lib").glob("*/libm.so.6"))
