@@ -10,7 +10,6 @@ import msgspec
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from ddpdiag.model import bench, report, train
 from ddpdiag.model.report import Report
 
 INTRODUCTION = """\
@@ -37,21 +36,13 @@ def _json_page() -> Iterator[str]:
     # The report first.
     for name in sorted(components, key=lambda name: (name != "Report", name)):
         schema = components[name]
-        yield f"## {name}\n\n{_with_keys(name, schema.get('description', ''))}\n"
+        yield f"## {name}\n\n{inspect.cleandoc(schema.get('description', ''))}\n"
         if "properties" in schema:
             yield "| field | type |\n|---|---|"
             yield from (f"| `{key}` | {_type(own)} |" for key, own in schema["properties"].items())
         else:
             yield f"One of {', '.join(f'`{value}`' for value in schema['enum'])}."
         yield ""
-
-
-def _with_keys(name: str, text: str) -> str:
-    """A description whose fields have the names of the JSON keys, where Python's differ (`fix` is "remedy")."""
-    kind = next((vars(module)[name] for module in (report, bench, train) if name in vars(module)), None)
-    for field in msgspec.structs.fields(kind) if hasattr(kind, "__struct_fields__") else ():
-        text = text.replace(f"`{field.name}`", f"`{field.encode_name}`")
-    return inspect.cleandoc(text)
 
 
 def _type(schema: dict[str, Any]) -> str:

@@ -248,7 +248,7 @@ def far_below(seen: Seen[Data]) -> Iterator[Finding]:
             f"{share_text(far_ratio)} of {rate_text(expected)} is expected: "
             f"{expectation.source if expectation else ''}. {causes_text(causes)}{doubts_text(doubts)}",
             severity=Severity.WARNING if doubts else Severity.ERROR,
-            nodes=seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
+            hosts=seen.world.hosts_of(seen.world.living) if len(seen.world.hosts) == 1 else (),
             evidence={
                 "busbw_bytes_per_s": rate,
                 "second_busbw_bytes_per_s": again.busbw_bytes_per_s if again else None,

@@ -239,16 +239,16 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
     for line in (line for lines in slow.values() for line in lines.values()):
         yield seen.finding(
             "slow-rank",
-            f"rank {line.rank} on {line.node} is the slowest rank over {line.backend}",
-            f"Rank {line.rank} on {line.node} {line.slow}. All ranks wait for it in {line.backend}'s collectives.",
+            f"rank {line.rank} on {line.host} is the slowest rank over {line.backend}",
+            f"Rank {line.rank} on {line.host} {line.slow}. All ranks wait for it in {line.backend}'s collectives.",
             ranks=[line.rank],
             evidence={
                 "copy_bytes_per_s": line.copy_bytes_per_s,
                 "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
             },
-            fix=f"On {line.node} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
+            fix=f"On {line.host} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
             "(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If these are alike, compare its network card (`ethtool "
-            f"INTERFACE`). If it stays slow, {leave_out([line.node])}.",
+            f"INTERFACE`). If it stays slow, {leave_out([line.host])}.",
         )
 
 

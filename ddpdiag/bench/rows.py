@@ -173,7 +173,7 @@ COLUMNS = (
 def to_csv(report: Report) -> str:
     """The rows in SI units as CSV with a header; an unknown value is empty, a non-finite number nan, inf or -inf."""
     bench, text = measured(report), StringIO()
-    hosts = {line.rank: readable(one_line(line.node)) for line in devices(bench)}
+    hosts = {line.rank: readable(one_line(line.host)) for line in devices(bench)}
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in bench.rows:

@@ -83,7 +83,7 @@ def _rank_bars(bench: BenchReport) -> Iterator[Figure]:
             continue
         what = "time behind the first rank" if late else "time of a call"
         title = f"{label}, {byte_count(ranks[0].size_bytes)}: {what}"
-        rows: list[Row] = [{"rank": own.rank, "node": own.node} for own, _ in timed]
+        rows: list[Row] = [{"rank": own.rank, "host": own.host} for own, _ in timed]
         column = Figures("bench_seconds", column_unit("_seconds", values), rows, values)
         slow = frozenset(own.rank for own in ranks if own.slow)
         # Slow ranks were judged with more than these values: no other rank stands out.
@@ -135,7 +135,7 @@ def _ranks(bench: BenchReport) -> Table:
         rows=tuple(
             (
                 Cell(str(own.rank), own.rank),
-                Cell(words(own.node), words(own.node)),
+                Cell(words(own.host), words(own.host)),
                 Cell(words(own.device), words(own.device)),
                 Cell(words(f"{own.collective} over {own.backend}")),
                 Cell(median, own.seconds or 0.0),
@@ -203,7 +203,7 @@ def pieces(report: Report) -> Iterator[Piece]:
     sentences = [*(series.sentence for series in bench.series), *bench.notes]
     lines = [f"- {said(sentence, _SENTENCE)}" for sentence in sentences[:_MARKDOWN_ROWS]]
     yield Piece("what the benchmark means", spaced(listed(lines, "line", total=len(sentences), most=_LIST)))
-    slow = [(str(r.rank), name(r.node, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]
+    slow = [(str(r.rank), name(r.host, cell=True), said(r.slow, _SENTENCE)) for r in bench.ranks if r.slow]
     table = tabled(("slow rank", "host", "why"), slow[:_MARKDOWN_ROWS], "slow rank", total=len(slow), most=_TABLE)
     yield Piece("slow ranks", spaced(table))
     for part in parts(bench):
@@ -255,7 +255,7 @@ def samples(report: Report) -> Iterator[Sample]:
         if series.fit is not None:
             yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)
     for rank in bench.ranks:
-        who = {"rank": str(rank.rank), "host": rank.node, "gpu_uuid": rank.gpu_uuid or ""}
+        who = {"rank": str(rank.rank), "host": rank.host, "gpu_uuid": rank.gpu_uuid or ""}
         labels = {"backend": rank.backend, "collective": rank.collective, "size_bytes": str(rank.size_bytes), **who}
         figures = {
             "seconds": (rank.seconds, "Median of a rank's calls."),

@@ -54,7 +54,7 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
             links_up=links_up(sweep.ranks.values()),
             oversubscribed=among.crowd,
             cores_used=max((row.cores for row in peak_rows if row.cores is not None), default=None),
-            slow=tuple(Slow(rank, seen.world.node_of(rank), why) for rank, why in among.slow.items()),
+            slow=tuple(Slow(rank, seen.world.host_of(rank), why) for rank, why in among.slow.items()),
         )
         part, sentence = assess(facts)
         yield Series(
@@ -136,7 +136,7 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
             collective=sweep.collective,
             rank=rank,
             local_rank=seen.world.arrivals[rank].place.local_rank,
-            node=seen.world.node_of(rank),
+            host=seen.world.host_of(rank),
             device=data.device,
             gpu_uuid=data.gpu_uuid,
             pci=data.pci,

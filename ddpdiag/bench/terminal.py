@@ -76,10 +76,10 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     versions = (f"{name}={it}" for name, it in _versions(bench))
     yield one_line(" ".join((f"ddpdiag version {__version__}", *versions)))
     backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
-    hosts = f" ({fold_hosts(world.nodes, limit=LIST_SHOWN)})" if world.nodes else ""
+    hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
     step = f"{asked.stepbytes}(bytes)" if asked.stepbytes else f"{asked.stepfactor or 2:g}(factor)"
     yield one_line(
-        f"nRanks {world.size} nHosts {len(world.nodes)}{hosts} backend {','.join(backends)} "
+        f"nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
         f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} warmup iters: {asked.warmup_iters} "
         f"iters: {asked.iters} validation: {asked.check}"
     )
@@ -103,7 +103,7 @@ def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
     shown = ranks if details or len(ranks) <= ALL_SHOWN else ranks[:WORST_SHOWN]
     for rank in shown:
         number = "" if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] "
-        where = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.node):>10} device "
+        where = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
         yield f"{where}{number}{one_line(rank.device)}"
     if len(shown) < len(ranks):
         yield f" ... {count(len(ranks) - len(shown), 'more rank')}"
@@ -191,7 +191,7 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
             {
                 "rank": line.rank,
                 "local_rank": line.local_rank,
-                "node": line.node,
+                "host": line.host,
                 "gpu_uuid": line.gpu_uuid,
                 "time_seconds": line.seconds,
                 "algbw_bytes_per_s": line.algbw_bytes_per_s,
@@ -213,7 +213,7 @@ def _ranks(page: Page, lines: Sequence[BenchRank], *, details: bool) -> None:
         reasons = [] if page.tty else [line for line in of if line.slow]
         shown = reasons if details else reasons[:LIST_SHOWN]
         for line in shown:
-            lead = one_line(f"rank {line.rank} on {line.node}: ")
+            lead = one_line(f"rank {line.rank} on {line.host}: ")
             page.write(one_line(line.slow), lead=lead, lead_style="bold yellow")
         if left := len(reasons) - len(shown):
             page.write(f"{count(left, 'more slow rank')}; the JSON report has all of them", style="dim")

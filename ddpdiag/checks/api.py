@@ -59,7 +59,7 @@ class Scope(Enum):
     """The ranks that take part: each alone, one of each host alone, all or none, or all that are left."""
 
     RANK = "rank"
-    NODE = "node"
+    HOST = "host"
     WORLD = "world"
     LIVING = "living"
 
@@ -274,7 +274,7 @@ class Seen(Generic[D]):
         *,
         severity: Severity | None = None,
         ranks: Sequence[int] = (),
-        nodes: Sequence[str] | None = None,
+        hosts: Sequence[str] | None = None,
         gpus: Sequence[str] = (),
         links: Sequence[str] = (),
         evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
@@ -284,7 +284,7 @@ class Seen(Generic[D]):
         guess: str = "",
         known: KnownError | None = None,
     ) -> Finding:
-        """A finding of this check, `CODE.word`, as declared; `nodes` are those of the ranks unless given.
+        """A finding of this check, `CODE.word`, as declared; `hosts` are those of the ranks unless given.
 
         A host that was tested alone (`ddpdiag host`) has no ranks.
         """
@@ -294,7 +294,7 @@ class Seen(Generic[D]):
             title=title,
             message=message,
             ranks=() if self.options.alone else tuple(ranks),
-            nodes=tuple(nodes) if nodes is not None else self.world.nodes_of(ranks),
+            hosts=tuple(hosts) if hosts is not None else self.world.hosts_of(ranks),
             gpus=tuple(gpus),
             links=tuple(links),
             evidence=dict(evidence or {}),
@@ -314,7 +314,7 @@ def scope_groups(scope: Scope, world: World) -> tuple[tuple[int, ...], ...]:
             return (living,) if living else ()
         case Scope.RANK:
             return tuple((rank,) for rank in living)
-        case Scope.NODE:
+        case Scope.HOST:
             alive = set(living)
             leaders = (next((r for r in ranks if r in alive), None) for ranks in world.hosts.values())
             return tuple((rank,) for rank in leaders if rank is not None)

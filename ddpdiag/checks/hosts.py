@@ -47,7 +47,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def who_text(seen: Seen[Any], ranks: Sequence[int]) -> str:
     """Ranks and their hosts, such as "ranks 0-1 on n1"; "?" for a host that is not known; "host n1", tested alone."""
-    hosts = names_text(seen.world.nodes_of(ranks)) or "?"
+    hosts = names_text(seen.world.hosts_of(ranks)) or "?"
     return f"host {hosts}" if seen.options.alone else f"{ranks_text(ranks)} on {hosts}"
 
 

@@ -23,7 +23,7 @@ def odd_finding(
     *,
     fix: str,
     severity: Severity | None = None,
-    nodes: Sequence[str] | None = None,
+    hosts: Sequence[str] | None = None,
     evidence: Mapping[str, Scalar | list[Scalar]] | None = None,
 ) -> Finding:
     """A finding that blames the ranks in the minority, or says that no value has a majority.
@@ -37,7 +37,7 @@ def odd_finding(
         message + no_majority(odd.ranks),
         severity=severity,
         ranks=odd.ranks,
-        nodes=nodes,
+        hosts=hosts,
         evidence=values if evidence is None else evidence,
         fix=fix,
     )

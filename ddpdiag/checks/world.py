@@ -54,14 +54,14 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
         """Did Slurm start the run, or what started it?"""
         return self.launcher == "slurm" or any(arrival.slurm for arrival in self.arrivals.values())
 
-    def node_of(self, rank: int) -> str:
+    def host_of(self, rank: int) -> str:
         """Host name of a rank, or "?" if it never joined."""
         arrival = self.arrivals.get(rank)
-        return arrival.place.node if arrival else "?"
+        return arrival.place.host if arrival else "?"
 
-    def nodes_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
+    def hosts_of(self, ranks: Sequence[int]) -> tuple[str, ...]:
         """Host names of some ranks, each once, in order."""
-        return tuple(dict.fromkeys(self.node_of(rank) for rank in ranks if rank in self.arrivals))
+        return tuple(dict.fromkeys(self.host_of(rank) for rank in ranks if rank in self.arrivals))
 
     @cached_property
     def given_leaves(self) -> dict[str, str]:

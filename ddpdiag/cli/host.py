@@ -72,7 +72,7 @@ def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announc
     outputs.check()
     # The whole host, whatever a launcher around this process says.
     node = node_name(os.environ, readable(socket.gethostname()))
-    place = Place(rank=0, world_size=1, node=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
+    place = Place(rank=0, world_size=1, host=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
     names = codes(torch=asked.torch)
     checks = tuple(map(by_code, (*names, *_OF_THE_RUN)))
     stand("count the GPUs")

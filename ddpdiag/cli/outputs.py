@@ -77,11 +77,11 @@ class Outputs(DisplayOptions):
         rendered("ddpdiag.render.html", features=True), "The report as one HTML page, for tickets."
     )
     write_failing_hosts: str | None = written(
-        lambda report, _lines, _path: _one_a_line(report.hosts.bad),
+        lambda report, _lines, _path: _one_a_line(report.hosts.failing),
         "The failing hosts, one per line (srun -x ./FILE).",
     )
     write_healthy_hosts: str | None = written(
-        lambda report, _lines, _path: _one_a_line(report.hosts.good),
+        lambda report, _lines, _path: _one_a_line(report.hosts.healthy),
         "The healthy hosts, one per line, the fastest first if pairs of hosts were measured.",
         advanced=True,
     )

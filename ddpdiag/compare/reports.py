@@ -67,7 +67,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
     ]
     for name, was, now in (
         ("launcher", old.world.launcher, new.world.launcher),
-        ("hosts", ", ".join(sorted(old.world.nodes)), ", ".join(sorted(new.world.nodes))),
+        ("hosts", ", ".join(sorted(old.world.hosts)), ", ".join(sorted(new.world.hosts))),
     ):
         if was != now:
             changes.append(Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}"))
@@ -182,7 +182,7 @@ def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str,
         name=finding.code,
         text=f"{word}: {finding.severity.value} {finding.code}: {finding.title}",
         ranks=finding.ranks,
-        nodes=finding.nodes,
+        hosts=finding.hosts,
     )
 
 
@@ -236,7 +236,7 @@ def _code(finding: Finding) -> str:
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:
     """The same finding then and now; None where a run has fewer of them. The gravest are paired first."""
-    for was, now in _alike(old, new, lambda own: (own.code, own.ranks, own.nodes, own.gpus, own.links)):
+    for was, now in _alike(old, new, lambda own: (own.code, own.ranks, own.hosts, own.gpus, own.links)):
         if len(was) <= 1 and len(now) <= 1:
             yield from zip_longest(was, now)
             continue

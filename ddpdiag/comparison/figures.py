@@ -49,7 +49,7 @@ class Change(Struct, frozen=True, kw_only=True):
     name: str
     text: str
     ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     old: float | None = None
     new: float | None = None
     ratio: float | None = None

@@ -107,7 +107,7 @@ def _snapshot(world: World, recording: Recording, sections: Sequence[Section]) -
 def _world_line(world: World) -> WorldLine:
     return WorldLine(
         size=world.size,
-        nodes=tuple(dict.fromkeys(node for node, _ in world.hosts)),
+        hosts=tuple(dict.fromkeys(node for node, _ in world.hosts)),
         launcher=world.launcher,
         backend=world.backend,
         leaves=leaves_of(world),
@@ -118,7 +118,7 @@ def _world_line(world: World) -> WorldLine:
 def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
     """Ranks that errors or warnings blame, and all of a host that is blamed as a whole."""
     told = [finding for finding in findings if finding.severity is not Severity.NOTE]
-    nodes = {node for finding in told if not finding.ranks for node in finding.nodes}
+    nodes = {node for finding in told if not finding.ranks for node in finding.hosts}
     theirs = (rank for (name, _), ranks in world.hosts.items() if name in nodes for rank in ranks)
     return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
 
@@ -206,7 +206,7 @@ def _skip_of(seen: Seen[Any]) -> Skip | None:
 def _rank_rows(world: World, judged: Sequence[Judged]) -> tuple[dict[str, Scalar], ...]:
     rows: list[dict[str, Scalar]] = []
     for rank, place in sorted(world.places.items()):
-        row: dict[str, Scalar] = {"rank": rank, "local_rank": place.local_rank, "node": place.node, "gpu_uuid": None}
+        row: dict[str, Scalar] = {"rank": rank, "local_rank": place.local_rank, "host": place.host, "gpu_uuid": None}
         for own in judged:
             row.update(own.added.columns.get(rank, {}))
         rows.append(row)

@@ -55,7 +55,7 @@ def sort_hosts(
     told = notes if world.options.need_nodes is not None else ()
     # On a single host a slow rank is compared with its neighbours, and no other host is left.
     slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
-    line = HostsLine(bad=bad, good=good, slow=slow, notes=notes)
+    line = HostsLine(failing=bad, healthy=good, slow=slow, notes=notes)
     return line, (*_nowhere(world, recording, errors), *told)
 
 
@@ -65,7 +65,7 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
     for finding in findings:
         share = slower_share(finding)
         if finding.severity is Severity.WARNING and share is not None:
-            shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.nodes}
+            shares |= {node: max(share, shares.get(node, 0.0)) for node in finding.hosts}
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
@@ -81,13 +81,13 @@ def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> Hos
     for row in rows:
         rate = row.get("host_busbw_bytes_per_s")
         if isinstance(rate, int | float):
-            best[row["node"]] = rate
-    return structs.replace(hosts, good=tuple(sorted(hosts.good, key=lambda name: -best.get(name, 0.0))))
+            best[row["host"]] = rate
+    return structs.replace(hosts, healthy=tuple(sorted(hosts.healthy, key=lambda name: -best.get(name, 0.0))))
 
 
 def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
     """The hosts under each leaf switch: from the user's file, else as the ranks tell."""
-    told = {arrival.place.node: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
+    told = {arrival.place.host: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
     leaves: dict[str, list[str]] = {}
     for host, leaf in (world.given_leaves or told).items():
         leaves.setdefault(leaf, []).append(host)
@@ -96,7 +96,7 @@ def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
 
 def _hosts_of(world: World, finding: Finding) -> tuple[str, ...]:
     """The hosts that a finding names."""
-    return tuple(filter(_HOST_NAME.fullmatch, (*finding.nodes, *world.nodes_of(finding.ranks))))
+    return tuple(filter(_HOST_NAME.fullmatch, (*finding.hosts, *world.hosts_of(finding.ranks))))
 
 
 def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:
@@ -124,7 +124,7 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
         return "no host is listed as healthy, because the recording has no end"
     if any(event.kind is EventKind.BUDGET for event in recording.events):
         return "no host is listed as healthy, because the time limit was reached before all checks ran"
-    open_ones = [f for f in errors if not (f.ranks or f.nodes or f.links)]
+    open_ones = [f for f in errors if not (f.ranks or f.hosts or f.links)]
     if open_ones:
         return f"no host is listed as healthy, because {open_ones[0].code} blames no rank or host: {open_ones[0].title}"
     if not errors and verdict is Verdict.UNKNOWN:
@@ -144,7 +144,7 @@ def _neither(names: Sequence[str]) -> str:
 def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:
     """Blamed ranks that never joined and whose hosts are not known cannot be excluded."""
     absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT}
-    blamed = {rank for f in errors if not f.nodes for rank in f.ranks if rank in absent}
+    blamed = {rank for f in errors if not f.hosts for rank in f.ranks if rank in absent}
     unknown = sorted(blamed - world.arrivals.keys())
     if not unknown:
         return ()

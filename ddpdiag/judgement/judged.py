@@ -108,7 +108,7 @@ class Judged(Struct, frozen=True, kw_only=True):
     def slowing(self) -> Iterator[Finding]:
         """Warnings that name a host or rank which slows the job down."""
         warnings = (finding for finding in self.findings if finding.severity is Severity.WARNING)
-        return (own for own in warnings if self._declared(own).slows and (own.ranks or own.nodes))
+        return (own for own in warnings if self._declared(own).slows and (own.ranks or own.hosts))
 
     def effect_of(self, finding: Finding) -> Effect:
         """What the check declares that one of its findings means for the verdict."""

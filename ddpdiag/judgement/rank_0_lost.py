@@ -31,7 +31,7 @@ def _losses(recording: Recording, reporters: Set[int], seconds: float) -> Iterat
     for rank, arrival in recording.arrivals.items():
         if rank not in reporters and rank not in explained:
             why = "it did not record the loss of rank 0"
-            yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, node=arrival.place.node, detail=why)
+            yield Event(kind=EventKind.LOST, rank=rank, seconds=seconds, host=arrival.place.host, detail=why)
 
 
 def _ranks(recording: Recording, kind: EventKind) -> set[int | None]:

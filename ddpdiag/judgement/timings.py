@@ -156,7 +156,7 @@ def _waits(arrivals: Mapping[int, Arrival], late: Iterable[Late]) -> Iterator[Wa
         first = arrivals.get(ranks[0]) if ranks and not most.code else None
         yield Wait(
             ranks=ranks,
-            nodes=tuple(dict.fromkeys(arrivals[rank].place.node for rank in ranks if rank in arrivals)),
+            hosts=tuple(dict.fromkeys(arrivals[rank].place.host for rank in ranks if rank in arrivals)),
             seconds=sum(one.seconds for one in own),
             times=len(own),
             code=most.code,
@@ -338,7 +338,7 @@ def _lane(recording: Recording, rank: int, bars: Sequence[Bar], own: Mapping[int
     told = layout[rank] if 0 <= rank < len(layout) else "?"
     return Lane(
         rank=rank,
-        node=arrival.place.node if arrival else told,
+        host=arrival.place.host if arrival else told,
         arrived_seconds=known(arrival.seconds) if arrival else None,
         gone_seconds=gone,
         seconds=tuple(known(own[bar.number].seconds) if bar.number in own else None for bar in bars),

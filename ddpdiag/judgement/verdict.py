@@ -141,16 +141,16 @@ def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
 def who(world: World) -> str:
     """Such as "4 ranks on 2 hosts"; "host n7" where it was tested alone."""
     if world.options.alone:
-        return f"host {world.node_of(0)}"
+        return f"host {world.host_of(0)}"
     return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
 
 
 def _unfit(world: World, fatal: Sequence[Finding], *, trained: bool) -> str:
     """The first finding that names a rank, host or link; of several findings of one code, all their hosts."""
-    first = next((f for f in fatal if f.ranks or f.nodes or f.links), fatal[0])
+    first = next((f for f in fatal if f.ranks or f.hosts or f.links), fatal[0])
     alike = [finding for finding in fatal if finding.code == first.code]
-    hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.nodes))
-    if len(alike) == 1 or len(hosts) == 1 or not all(finding.nodes for finding in alike):
+    hosts = tuple(dict.fromkeys(node for finding in alike for node in finding.hosts))
+    if len(alike) == 1 or len(hosts) == 1 or not all(finding.hosts for finding in alike):
         alike, what = [first], first.title
     else:
         share = f"{len(hosts):,} of {count(len(world.hosts), 'host')} fail"
@@ -199,7 +199,7 @@ def _fit(
 def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
     """Such as "rank 3 on n1 makes the job up to 2.5 times slower", or "2 of 8 hosts slow the job down"."""
     ranks = sorted({rank for finding in slowing for rank in finding.ranks})
-    hosts = tuple(dict.fromkeys(name for own in slowing for name in own.nodes or world.nodes_of(own.ranks)))
+    hosts = tuple(dict.fromkeys(name for own in slowing for name in own.hosts or world.hosts_of(own.ranks)))
     few = ""
     if all(finding.ranks for finding in slowing) and len(ranks) <= _FEW:
         who, number = f"{ranks_text(ranks)} on {names_text(hosts)}", len(ranks)
@@ -236,19 +236,19 @@ def verdict_of_needed_hosts(
     need = options.need_nodes
     if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
         return whole
-    names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.bad])
-    healthy = "is healthy" if len(hosts.good) == 1 else "are healthy"
-    said = f"{len(hosts.good)} of {count(len(names), 'host')} {healthy}, {need} needed"
-    if whole.verdict is Verdict.FIT and hosts.bad and len(hosts.good) < need:  # warnings, with --strict
+    names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.failing])
+    healthy = "is healthy" if len(hosts.healthy) == 1 else "are healthy"
+    said = f"{len(hosts.healthy)} of {count(len(names), 'host')} {healthy}, {need} needed"
+    if whole.verdict is Verdict.FIT and hosts.failing and len(hosts.healthy) < need:  # warnings, with --strict
         return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
-    if len(names) - len(hosts.bad) < need and recording.end is not None and not _nowhere(world, recording):
+    if len(names) - len(hosts.failing) < need and recording.end is not None and not _nowhere(world, recording):
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), f"{said}. {whole.sentence}")
-    if len(hosts.good) < need and whole.verdict is Verdict.FIT:
+    if len(hosts.healthy) < need and whole.verdict is Verdict.FIT:
         sentence = f"{said}; whether the others are healthy is not known. {whole.sentence}"
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
-    if len(hosts.good) < need or (whole.verdict is Verdict.FIT and not hosts.bad):
+    if len(hosts.healthy) < need or (whole.verdict is Verdict.FIT and not hosts.failing):
         return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
-    good = frozenset(hosts.good)
+    good = frozenset(hosts.healthy)
     left = names_text([name for name in names if name not in good])
     return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", workarounds or {})
 
@@ -304,7 +304,7 @@ def _nowhere(world: World, recording: Recording) -> list[int]:
 def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:
     """Does it name one of these hosts, or none at all?"""
     ends = [end for link in finding.links for end in link.split(" -> ")]
-    named = (*finding.nodes, *world.nodes_of(finding.ranks), *ends)
+    named = (*finding.hosts, *world.hosts_of(finding.ranks), *ends)
     return not named or any(name in good for name in named)
 
 

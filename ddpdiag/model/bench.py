@@ -420,7 +420,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
     collective: str
     rank: int
     local_rank: int | None
-    node: str
+    host: str
     device: str
     gpu_uuid: str | None
     pci: str | None

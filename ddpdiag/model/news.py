@@ -80,7 +80,7 @@ class Pending(Struct, frozen=True, kw_only=True):
     ranks: int
     done: int
     awaited: tuple[int, ...]
-    nodes: tuple[str, ...]
+    hosts: tuple[str, ...]
 
 
 class Progressed(Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ class Options(Struct, frozen=True, kw_only=True):
     port_range: str | None = None
     job_left_seconds: float | None = None
     wanted_budget_seconds: float | None = None
-    uses_workarounds: bool = field(default=False, name="exports")
+    uses_workarounds: bool = False
     topology: dict[str, str] = field(default_factory=dict)
     need_nodes: int | None = None
     settings: dict[str, str] = field(default_factory=dict)

@@ -61,7 +61,7 @@ class Event(Struct, frozen=True, kw_only=True, tag="event"):
     rank: int | None = None
     seconds: float = 0.0
     detail: str = ""
-    node: str = ""
+    host: str = ""
     answers: bool | None = None
     reporter: int | None = None
 

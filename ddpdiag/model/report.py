@@ -21,7 +21,7 @@ class Severity(Enum):
 
     ERROR = "error"
     WARNING = "warning"
-    NOTE = "info"
+    NOTE = "note"
 
 
 class Verdict(Enum):
@@ -46,11 +46,11 @@ class Finding(Struct, frozen=True, kw_only=True):
     title: str
     message: str
     ranks: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
     evidence: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
-    fix: str = field(default="", name="remedy")
+    fix: str = ""
     env: dict[str, str | None] = field(default_factory=dict)
     of_the_run: bool = False
     guess: str = ""
@@ -79,7 +79,7 @@ class WorldLine(Struct, frozen=True, kw_only=True):
     """
 
     size: int
-    nodes: tuple[str, ...]
+    hosts: tuple[str, ...]
     launcher: str
     backend: str
     leaves: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class StageLine(Struct, frozen=True, kw_only=True):
     seconds: float
     severity: Severity | None = None
     codes: tuple[str, ...] = ()
-    note: str = field(default="", name="remark")
+    note: str = ""
 
 
 class CheckLine(Struct, frozen=True, kw_only=True):
@@ -140,18 +140,18 @@ class HostKind(Struct, frozen=True, kw_only=True):
 
 
 class HostsLine(Struct, frozen=True, kw_only=True):
-    """Hosts to leave out of the next job (`bad`), and healthy ones: no error or warning blames them, and they took part
-    to the end.
+    """Hosts to leave out of the next job (`failing`), and `healthy` ones.
 
-    Where pairs of hosts were measured, the fastest of the good ones come first. `slow` are hosts that only warnings
+    No error or warning blames a healthy host, and it took part to the end.
+    Where pairs of hosts were measured, the fastest of the healthy ones come first. `slow` are hosts that only warnings
     name, with the share by which each is slower than most: the job runs, and waits for them. `notes` say why hosts
-    are in neither list, and what the good ones were not tested with.
+    are in neither list, and what the healthy ones were not tested with.
     """
 
-    bad: tuple[str, ...] = ()
-    good: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
+    healthy: tuple[str, ...] = ()
     slow: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = field(default=(), name="remarks")
+    notes: tuple[str, ...] = ()
 
 
 # What ranks run with: versions, variables, and lines of NCCL's configuration files -----------------------------------
@@ -215,7 +215,7 @@ class Lane(Struct, frozen=True, kw_only=True):
     """
 
     rank: int
-    node: str
+    host: str
     arrived_seconds: float | None
     gone_seconds: float | None = None
     seconds: tuple[float | None, ...] = ()
@@ -265,7 +265,7 @@ class Wait(Struct, frozen=True, kw_only=True):
     """
 
     ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
+    hosts: tuple[str, ...]
     seconds: float
     times: int
     code: str = ""
@@ -318,7 +318,7 @@ class Report(Struct, frozen=True, kw_only=True):
     bench: BenchReport | None = None
     train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()
-    workarounds: dict[str, str | None] = field(default_factory=dict, name="exports")
+    workarounds: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None
     timeline: Timeline | None = None
     settings: tuple[Setting, ...] = ()

@@ -15,7 +15,7 @@ class Place(Struct, frozen=True, kw_only=True, gc=False):
 
     rank: int
     world_size: int
-    node: str
+    host: str
     launcher: str
     local_rank: int | None = None
     local_world_size: int | None = None
@@ -56,7 +56,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     @property
     def host(self) -> tuple[str, str]:
         """What tells hosts apart: two may share a name, and containers of one host its boot id."""
-        return self.place.node, self.host_id
+        return self.place.host, self.host_id
 
 
 NOTHING = Raw(b"null")  # an empty Raw would be written as no JSON at all
@@ -204,8 +204,8 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
     detail: str = ""
     told: bool = False
     process: ProcessState | None = None
-    collectives: tuple[Collective, ...] | None = field(default=None, name="flight")
-    no_collectives: str = field(default="", name="no_flight")
+    collectives: tuple[Collective, ...] | None = None
+    no_collectives: str = ""
     so_far: Raw = NOTHING
     ras: str = ""
     survivors: tuple[ProcessState, ...] = ()

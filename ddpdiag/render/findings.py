@@ -174,7 +174,7 @@ def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
 
 
 def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node for finding in findings for node in finding.nodes))
+    return tuple(dict.fromkeys(node for finding in findings for node in finding.hosts))
 
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:

@@ -54,9 +54,9 @@ def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[
 
 def _world(report: Report) -> str:
     world = report.world
-    hosts = fold_hosts(world.nodes, limit=_VALUES)
+    hosts = fold_hosts(world.hosts, limit=_VALUES)
     parts = [
-        f"{count(world.size, 'rank')} on {count(len(world.nodes), 'host')} ({name(hosts, 600)})",
+        f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')} ({name(hosts, 600)})",
         name(world.launcher),
         name(world.backend),
         f"took {seconds(report.seconds)} (limit {seconds(report.budget_seconds)})",

@@ -98,7 +98,7 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
     return any(
         finding.severity is not Severity.NOTE
         and finding.code.startswith(family)
-        and (not finding.nodes or not own.hosts or not {*finding.nodes}.isdisjoint(own.hosts))
+        and (not finding.hosts or not own.hosts or not {*finding.hosts}.isdisjoint(own.hosts))
         for finding in findings
     )
 

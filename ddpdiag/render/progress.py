@@ -138,7 +138,7 @@ def pending_words(pending: Pending) -> str:
     text = f"{pending.done:,} of {count(pending.ranks, 'rank')} done"
     if not pending.awaited or len(pending.awaited) == pending.ranks:
         return text
-    hosts = f" on {one_line(fold_hosts(pending.nodes, limit=_HOSTS_SHOWN))}" if pending.nodes else ""
+    hosts = f" on {one_line(fold_hosts(pending.hosts, limit=_HOSTS_SHOWN))}" if pending.hosts else ""
     return f"{text}, waiting for {ranks_text(pending.awaited, limit=_RANKS_SHOWN)}{hosts}"
 
 

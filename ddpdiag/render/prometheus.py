@@ -21,7 +21,7 @@ from ddpdiag.model import Report, Verdict
 from ddpdiag.render import Feature, Sample, Sections
 from ddpdiag.render.page import one_line
 
-_WHO = ("rank", "local_rank", "node", "gpu_uuid")
+_WHO = ("rank", "local_rank", "host", "gpu_uuid")
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
 # Ours, and what Prometheus calls them.
 _UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
@@ -68,7 +68,7 @@ def _samples(report: Report, features: Sequence[Feature | Sections]) -> Iterator
             family, labels = _spelled(name)
             yield Sample(family, f"The run's {name}.", value, labels)
     for row in report.ranks:
-        who = {"host" if name == "node" else name: row.get(name) for name in _WHO}
+        who = {"host" if name == "host" else name: row.get(name) for name in _WHO}
         labels = {name: "" if value is None else str(value) for name, value in who.items()}
         for name, value in row.items():
             if name not in _WHO and isinstance(value, int | float):
@@ -88,13 +88,13 @@ def _run(report: Report) -> Iterator[Sample]:
     yield Sample("run_exit_code", "Exit code: 0 FIT, 1 UNFIT, 2 usage, 3 UNKNOWN.", report.exit_code, {})
     yield Sample("world_ranks", "Ranks that are expected.", world.size, {})
     yield Sample("world_ranks_present", "Ranks that joined.", len(report.ranks), {})
-    yield Sample("world_hosts", "Hosts with a rank that joined.", len(world.nodes), {})
+    yield Sample("world_hosts", "Hosts with a rank that joined.", len(world.hosts), {})
     for verdict in Verdict:
         own = {"verdict": verdict.value}
         yield Sample("verdict", "1 for the verdict of the run, 0 for the others.", verdict is report.verdict, own)
     says = "1 where the verdict is fit and a host or rank slows the job down, else 0."
     yield Sample("degraded", says, report.degraded, {})
-    for state, hosts in (("bad", report.hosts.bad), ("good", report.hosts.good)):
+    for state, hosts in (("bad", report.hosts.failing), ("good", report.hosts.healthy)):
         for host in hosts:
             says = "1 for a failing host (with --strict, also by a warning), 0 for a healthy one."
             yield Sample("host_bad", says, state == "bad", {"host": host})
@@ -113,7 +113,7 @@ def _stages_checks_and_findings(report: Report) -> Iterator[Sample]:
             )
     # A finding that blames several hosts counts on each; one that blames none has an empty host.
     found = Counter(
-        (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.nodes or ("",)
+        (finding.code, finding.severity.value, host) for finding in report.findings for host in finding.hosts or ("",)
     )
     for (code, severity, host), count in found.items():
         own = {"code": code, "severity": severity, "host": host}

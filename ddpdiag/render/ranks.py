@@ -46,7 +46,7 @@ _MEANINGS = (
 
 # Columns that are empty on ranks that have nothing to say there.
 _OPTIONAL = ("transport",)
-_IDENTITY = ("rank", "local_rank", "node", "gpu_uuid")
+_IDENTITY = ("rank", "local_rank", "host", "gpu_uuid")
 _ORDER = (Severity.ERROR, Severity.WARNING, None)
 WORST_SHOWN = 8
 # CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
@@ -73,8 +73,8 @@ def blamed(findings: Sequence[Finding], rows: Iterable[Row]) -> dict[int, Severi
     marks: dict[int, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         own = [finding for finding in findings if finding.severity is severity]
-        hosts = {node for finding in own if not finding.ranks for node in finding.nodes}
-        theirs = (row.get("rank") for row in rows if row.get("node") in hosts) if hosts else ()
+        hosts = {node for finding in own if not finding.ranks for node in finding.hosts}
+        theirs = (row.get("rank") for row in rows if row.get("host") in hosts) if hosts else ()
         named = (rank for finding in own for rank in finding.ranks)
         marks.update(dict.fromkeys((*named, *(rank for rank in theirs if isinstance(rank, int))), severity))
     return marks
@@ -84,11 +84,11 @@ def _by_host(lines: Iterable[Line], names: Sequence[str]) -> list[Line]:
     """Ranks of one host of which all figures are the same as one line."""
     groups: dict[tuple[object, ...], list[Line]] = {}
     for line in lines:
-        groups.setdefault((line.row.get("node"), line.mark, *map(line.row.get, names)), []).append(line)
+        groups.setdefault((line.row.get("host"), line.mark, *map(line.row.get, names)), []).append(line)
     together: list[Line] = []
     for first, *others in groups.values():
         ranks = [rank for line in (first, *others) if isinstance(rank := line.row.get("rank"), int)]
-        if not others or len(ranks) <= len(others) or first.row.get("node") is None:
+        if not others or len(ranks) <= len(others) or first.row.get("host") is None:
             together.append(first)
         else:
             row = {**first.row, "local_rank": None, "gpu_uuid": None}
@@ -116,7 +116,7 @@ def _in_turns(lines: Iterable[Line]) -> list[Line]:
     seen: Counter[tuple[object, ...]] = Counter()
     turns: list[tuple[int, int, Line]] = []
     for line in lines:
-        own = (line.mark, line.row.get("node"))
+        own = (line.mark, line.row.get("host"))
         turns.append((_ORDER.index(line.mark), seen[own] if line.mark else 0, line))
         seen[own] += 1
     return [line for *_, line in sorted(turns, key=lambda turn: turn[:2])]
@@ -199,7 +199,7 @@ class Ranks:
     @cached_property
     def hosts(self) -> Short:
         """The names of the hosts in the table."""
-        names = [one_line(node) for row in self.shown if isinstance(node := row.get("node"), str)]
+        names = [one_line(node) for row in self.shown if isinstance(node := row.get("host"), str)]
         return shortened(names) if self.brief and not self.details else Short(dict(zip(names, names, strict=True)))
 
     @property
@@ -261,7 +261,7 @@ def _identity(ranks: Ranks, absent: str) -> list[Column]:
         columns.insert(0, Column("", tuple(m for m, _ in seen), right=False, styles=tuple(s for _, s in seen)))
     if ranks.details:
         columns.append(Column("local", tuple(_word(line.row.get("local_rank"), absent) for line in lines), right=True))
-    hosts = (_word(line.row.get("node"), absent) for line in lines)
+    hosts = (_word(line.row.get("host"), absent) for line in lines)
     short = ranks.hosts.names
     columns.append(Column("host", tuple(short.get(host, host) for host in hosts), right=False, whole=whole))
     if not (ranks.details and ranks.brief) and (gpus := _gpus(ranks, absent)) is not None:

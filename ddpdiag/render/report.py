@@ -117,7 +117,7 @@ def _hosts_text(hosts: Sequence[str]) -> str:
 
 def _pairs(matrices: Sequence[Alike], findings: Sequence[Finding]) -> Iterator[Block]:
     """The matrices of rates, those of blamed hosts first; of hosts that are alike one."""
-    nodes = {node for finding in findings for node in finding.nodes}
+    nodes = {node for finding in findings for node in finding.hosts}
     drawable = [own for own in matrices if _is_drawable(own.matrix)]
     shown = sorted(drawable, key=lambda own: bool(own.hosts) and nodes.isdisjoint(own.hosts))[:_MATRICES_SHOWN]
     if matrices:
@@ -196,7 +196,7 @@ def _rank(place: int, ranks: Ranks, slow: Mapping[str, frozenset[int]], *, has_g
     return (
         row.get("rank"),
         Cell("; ".join(words), mark) if words else "not blamed",
-        row.get("node"),
+        row.get("host"),
         *([row.get("gpu_uuid")] if has_gpus else []),
         *(Cell(row.get(name), Mark.WARNING) if name in outlying else row.get(name) for name in ranks.names),
     )
@@ -207,7 +207,7 @@ def _never_joined(report: Report) -> Iterator[tuple[int, str | None]]:
     lanes = report.timeline.lanes if report.timeline is not None else ()
     for lane in lanes:
         if lane.arrived_seconds is None:
-            yield lane.rank, lane.node.strip("?") or None
+            yield lane.rank, lane.host.strip("?") or None
 
 
 def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
@@ -290,7 +290,7 @@ def time_spent(report: Report, *, details: bool = True) -> Iterator[str]:
     least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
     names = {check.code: check.name for check in report.checks}
     for wait in [wait for wait in timings.waits if wait.seconds >= least][:_WAITS_SHOWN]:
-        hosts = f" on {fold_hosts(wait.nodes, limit=_WAITS_SHOWN)}" if wait.nodes else ""
+        hosts = f" on {fold_hosts(wait.hosts, limit=_WAITS_SHOWN)}" if wait.hosts else ""
         ranks = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
         check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
         place = f"in {check}" if check else "at the start"
@@ -319,12 +319,12 @@ def _topology(report: Report, matrices: Sequence[Alike]) -> Iterator[Block]:
 def _hosts(report: Report) -> Table:
     rows: dict[str, list[Row]] = {}
     for row in report.ranks:
-        rows.setdefault(str(row.get("node")), []).append(row)
+        rows.setdefault(str(row.get("host")), []).append(row)
     # The worst that each host is blamed for.
     worst: dict[str, Severity] = {}
     for severity in (Severity.WARNING, Severity.ERROR):
         worst |= {
-            node: severity for finding in report.findings if finding.severity is severity for node in finding.nodes
+            node: severity for finding in report.findings if finding.severity is severity for node in finding.hosts
         }
     leaf_of = {host: leaf for leaf, hosts in report.world.leaves.items() for host in hosts}
     ranking = [SEVERITIES.index(worst.get(host, Severity.NOTE)) for host in rows]

@@ -56,11 +56,11 @@ def exclude_lines(report: Report) -> tuple[tuple[str, str], ...]:
 
     Nothing where there is no other host. The line is srun's where Slurm runs the job; elsewhere it is the list.
     """
-    bad, slow = report.hosts.bad, tuple(name for name in report.hosts.slow if name not in report.hosts.bad)
-    if len(report.world.nodes) < 2 and not report.world.scheduler:
+    bad, slow = report.hosts.failing, tuple(name for name in report.hosts.slow if name not in report.hosts.failing)
+    if len(report.world.hosts) < 2 and not report.world.scheduler:
         return ()
     # The others may be no better where half of the hosts are slow.
-    few = 2 * len(slow) < len(report.world.nodes)
+    few = 2 * len(slow) < len(report.world.hosts)
     return (*([_without_failing(report, bad)] if bad else ()), *([_without_slow(report, slow)] if slow and few else ()))
 
 
@@ -85,7 +85,7 @@ def _without_slow(report: Report, slow: Sequence[str]) -> tuple[str, str]:
     share = max(report.hosts.slow[name] for name in slow)
     are = "host is" if len(slow) == 1 else "hosts are up to"
     told = f"{len(slow):,} {are} {times_text(1 / max(1 - share, 1e-6))} slower than the others"
-    bad = report.hosts.bad
+    bad = report.hosts.failing
     listed = fold_hosts((*bad, *slow) if report.world.scheduler else slow)
     if not report.world.scheduler:
         return f"{told}:", listed

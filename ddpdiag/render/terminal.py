@@ -120,10 +120,10 @@ def write_inventory(page: Page, report: Report, *, details: bool) -> None:
 def _world(report: Report) -> str:
     """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
     world = report.world
-    hosts = one_line(fold_hosts(world.nodes, limit=LIST_SHOWN))
+    hosts = one_line(fold_hosts(world.hosts, limit=LIST_SHOWN))
     if world.launcher == ALONE:
         return f"host {hosts} alone"
-    on_hosts = f" on {count(len(world.nodes), 'host')} ({hosts})" if world.nodes else ", no host known"
+    on_hosts = f" on {count(len(world.hosts), 'host')} ({hosts})" if world.hosts else ", no host known"
     words = (count(world.size, "rank") + on_hosts, one_line(world.launcher), one_line(world.backend))
     return ", ".join(filter(None, words))
 
@@ -177,14 +177,16 @@ def _style(report: Report) -> str:
 def _write_first_fix(page: Page, report: Report) -> None:
     """What to do about the error that the verdict names, where its finding has long left the screen."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
-    first = next((finding for finding in errors if finding.ranks or finding.nodes or finding.links), None)
+    first = next((finding for finding in errors if finding.ranks or finding.hosts or finding.links), None)
     first = first or next(iter(errors), None)
     if first is None or not first.fix or page.lines <= SCREEN_LINES:
         return
-    alike = {node for finding in errors if finding.code == first.code for node in finding.nodes}
+    alike = {node for finding in errors if finding.code == first.code for node in finding.hosts}
     all_out = ""
-    if not alike.issubset(first.nodes) and exclude_lines(report):
-        all_out = f"Leave the {count(len(report.hosts.bad), 'bad host')} out (see above). For each, as for the first: "
+    if not alike.issubset(first.hosts) and exclude_lines(report):
+        all_out = (
+            f"Leave the {count(len(report.hosts.failing), 'bad host')} out (see above). For each, as for the first: "
+        )
     page.write(all_out + first.fix, lead="Fix: ", lead_style="bold")
     for line in shell_lines(first.env):
         page.verbatim(line, indent=4)

@@ -313,7 +313,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         coordinator=run.launch.coordinator,
         agent_store=run.launch.agent_store,
         lacks=run.launch.lacks,
-        leaf=leaf_of(os.environ, place.node),
+        leaf=leaf_of(os.environ, place.host),
         slurm=job_and_step(os.environ),
         up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
     )

@@ -79,7 +79,7 @@ def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[
         fleet, recording = _recorded(wanted, faults, seed)
         report = judge(recording, all_checks())
         words = Counter(finding.code for finding in report.findings)
-        named = {node for finding in report.findings if finding.code in _BLAMING for node in finding.nodes}
+        named = {node for finding in report.findings if finding.code in _BLAMING for node in finding.hosts}
         failing = {host_name(host) for host in fleet.failing}
         sums += Counter(
             false=len(named - failing),

@@ -258,7 +258,7 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
             place = Place(
                 rank=rank,
                 world_size=fleet.hosts * ranks_per_host,
-                node=name,
+                host=name,
                 launcher="simulated",
                 local_rank=local_rank,
                 local_world_size=ranks_per_host,

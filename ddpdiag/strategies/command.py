@@ -119,7 +119,7 @@ def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outp
     report = judge(
         compare,
         rounds.starts,
-        host=launch.place.node,
+        host=launch.place.host,
         cores=len(os.sched_getaffinity(0)),
         seconds=time.monotonic() - begin,
         stop_signal=signals.told,

@@ -291,7 +291,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
     what, verb = _what(seen, run), run.ended.value
-    who = f"{ranks_text(ranks)} on {', '.join(seen.world.nodes_of(ranks))}" if ranks else ""
+    who = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
     reason = begun(run.reason.rstrip("."))
     if who:
         its_own = run.reason.startswith("it ")
@@ -320,5 +320,5 @@ def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if first.error.startswith("DataError"):
         return "Copy the files of digits again, or omit --data-dir to train on the images in ddpdiag."
     if run.job.strategy is Strategy.SINGLE:
-        return f"Run `ddpdiag check` on {seen.world.node_of(first.rank)} alone: no other host took part."
+        return f"Run `ddpdiag check` on {seen.world.host_of(first.rank)} alone: no other host took part."
     return _CHECK

@@ -83,7 +83,7 @@ def arrival_of(rank: int, size: int) -> Arrival:
     place = Place(
         rank=rank,
         world_size=size,
-        node=f"n{node:05d}",
+        host=f"n{node:05d}",
         launcher="slurm",
         local_rank=local,
         local_world_size=min(RANKS_PER_HOST, size - node * RANKS_PER_HOST),

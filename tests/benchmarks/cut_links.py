@@ -46,7 +46,7 @@ def run(count: int, fault: str, moment: float) -> tuple[str, ...]:
         took = time.monotonic() - begin
         timer.cancel()
     errors = [finding for finding in report["findings"] if finding["severity"] in ("error", "warning")]
-    blamed = sorted({host for finding in errors for host in finding["nodes"]})
+    blamed = sorted({host for finding in errors for host in finding["hosts"]})
     links = sorted({link for finding in errors for link in finding["links"]})
     codes = dict.fromkeys(finding["code"] for finding in errors)
     wrong = sorted({*blamed} - {"h1", "h2"})

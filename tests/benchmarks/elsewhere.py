@@ -130,7 +130,7 @@ def by_us(name: str, fault: Fault, folder: Path) -> Said:
     """The check."""
     result = run(name, fault, folder)
     counted = result.expected or result.errors
-    named = sorted({str(who) for finding in counted for key in ("links", "nodes") for who in finding[key]})
+    named = sorted({str(who) for finding in counted for key in ("links", "hosts") for who in finding[key]})
     ranks = sorted({rank for finding in counted for rank in finding["ranks"]})
     codes = ", ".join(dict.fromkeys(finding["code"] for finding in result.expected or result.errors))
     whom = ", ".join([*(f"rank {rank}" for rank in ranks), *named]) or "nobody"
@@ -230,7 +230,7 @@ def _read(command: str, fault: Fault, running: Launched, *, over: bool) -> Said:
     errors = [error for said in text.values() for error in (_ERROR.findall(said) or _ABORTED.findall(said))]
     words = max(errors, key=errors.count)[:110] if errors else ""
     guilty = {f"rank {rank}" for rank in fault.blame.ranks} or {
-        f"rank {rank}" for rank in range(fault.bed.size) if f"h{fault.bed.host_of(rank)}" in fault.blame.nodes
+        f"rank {rank}" for rank in range(fault.bed.size) if f"h{fault.bed.host_of(rank)}" in fault.blame.hosts
     }
     right = failed and named == guilty and bool(guilty)
     seconds = running.seconds if over else PATIENCE_SECONDS

@@ -127,7 +127,7 @@ def outcome(kind: str, findings: list[dict]) -> str:
     own = [finding for finding in findings if finding["code"] in ("TRN003.straggler", "TRN003.network")]
     if not own:
         return "nobody"
-    named = [finding for finding in own if finding["ranks"] == [SLOW_RANK] or finding["nodes"] == [f"h{SLOW_RANK}"]]
+    named = [finding for finding in own if finding["ranks"] == [SLOW_RANK] or finding["hosts"] == [f"h{SLOW_RANK}"]]
     if len(named) < len(own):
         return "others"
     return "right" if all(finding["evidence"]["class"] == kind for finding in named) else "class"

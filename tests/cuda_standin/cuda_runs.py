@@ -11,7 +11,7 @@ from jobs import CHECK, Job, by_hand, free_port
 
 # The start of the interpreter and the way out, with another run beside this one.
 AROUND_SECONDS = 30.0
-_SEVERITIES = ("info", "warning", "error")
+_SEVERITIES = ("note", "warning", "error")
 # What the machine lacks, and no finding about GPUs: fewer cores and less memory than GPUs need, and other runs beside.
 _OF_THE_MACHINE = {"HST001.oversubscribed", "HST002.short", "HST003.short", "TRN001.stolen-cores"}
 
@@ -65,7 +65,7 @@ class CudaResult:
     def is_fixed(self) -> bool:
         """Is the fix advised, in words or as a variable?"""
         name, _, value = self.fault.fix.partition("=")
-        texts = " ".join(str(finding["remedy"]) for finding in self.expected)
+        texts = " ".join(str(finding["fix"]) for finding in self.expected)
         return self.fault.fix in texts or any((own["env"] or {}).get(name) == value for own in self.expected)
 
     @property
@@ -77,7 +77,7 @@ class CudaResult:
     def flaws(self) -> list[str]:
         """What is wrong with it, in words; nothing if all is as it should be."""
         fault, code = self.fault, self.report["exit_code"] if self.report else None
-        found = sorted({finding["code"] for finding in self.findings if finding["severity"] != "info"})
+        found = sorted({finding["code"] for finding in self.findings if finding["severity"] != "note"})
         texts = " ".join(f"{own['code']} {own['remedy']} {own['env']}" for own in self.findings)
         wrong = [word for word in fault.never if word in texts]
         flaws = {

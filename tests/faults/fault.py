@@ -7,7 +7,7 @@ fault has:
         "rank_segfaults": Fault(
             about='A rank crashes in its first all-reduce (G9): the others only see "Connection closed by peer".',
             expect=("RUN003.died",),             # any of these codes, with at least `severity`
-            blame=Blame(ranks={2}),              # exactly these; Blame(nodes={"h1"}), Blame(links={"h0 -> h1"}), NOBODY
+            blame=Blame(ranks={2}),              # exactly these; Blame(hosts={"h1"}), Blame(links={"h0 -> h1"}), NOBODY
             inject="segv 2",                     # a fault inside of a process: see tests/inject/sitecustomize.py
             before=None, when_reached=None,      # what is done from outside: functions, see below
             bed=Bed(ranks=(2, 2)),               # two hosts with two ranks each, started by torchrun: see launch.Bed
@@ -54,7 +54,7 @@ class Blame:
     """
 
     ranks: Set[int] = frozenset()
-    nodes: Set[str] = frozenset()
+    hosts: Set[str] = frozenset()
     links: Set[str] = frozenset()
     tolerated: Set[str] = frozenset()
 

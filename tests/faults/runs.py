@@ -24,7 +24,7 @@ GALLERY = Path(__file__).parent / "gallery"
 AT_ONCE = 3
 # The start of the interpreter and of torchrun, and the way out, with other runs beside this one.
 AROUND_SECONDS = 20.0
-_SEVERITIES = ("info", "warning", "error")
+_SEVERITIES = ("note", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ class Result:
         """Do the findings that count name exactly whom they must?"""
         blame = self.fault.blame
         counted = self.errors if self.fault.severity == "error" else self.expected
-        named = {key: {name for finding in counted for name in finding[key]} for key in ("ranks", "nodes", "links")}
+        named = {key: {name for finding in counted for name in finding[key]} for key in ("ranks", "hosts", "links")}
         if not self.fault.expect:
             return True  # whoever is named all the same is innocent
         if blame.links:  # neither end alone is to blame
-            return named["links"] == set(blame.links) and not named["nodes"] - set(blame.tolerated)
-        if blame.nodes:
-            return named["nodes"] - set(blame.tolerated) == set(blame.nodes)
+            return named["links"] == set(blame.links) and not named["hosts"] - set(blame.tolerated)
+        if blame.hosts:
+            return named["hosts"] - set(blame.tolerated) == set(blame.hosts)
         if blame.ranks:
             return named["ranks"] - self._tolerated_ranks == set(blame.ranks)
         return not any(named.values())
@@ -111,24 +111,24 @@ class Result:
         """Ranks and hosts that an error names, and that have done nothing."""
         blame, bed = self.fault.blame, self.fault.bed
         ends = {end for link in blame.links for end in link.split(" -> ")}
-        guilty_nodes = set(blame.nodes) | set(blame.tolerated) | ends | {f"h{bed.host_of(r)}" for r in blame.ranks}
-        guilty_ranks = set(blame.ranks) | self._tolerated_ranks | self._ranks_of(set(blame.nodes) | ends)
+        guilty_nodes = set(blame.hosts) | set(blame.tolerated) | ends | {f"h{bed.host_of(r)}" for r in blame.ranks}
+        guilty_ranks = set(blame.ranks) | self._tolerated_ranks | self._ranks_of(set(blame.hosts) | ends)
         ranks = {rank for finding in self.errors for rank in finding["ranks"]} - guilty_ranks
-        nodes = {node for finding in self.errors for node in finding["nodes"]} - guilty_nodes
+        nodes = {node for finding in self.errors for node in finding["hosts"]} - guilty_nodes
         links = {link for finding in self.errors for link in finding["links"]} - set(blame.links)
-        if blame.nodes:  # every link of a bad host is bad
-            links = {link for link in links if not set(blame.nodes).intersection(link.split(" -> "))}
+        if blame.hosts:  # every link of a bad host is bad
+            links = {link for link in links if not set(blame.hosts).intersection(link.split(" -> "))}
         return (*(f"rank {rank}" for rank in sorted(ranks)), *sorted(nodes), *sorted(links))
 
     @property
     def sorted_hosts(self) -> tuple[set[str], set[str]]:
         """The hosts that the report calls good, and those that it calls bad."""
         hosts = (self.report or {}).get("hosts", {})
-        return set(hosts.get("good", ())), set(hosts.get("bad", ()))
+        return set(hosts.get("healthy", ())), set(hosts.get("failing", ()))
 
     @property
     def _sorts_hosts(self) -> bool:
-        guilty = {f"h{self.fault.bed.host_of(rank)}" for rank in self.fault.blame.ranks} | self.fault.blame.nodes
+        guilty = {f"h{self.fault.bed.host_of(rank)}" for rank in self.fault.blame.ranks} | self.fault.blame.hosts
         bad = guilty if self.fault.severity == "error" else set()
         return self.fault.good is None or self.sorted_hosts == (set(self.fault.good), bad)
 

@@ -17,7 +17,7 @@ def test_fault(results, name):
     result = results[name]
     if result.skipped:
         pytest.skip(result.skipped)
-    found = [(finding["severity"], finding["code"], finding["ranks"], finding["nodes"]) for finding in result.findings]
+    found = [(finding["severity"], finding["code"], finding["ranks"], finding["hosts"]) for finding in result.findings]
     assert not result.flaws, f"{'; '.join(result.flaws)}\n{found}\n{result.told}"
 
 

@@ -5,8 +5,8 @@ from launch import Bed
 from runs import Result
 
 
-def _finding(code="RUN003.hung", severity="error", ranks=(), nodes=(), links=()):
-    return {"code": code, "severity": severity, "ranks": list(ranks), "nodes": list(nodes), "links": list(links)}
+def _finding(code="RUN003.hung", severity="error", ranks=(), hosts=(), links=()):
+    return {"code": code, "severity": severity, "ranks": list(ranks), "hosts": list(hosts), "links": list(links)}
 
 
 def _result(blame, *findings, seconds=5.0, **fields):
@@ -16,14 +16,14 @@ def _result(blame, *findings, seconds=5.0, **fields):
 
 
 def test_the_guilty_alone_is_right():
-    result = _result(Blame(ranks={2}), _finding(ranks=[2], nodes=["h1"]))
+    result = _result(Blame(ranks={2}), _finding(ranks=[2], hosts=["h1"]))
     assert result.is_detected
     assert result.blames_right
     assert result.innocents == ()
 
 
 def test_somebody_else_is_wrong_and_innocent():
-    result = _result(Blame(ranks={2}), _finding(ranks=[2, 4], nodes=["h1", "h2"]))
+    result = _result(Blame(ranks={2}), _finding(ranks=[2, 4], hosts=["h1", "h2"]))
     assert not result.blames_right
     assert result.innocents == ("rank 4", "h2")
 
@@ -36,11 +36,11 @@ def test_nobody_is_wrong_and_no_innocent():
 
 def test_whoever_cannot_be_known_must_not_be_named():
     assert _result(NOBODY, _finding()).blames_right
-    assert _result(NOBODY, _finding(nodes=["h0"])).innocents == ("h0",)
+    assert _result(NOBODY, _finding(hosts=["h0"])).innocents == ("h0",)
 
 
 def test_a_rank_of_a_guilty_host_is_guilty():
-    result = _result(Blame(nodes={"h1"}), _finding(nodes=["h1"]), _finding("RUN002.lost", ranks=[3], nodes=["h1"]))
+    result = _result(Blame(hosts={"h1"}), _finding(hosts=["h1"]), _finding("RUN002.lost", ranks=[3], hosts=["h1"]))
     assert result.blames_right
     assert result.innocents == ()
 
@@ -48,19 +48,19 @@ def test_a_rank_of_a_guilty_host_is_guilty():
 def test_an_end_of_a_bad_link_is_not_to_blame():
     blame = Blame(links={"h0 -> h1"})
     assert _result(blame, _finding(links=["h0 -> h1"])).blames_right
-    assert not _result(blame, _finding(links=["h0 -> h1"], nodes=["h1"])).blames_right
+    assert not _result(blame, _finding(links=["h0 -> h1"], hosts=["h1"])).blames_right
     assert _result(blame, _finding(links=["h2 -> h1"])).innocents == ("h2 -> h1",)
 
 
 def test_every_link_of_a_bad_host_may_be_named():
-    result = _result(Blame(nodes={"h1"}), _finding(nodes=["h1"], links=["h0 -> h1", "h2 -> h1"]))
+    result = _result(Blame(hosts={"h1"}), _finding(hosts=["h1"], links=["h0 -> h1", "h2 -> h1"]))
     assert result.blames_right
     assert result.innocents == ()
 
 
 def test_who_is_tolerated_may_be_named_or_not():
     blame = Blame(links={"h2 -> h0"}, tolerated={"h2"})
-    assert _result(blame, _finding(links=["h2 -> h0"], nodes=["h2"])).blames_right
+    assert _result(blame, _finding(links=["h2 -> h0"], hosts=["h2"])).blames_right
     assert _result(blame, _finding(links=["h2 -> h0"])).blames_right
 
 
@@ -87,6 +87,6 @@ def test_late_is_late():
 
 
 def test_what_is_wrong_with_a_run_is_said_in_words():
-    assert _result(Blame(ranks={2}), _finding(ranks=[2], nodes=["h1"])).flaws == []
-    flaws = _result(Blame(ranks={2}), _finding(ranks=[4], nodes=["h2"]), seconds=60.0, exit_code=3).flaws
+    assert _result(Blame(ranks={2}), _finding(ranks=[2], hosts=["h1"])).flaws == []
+    flaws = _result(Blame(ranks={2}), _finding(ranks=[4], hosts=["h2"]), seconds=60.0, exit_code=3).flaws
     assert [flaw.split(" ")[0] for flaw in flaws] == ["Blame(ranks={2},", "blamed", "60.0", "exit"]

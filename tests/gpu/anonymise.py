@@ -51,7 +51,7 @@ def hosts_in(lines: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for value in map(json.loads, lines):
         if value.get("type") == "arrival":
-            found.setdefault(value["place"]["node"])
+            found.setdefault(value["place"]["host"])
         for name in value.get("layout", ()):
             found.setdefault(name)
     return list(found)

@@ -132,7 +132,7 @@ def unexpected_in(
     With `blamed` errors are expected, and must name these ranks and no others.
     """
     found = [] if report["verdict"] == verdict else [f"verdict {report['verdict']}, {verdict} expected"]
-    told = [own for own in report["findings"] if own["severity"] != "info" and not own["code"].startswith(tuple(known))]
+    told = [own for own in report["findings"] if own["severity"] != "note" and not own["code"].startswith(tuple(known))]
     if blamed:
         named = {rank for own in told if own["severity"] == "error" for rank in own["ranks"]}
         found += [] if named == {*blamed} else [f"ranks {sorted(named)} are blamed, {sorted(blamed)} expected"]

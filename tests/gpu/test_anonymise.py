@@ -10,7 +10,7 @@ RECORDING = Path(__file__).parent.parent / "recordings" / "healthy-2-ranks.jsonl
 
 
 def changed(text, *nodes):
-    arrivals = [json.dumps({"type": "arrival", "place": {"node": node}}) for node in nodes]
+    arrivals = [json.dumps({"type": "arrival", "place": {"host": node}}) for node in nodes]
     return json.loads(list(anonymise([*arrivals, json.dumps({"text": text})]))[-1])["text"]
 
 

@@ -28,7 +28,7 @@ def report(*findings, verdict="fit"):
 
 
 def test_a_fit_run_with_notes_is_as_expected():
-    assert unexpected_in(report(finding("GPU011.unread", "info"))) == []
+    assert unexpected_in(report(finding("GPU011.unread", "note"))) == []
 
 
 def test_every_warning_and_another_verdict_are_unexpected_but_for_what_is_known():

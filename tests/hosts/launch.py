@@ -32,7 +32,7 @@ class Launcher(Enum):
     TORCHRUN = "torchrun"
     ENV = "env"
     HAND = "hand"
-    NODE = "node"
+    HOST = "host"
     ALONE = "alone"
 
 
@@ -212,6 +212,6 @@ _START = {
     Launcher.TORCHRUN: _torchrun,
     Launcher.ENV: _env,
     Launcher.HAND: _hand,
-    Launcher.NODE: _node,
+    Launcher.HOST: _node,
     Launcher.ALONE: _alone,
 }

@@ -19,7 +19,7 @@ def test_three_hosts(hosts, tmp_path, launcher):
     assert report["exit_code"] == 0
     bench = report["bench"]
     assert [row["size_bytes"] for row in bench["rows"]] == [1 << 10, 1 << 14, 1 << 18, 1 << 22]
-    assert {line["node"] for line in bench["ranks"]} == {"h0", "h1", "h2"}
+    assert {line["host"] for line in bench["ranks"]} == {"h0", "h1", "h2"}
     assert all(row["in_place"]["wrong"] == 0 for row in bench["rows"])
 
 

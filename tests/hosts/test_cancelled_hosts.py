@@ -58,4 +58,4 @@ def test_a_run_on_three_hosts_that_is_cancelled_in_the_search_for_failing_hosts_
     running.jobs["rank0"].wait_until(lambda: running.jobs["rank0"].recorded(word='"code":"FAB001"'), 60)
     report = cancelled(running, (0, 1, 2), 1)
     assert (report["exit_code"], accused(report)) == (143, set()), report["findings"]
-    assert report["hosts"]["good"] == []
+    assert report["hosts"]["healthy"] == []

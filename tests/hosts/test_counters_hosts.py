@@ -24,10 +24,10 @@ def test_a_link_that_flaps_and_a_host_that_gets_damaged_segments_are_named(hosts
     report = report_of(running)
     found = {finding["code"]: finding for finding in report["findings"] if finding["code"].startswith("HST006")}
     flap = found.pop("HST006.link-down")
-    assert (flap["severity"], flap["nodes"], flap["evidence"]["ports"]) == ("error", ["h1"], ["eth0"])
+    assert (flap["severity"], flap["hosts"], flap["evidence"]["ports"]) == ("error", ["h1"], ["eth0"])
     assert "carrier_down_count" in flap["message"]
     # A segment whose checksum is wrong is lost. TCP sends about 1 % again here, which is RDZ004's limit for an error.
-    assert {"h1"} <= set(report["hosts"]["bad"]) <= {"h1", "h2"}
+    assert {"h1"} <= set(report["hosts"]["failing"]) <= {"h1", "h2"}
     damage = found.pop("HST006.damaged")
-    assert (damage["severity"], damage["nodes"]) == ("warning", ["h2"])
+    assert (damage["severity"], damage["hosts"]) == ("warning", ["h2"])
     assert found == {}

@@ -46,10 +46,10 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     report = report_of(launch(network, EIGHT, CHECK, tmp_path / "run"))
     own = found(report)
     assert set(own) == {"FAB001.node", "FAB001.path", "FAB001.clear"}, report["findings"]
-    assert own["FAB001.node"]["nodes"] == ["h3"]
+    assert own["FAB001.node"]["hosts"] == ["h3"]
     assert own["FAB001.path"]["links"] == ["h2 -> h5", "h5 -> h2"]
-    assert own["FAB001.path"]["nodes"] == []
-    assert report["hosts"]["bad"] == ["h3"]
+    assert own["FAB001.path"]["hosts"] == []
+    assert report["hosts"]["failing"] == ["h3"]
     assert report["measurements"]["fabric.rounds"] >= 7
 
 
@@ -67,14 +67,14 @@ def test_a_shared_bottleneck_behind_two_leaves_is_named_and_no_host(hosts, tmp_p
     evidence = own["FAB001.congested"]["evidence"]
     assert evidence["sides"] == ["h0 h1 h2 h3", "h4 h5 h6 h7"]
     assert evidence["loaded_bytes_per_s"] < evidence["usual_bytes_per_s"] / 2
-    assert report["hosts"]["bad"] == []
-    assert not any(finding["nodes"] or finding["links"] for finding in own.values())
+    assert report["hosts"]["failing"] == []
+    assert not any(finding["hosts"] or finding["links"] for finding in own.values())
 
 
 def test_where_most_hosts_are_slow_nobody_is_blamed(eight, tmp_path):
     report = report_of(launch(eight(slow=range(6)), EIGHT, CHECK, tmp_path / "run"))
     assert list(found(report)) == ["FAB001.systemic"], report["findings"]
-    assert report["hosts"]["bad"] == []
+    assert report["hosts"]["failing"] == []
 
 
 def test_a_host_that_is_cut_off_in_the_middle_is_named_and_the_others_get_their_verdict(eight, tmp_path):
@@ -85,4 +85,4 @@ def test_a_host_that_is_cut_off_in_the_middle_is_named_and_the_others_get_their_
     network[6].cut()
     report = report_of(running)
     assert reached, running.told()
-    assert (report["exit_code"], report["hosts"]["bad"], len(report["hosts"]["good"])) == (0, ["h6"], 7), report
+    assert (report["exit_code"], report["hosts"]["failing"], len(report["hosts"]["healthy"])) == (0, ["h6"], 7), report

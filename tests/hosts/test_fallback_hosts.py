@@ -21,11 +21,11 @@ def fallback(network: Network, folder, *faults: dict, ranks: tuple[int, ...] = (
     """What P2P003 says of a backend with these faults."""
     for host in network:
         host.variables["DDPDIAG_TEST_STANDIN"] = json.dumps(faults)
-    running = launch(network, Bed(ranks=ranks, launcher=Launcher.NODE), CHECK, folder / "run")
+    running = launch(network, Bed(ranks=ranks, launcher=Launcher.HOST), CHECK, folder / "run")
     report = report_of(running, clean=True)
     (finding,) = [finding for finding in report["findings"] if finding["code"].startswith("P2P003")]
     assert finding["code"] == "P2P003.fallback", running.told()
-    assert report["exports"] == finding["env"]
+    assert report["workarounds"] == finding["env"]
     return finding
 
 
@@ -34,7 +34,7 @@ def fallback(network: Network, folder, *faults: dict, ranks: tuple[int, ...] = (
 def test_what_hangs_between_hosts_only_is_told_from_what_fails_inside_them(hosts, tmp_path):
     found = fallback(hosts(2), tmp_path, {"kind": "hang", "across": True, "unless": [{"NCCL_NET_PLUGIN": "none"}]})
     assert found["env"] == {"NCCL_NET_PLUGIN": "none"}
-    assert (found["ranks"], found["nodes"], found["links"]) == ([], [], [])
+    assert (found["ranks"], found["hosts"], found["links"]) == ([], [], [])
 
 
 # On one host: test_fallback.py; what helps between hosts is tried in test_fallback_places.py.
@@ -46,11 +46,11 @@ def test_of_two_interfaces_the_one_that_carries_is_exported(hosts, tmp_path):
     fault = {"kind": "raise", "across": True, "unless": [{"NCCL_SOCKET_IFNAME": "=eth1"}]}
     found = fallback(network, tmp_path, fault, ranks=(1, 1))
     assert found["env"] == {"NCCL_SOCKET_IFNAME": "=eth1"}
-    assert (found["ranks"], found["nodes"], found["links"]) == ([], [], [])
+    assert (found["ranks"], found["hosts"], found["links"]) == ([], [], [])
 
 
 @pytest.mark.deep
 def test_a_host_that_alone_fails_inside_is_named(hosts, tmp_path):
     found = fallback(hosts(2), tmp_path, {"kind": "raise", "pair": [2, 3], "unless": [{"NCCL_P2P_DISABLE": "1"}]})
     assert found["env"] == {"NCCL_P2P_DISABLE": "1"}
-    assert (found["ranks"], found["nodes"]) == ([], ["h1"])
+    assert (found["ranks"], found["hosts"]) == ([], ["h1"])

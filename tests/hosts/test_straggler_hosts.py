@@ -18,4 +18,4 @@ def test_a_slow_network_is_named_as_what_all_wait_for(hosts, tmp_path):
     report = report_of(launch(network, Bed(ranks=(1, 1, 1), launcher=Launcher.HAND), CHECK, tmp_path / "run"))
     (found,) = [finding for finding in report["findings"] if finding["code"] in ("TRN003.straggler", "TRN003.network")]
     assert found["evidence"]["class"] == "network"
-    assert found["ranks"] == [1] or found["nodes"] == ["h1"]
+    assert found["ranks"] == [1] or found["hosts"] == ["h1"]

@@ -99,12 +99,12 @@ def torchrun(count: int, *options: str) -> tuple[str, ...]:
 
 def accused(report: Mapping) -> set[str]:
     """Errors of a cancelled run, but for the one that says so, and warnings that name a rank, host, GPU or link."""
-    named = ("ranks", "nodes", "gpus", "links")
+    named = ("ranks", "hosts", "gpus", "links")
     return {
         finding["code"]
         for finding in report["findings"]
         if (finding["severity"] == "error" and finding["code"] != "RUN004.told")
-        or (finding["severity"] != "info" and any(finding[name] for name in named))
+        or (finding["severity"] != "note" and any(finding[name] for name in named))
     }
 
 

@@ -86,9 +86,9 @@ def test_ways_between_gpus_are_shown_and_the_pair_that_is_switched_off_is_named(
     # The last --select counts.
     job = checked(name, "--select", "P2P001")
     assert job.process.returncode == 0, job.told()
-    found = [f for f in job.report["findings"] if f["code"].startswith("P2P") and f["severity"] != "info"]
+    found = [f for f in job.report["findings"] if f["code"].startswith("P2P") and f["severity"] != "note"]
     assert [f["code"] for f in found] == codes, job.told()
-    assert [f["links"] for f in found] == [[f"{f['nodes'][0]}: GPU 1 <-> GPU 2"] for f in found]
+    assert [f["links"] for f in found] == [[f"{f['hosts'][0]}: GPU 1 <-> GPU 2"] for f in found]
     topology = job.report["matrices"][0]
     assert topology["cells"][0] == ["X", "PIX", "SYS", "SYS"]
     assert ["GPU", "3", "SYS", "SYS", "PIX", "X"] in [line.split() for line in job.told().splitlines()]
@@ -140,7 +140,7 @@ def test_gpus_are_started_once_for_the_whole_run_and_slow_ones_are_a_warning(che
     (finding,) = [f for f in job.report["findings"] if f["code"].startswith("RUN")]
     assert (finding["code"], finding["severity"]) == ("RUN003.slow-start", "warning")
     assert 8 * seconds <= finding["evidence"]["seconds"] < 8 * seconds + 10
-    assert "nvidia-smi -pm 1" in finding["remedy"]
+    assert "nvidia-smi -pm 1" in finding["fix"]
     job.check_left_nothing()
 
 

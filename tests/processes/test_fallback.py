@@ -161,14 +161,15 @@ def test_a_scenario_is_told_rightly_and_passes_with_its_exports(name: str, searc
         assert not scenario.how or tried[:1] == [f"as it is: {scenario.how}"], tried
         works = sum(line.endswith(": works") for line in tried)
         assert works >= 3 or scenario.word not in (*HEALED, "transient"), "nothing that was not tried"
-        assert scenario.says in " ".join((finding["title"], finding["message"], finding["remedy"]))
+        assert scenario.says in " ".join((finding["title"], finding["message"], finding["fix"]))
         assert finding["env"] == scenario.env
         assert (finding["ranks"], finding["links"]) == ([], [])
-    assert job.report["exports"] == (scenario.env if healed else {})
+    assert job.report["workarounds"] == (scenario.env if healed else {})
     with open(path) as workarounds:
         lines = [line for line in workarounds.read().splitlines() if not line.startswith("#")]
     assert lines == [
-        f"unset {name}" if value is None else f"export {name}={value}" for name, value in job.report["exports"].items()
+        f"unset {name}" if value is None else f"export {name}={value}"
+        for name, value in job.report["workarounds"].items()
     ]
     assert not job.has_traceback
     job.check_left_nothing()

@@ -18,7 +18,7 @@ import zmq
 
 GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL").ljust(64, b"\0")
 CURVE_GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE").ljust(64, b"\0")
-PLACE = {"rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2, "node": "evil", "launcher": "hand"}
+PLACE = {"rank": 1, "world_size": 2, "local_rank": 1, "local_world_size": 2, "host": "evil", "launcher": "hand"}
 ARRIVAL = {"place": PLACE, "host_id": "x", "pid": 1, "address": "", "gpus": 0, "nonce": "beefbeef", "cpus": "1"}
 
 

@@ -79,13 +79,13 @@ _rng = random.Random(0)
 
 def _of_four_numbers(rank: int) -> Line:
     a, b, c = (_rng.randrange(1000) for _ in range(3))
-    return {"rank": rank, "world_size": 100_000, "node": f"r{a}c{b}-{c}n{rank}"}
+    return {"rank": rank, "world_size": 100_000, "host": f"r{a}c{b}-{c}n{rank}"}
 
 
 def _at(line: Line, number: int) -> Line:
     place = line["place"]
     assert isinstance(place, dict)
-    return place | {"rank": number, "node": f"n{number}-{number % 7}-{number % 11}"}
+    return place | {"rank": number, "host": f"n{number}-{number % 7}-{number % 11}"}
 
 
 RECORDINGS: dict[str, Callable[[int], bytes]] = {
@@ -122,7 +122,7 @@ RECORDINGS: dict[str, Callable[[int], bytes]] = {
                         "rank": at,
                         "seconds": 1.0,
                         "detail": f"d{at}",
-                        "node": f"n{at}-{at}",
+                        "host": f"n{at}-{at}",
                     }
                     for at in range(60_000)
                     for kind in ("lost", "absent", "duplicate", "leaving")

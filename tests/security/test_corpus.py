@@ -101,7 +101,7 @@ def test_a_report_whose_number_of_ranks_is_none_is_compared(tmp_path: Path, said
 def test_a_rank_that_came_very_often_is_one_finding(golden, tmp_path: Path) -> None:
     def repeat(lines: list[Line]) -> None:
         event = {"type": "event", "kind": "duplicate", "rank": 1, "detail": "n0"}
-        lines[3:3] = [event | {"seconds": at / 1000, "node": f"n{at}"} for at in range(100_000)]
+        lines[3:3] = [event | {"seconds": at / 1000, "host": f"n{at}"} for at in range(100_000)]
 
     report = judged(read_recording([recording(tmp_path / "often", repeat)]), all_checks())
     (finding,) = [each for each in report.findings if each.code == "LCH001.duplicate"]

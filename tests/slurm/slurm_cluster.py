@@ -86,7 +86,7 @@ class Cluster:
         self.conf = folder / "slurm.conf"
         self._network = Network(count + 1, folder / "network")
         try:
-            self.nodes: dict[str, Host] = {host.name: host for host in self._network.hosts[:-1]}
+            self.hosts: dict[str, Host] = {host.name: host for host in self._network.hosts[:-1]}
             self.login = self._network[count]
             self._write_files()
             self._start_daemons()
@@ -98,7 +98,7 @@ class Cluster:
     @property
     def names(self) -> tuple[str, ...]:
         """The nodes' names, in order."""
-        return tuple(self.nodes)
+        return tuple(self.hosts)
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +125,7 @@ class Cluster:
         key.chmod(0o400)
         text = _CONF.format(login=self.login.name, login_address=self.login.address, folder=self.folder)
         # More CPUs than there are, so that jobs share the hosts.
-        nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=8 RealMemory=4000" for name, host in self.nodes.items()]
+        nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=8 RealMemory=4000" for name, host in self.hosts.items()]
         partition = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES:4"
         self.conf.write_text("\n".join([text, *nodes, partition, ""]))
         # A slurmd of version 22.05 stops at once without a plug-in that it can start; what it would mount is there.
@@ -141,12 +141,12 @@ class Cluster:
         self.login.background("munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key", *munge)
         _until(socket.exists, "munged does not listen")
         self.login.background("slurmctld", "-D", "-f", self.conf)
-        for name in self.nodes:
+        for name in self.hosts:
             self.start_slurmd(name)
 
     def start_slurmd(self, node: str) -> None:
         """Start a node's slurmd (again)."""
-        self.nodes[node].background("slurmd", "-D", "-N", node, "-f", self.conf)
+        self.hosts[node].background("slurmd", "-D", "-N", node, "-f", self.conf)
 
     def wait_until_idle(self) -> None:
         """Until all nodes are up and nothing runs on them."""
@@ -246,16 +246,16 @@ class Cluster:
 
     def kill_slurmd(self, node: str) -> None:
         """Its slurmd dies, as for want of memory; what runs there goes on, until Slurm misses the node."""
-        self.nodes[node].call("pkill", "-KILL", "-x", "slurmd")  # sees the processes of this host only
+        self.hosts[node].call("pkill", "-KILL", "-x", "slurmd")  # sees the processes of this host only
 
     def slow(self, node: str, rate: str = "100mbit") -> None:
         """A bad cable: so much comes in and goes out."""
-        self.nodes[node].slow(rate)
-        self.nodes[node].slow(rate, incoming=True)
+        self.hosts[node].slow(rate)
+        self.hosts[node].slow(rate, incoming=True)
 
     def cut_off(self, node: str) -> None:
         """Pull the node's cable out."""
-        self.nodes[node].cut()
+        self.hosts[node].cut()
 
     def power_off(self, node: str) -> None:
         """The node is gone: no cable, and no process lives."""
@@ -265,7 +265,7 @@ class Cluster:
     def crash(self, node: str) -> None:
         """No process of the node lives; its kernel refuses connections."""
         # Of its own process table, and so of this host alone, -1 is all but the first and the one that asks.
-        self.nodes[node].call("sh", "-c", "kill -KILL -1")
+        self.hosts[node].call("sh", "-c", "kill -KILL -1")
 
     def miss(self, node: str) -> None:
         """Slurm misses a node at once, not only after SlurmdTimeout."""
@@ -274,7 +274,7 @@ class Cluster:
     def restore(self) -> None:
         """As at the beginning: no job, no fault, every slurmd up, every node idle."""
         self.call("scancel", "--quiet", "--user=root")
-        for host in self.nodes.values():
+        for host in self.hosts.values():
             host.heal()
         states = dict(line.split() for line in self.call("sinfo", "-h", "-N", "-o", "%N %t").splitlines())
         for name, state in states.items():
@@ -285,7 +285,7 @@ class Cluster:
 
     def _restart_if_gone(self, node: str, state: str) -> None:
         """A slurmd that starts tells slurmctld at once; one that lives would be asked after most of a minute."""
-        host = self.nodes[node]
+        host = self.hosts[node]
         if state.startswith("down") or state.endswith("*"):
             self.run("pkill", "-KILL", "-x", "slurmd", host=host)
             _until(lambda: not self._has_slurmd(host), f"slurmd on {node} does not end")

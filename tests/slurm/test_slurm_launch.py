@@ -28,11 +28,11 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
     ended = four.wait(four.sbatch(f"srun -N2 -n4 -r2 {check}", *FOUR, "-t", "5"))
     report = report_of(four)
     assert (ended.exit_code, codes(report)) == (0, set()), ended.output
-    assert [(row["rank"], row["node"]) for row in report["ranks"]] == [(0, "h2"), (1, "h2"), (2, "h3"), (3, "h3")]
+    assert [(row["rank"], row["host"]) for row in report["ranks"]] == [(0, "h2"), (1, "h2"), (2, "h3"), (3, "h3")]
     assert "coordinator.h2" in report["measurements"]
-    assert "LCH004.step" in codes(report, "info")
+    assert "LCH004.step" in codes(report, "note")
     # No key file and no DDPDIAG_TOKEN: the secret came by munge.
-    assert "LCH001.unauthenticated" not in codes(report, "info")
+    assert "LCH001.unauthenticated" not in codes(report, "note")
     step = {name: report["measurements"][f"slurm.{name}"] for name in ("tasks", "hosts", "job_hosts", "distribution")}
     assert step == {"tasks": 4, "hosts": 2, "job_hosts": 4, "distribution": "block"}
     # 22.05 has no SLURM_JOB_END_TIME: slurmctld was asked.
@@ -44,7 +44,7 @@ def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cl
     check = "ddpdiag check --select GPU001 --expect-gpus 1 --exclude-file bad --json report.json"
     renamed = f"unshare --uts sh -c 'hostname $(hostname).cluster.example && exec {check}'"
     ended = four.wait(four.sbatch(f"srun -N2 -n2 -r2 {renamed}", *FOUR))
-    assert (ended.exit_code, report_of(four)["world"]["nodes"]) == (1, ["h2", "h3"]), ended.output
+    assert (ended.exit_code, report_of(four)["world"]["hosts"]) == (1, ["h2", "h3"]), ended.output
     assert "srun --exclude='h[2-3]'" in ended.output
     assert (four.shared / "bad").read_text() == "h2\nh3\n"
     assert sorted(four.srun("-N2", "-x", "./bad", "hostname").stdout.split()) == ["h0", "h1"]
@@ -62,7 +62,7 @@ def test_torchrun_inside_srun_is_one_world_of_the_step(cluster):
     report = report_of(four)
     assert (ended.exit_code, codes(report)) == (0, set()), ended.output
     assert report["world"]["size"] == 4
-    assert sorted(report["world"]["nodes"]) == ["h2", "h3"]
+    assert sorted(report["world"]["hosts"]) == ["h2", "h3"]
     assert (report["measurements"]["slurm.tasks"], report["measurements"]["slurm.hosts"]) == (2, 2)
 
 
@@ -101,7 +101,7 @@ def test_the_line_that_a_batch_script_is_told_tests_the_whole_job_in_the_time_th
     assert (ended.exit_code, codes(report)) == (0, {"LCH004.time-left"}), ended.output
     assert 30 < report["budget_seconds"] <= 115
     assert report["seconds"] < report["budget_seconds"]
-    assert (report["world"]["size"], report["world"]["nodes"]) == (8, ["h0", "h1", "h2", "h3"])
+    assert (report["world"]["size"], report["world"]["hosts"]) == (8, ["h0", "h1", "h2", "h3"])
     assert report["measurements"]["slurm.cpus_per_task"] == 2
 
 
@@ -169,4 +169,4 @@ def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     (tmp_path / "go").touch()
     four.wait_for_output(job, "RUN001.absent")  # the job itself ends once Slurm misses the node
     (finding,) = (f for f in report_of(four)["findings"] if f["code"] == "RUN001.absent")
-    assert (finding["ranks"], finding["nodes"]) == ([3], ["h3"])
+    assert (finding["ranks"], finding["hosts"]) == ([3], ["h3"])

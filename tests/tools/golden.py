@@ -65,7 +65,7 @@ def _difference(name: str, expected: list[str], texts: list[str]) -> str:
 def text_of(thing: Finding | str) -> str:
     """What the golden file shows of it; spaces at the ends of lines are left out."""
     if isinstance(thing, Finding):
-        blamed = [*([ranks_text(thing.ranks)] if thing.ranks else []), *thing.nodes, *thing.gpus, *thing.links]
+        blamed = [*([ranks_text(thing.ranks)] if thing.ranks else []), *thing.hosts, *thing.gpus, *thing.links]
         lines = [f"{thing.severity.value} {thing.code}: {thing.title}", thing.message]
         lines += [f"blamed: {', '.join(blamed)}"] if blamed else []
         lines += [f"fix: {thing.fix}"] if thing.fix else []

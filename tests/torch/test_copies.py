@@ -248,7 +248,7 @@ def test_a_pair_with_wrong_data_is_named_and_no_other(golden):
 def test_a_pair_that_hangs_is_named_and_the_others_are_known(golden):
     seen = tried(CpuDevices(4, hang={(2, 1)}))
     (finding,) = CHECK.judge(seen)
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P002.hung", Severity.ERROR, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P002.hung", Severity.ERROR, ("n0",))
     assert finding.gpus == ("GPU-0-2", "GPU-0-1")
     golden(finding)
     copy, *_ = CHECK.report(seen).matrices

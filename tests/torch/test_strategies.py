@@ -27,7 +27,7 @@ DIGITS = mnist.load()
 class Alone:
     """The context of one rank, whose gate is always open."""
 
-    place = Place(rank=0, world_size=1, node="n0", launcher="hand", local_rank=0)
+    place = Place(rank=0, world_size=1, host="n0", launcher="hand", local_rank=0)
     trial = Trial(code="TRN002", groups=((0,),), kind=Kind.TORCH, deadline_seconds=30.0)
     options = Options()
     group = (0,)

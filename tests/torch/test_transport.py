@@ -21,7 +21,7 @@ class Alone:
     """The context of a rank that is called 5, in a group of its own, whose folder has a % in its name."""
 
     def __init__(self, scratch: Path) -> None:
-        self.place = Place(rank=5, world_size=8, node="n0", launcher="hand")
+        self.place = Place(rank=5, world_size=8, host="n0", launcher="hand")
         params = {"backend": "nccl"}
         self.trial = Trial(code="P2P004", groups=((5,),), kind=Kind.TORCH, deadline_seconds=20, number=3, params=params)
         self.options = Options(depth=Depth.QUICK)

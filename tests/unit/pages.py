@@ -43,10 +43,10 @@ def timeline(node: str = "n1", at: str = "all_reduce: wait") -> Timeline:
     )
     hung = (Unfinished(number=1, status="hung", at=at),)
     lanes = (
-        Lane(rank=0, node="n0", arrived_seconds=0.0, seconds=(0.1, 30.0)),
-        Lane(rank=1, node="n0", arrived_seconds=0.2, seconds=(0.1, None), gone_seconds=0.9),
-        Lane(rank=2, node="n1", arrived_seconds=None, seconds=(None, None)),
-        Lane(rank=3, node=node, arrived_seconds=0.3, seconds=(0.1, 30.0), unfinished=hung),
+        Lane(rank=0, host="n0", arrived_seconds=0.0, seconds=(0.1, 30.0)),
+        Lane(rank=1, host="n0", arrived_seconds=0.2, seconds=(0.1, None), gone_seconds=0.9),
+        Lane(rank=2, host="n1", arrived_seconds=None, seconds=(None, None)),
+        Lane(rank=3, host=node, arrived_seconds=0.3, seconds=(0.1, 30.0), unfinished=hung),
     )
     return Timeline(seconds=31.0, trials=bars, lanes=lanes, trials_in_all=2, ranks_in_all=4)
 
@@ -59,7 +59,7 @@ def hostile() -> Report:
         code=f"COL001.{SCRIPT}",
         title=IMAGE,
         message=CLOSE,
-        nodes=words,
+        hosts=words,
         gpus=words,
         links=words,
         evidence={SCRIPT: CLOSE, "source": IMAGE, "stack": [f"{word}: {word}" for word in words]},
@@ -71,11 +71,11 @@ def hostile() -> Report:
     report = unfit(
         sentence=CLOSE,
         ranks=tuple(
-            rank_row(rank, **{SCRIPT: IMAGE, "gpu_uuid": word, "node": word}) for rank, word in enumerate(words)
+            rank_row(rank, **{SCRIPT: IMAGE, "gpu_uuid": word, "host": word}) for rank, word in enumerate(words)
         ),
         findings=(finding,),
         notes=words,
-        world=WorldLine(size=4, nodes=words, launcher=SCRIPT, backend=IMAGE, leaves={CLOSE: words}),
+        world=WorldLine(size=4, hosts=words, launcher=SCRIPT, backend=IMAGE, leaves={CLOSE: words}),
         measurements={SCRIPT: IMAGE, IMAGE: 1.0},
         matrices=(
             Matrix(name=f"p2p.copy.{CLOSE}", title=CLOSE, rows=words, columns=words, cells=cells, unit="bytes_per_s"),

@@ -1,10 +1,11 @@
 """Reports made by hand: four ranks on two hosts, as `check` would leave them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from seen import made_check
 
+from ddpdiag.checks.api import Stage
 from ddpdiag.checks.findings import COMMON, FindingSpec
 from ddpdiag.checks.registry import by_code
 from ddpdiag.judgement.judged import Judged
@@ -19,7 +20,7 @@ def rank_row(rank: int, *, slow: float = 1.0, ranks_per_node: int = 2, **columns
     return {
         "rank": rank,
         "local_rank": local_rank,
-        "node": f"n{node}",
+        "host": f"n{node}",
         "gpu_uuid": None,
         "busbw_bytes_per_s": (1.07e9 + rank * 3e6) / slow,
         "latency_seconds": (181e-6 + rank * 2e-6) * slow,
@@ -42,7 +43,8 @@ def judged_of(findings: Sequence[Finding]) -> list[Judged]:
     """All of these as if COL001 had made them; what their own check does not declare ("COL001.slow") is made up."""
     words = {finding.code.partition(".")[2]: by_code(finding.code) for finding in findings}
     declared = {word: {**COMMON, **check.findings}.get(word, FindingSpec("")) for word, check in words.items()}
-    return [Judged(check=replace(by_code("COL001"), findings=declared), findings=tuple(findings))]
+    check = made_check("COL001", stage=Stage.COLLECTIVE, FINDINGS=declared)
+    return [Judged(check=check, findings=tuple(findings))]
 
 
 def stage(name: str, status: str = "done", seconds: float = 0.4) -> StageLine:
@@ -65,7 +67,7 @@ def fit(**fields: object) -> Report:
         seconds=7.912,
         budget_seconds=120.0,
         run_id="3f9c2a",
-        world=WorldLine(size=4, nodes=("n0", "n1"), launcher="torchrun", backend="gloo"),
+        world=WorldLine(size=4, hosts=("n0", "n1"), launcher="torchrun", backend="gloo"),
         ranks=tuple(rank_row(rank) for rank in range(4)),
         stages=(
             stage("launch", seconds=0.05),
@@ -98,7 +100,7 @@ SLOW = Finding(
     title="Rank 3 slows every all-reduce",
     message="Rank 3 on n1 reaches 0.21 GB/s at 64 MiB; the median of its peers is 1.07 GB/s (same run, same size).",
     ranks=(3,),
-    nodes=("n1",),
+    hosts=("n1",),
     links=("n0 -> n1",),
     evidence={
         "busbw_bytes_per_s": 2.1e8,
@@ -115,7 +117,7 @@ THREADS = Finding(
     severity=Severity.WARNING,
     title="More threads than cores",
     message="OMP_NUM_THREADS is not set: 2 ranks with 64 threads each share 64 cores on n0 and n1.",
-    nodes=("n0", "n1"),
+    hosts=("n0", "n1"),
     evidence={"threads": 128, "cores": 64},
     fix="Set the number of threads to the number of cores by rank.",
     env={"OMP_NUM_THREADS": "32"},
@@ -160,7 +162,7 @@ def unknown(**fields: object) -> Report:
         exit_code=3,
         seconds=34.2,
         sentence="The ranks never met, so nothing is known about collectives and training.",
-        ranks=tuple({"rank": rank, "local_rank": rank % 2, "node": f"n{rank // 2}"} for rank in range(4)),
+        ranks=tuple({"rank": rank, "local_rank": rank % 2, "host": f"n{rank // 2}"} for rank in range(4)),
         stages=(
             stage("launch", seconds=0.05),
             stage("host", seconds=0.31),

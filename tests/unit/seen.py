@@ -26,7 +26,7 @@ def arrival_of(rank: int, size: int, *, ranks_per_node: int = 2, gpus: int = 0) 
     place = Place(
         rank=rank,
         world_size=size,
-        node=f"n{node}",
+        host=f"n{node}",
         launcher="hand",
         local_rank=local_rank,
         local_world_size=ranks_per_node,

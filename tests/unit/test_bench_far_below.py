@@ -66,7 +66,7 @@ def only(*rates, **more):
 
 def test_a_hundredth_of_nvlink_twice_is_an_error(golden):
     finding = only(1.8 * GB, 1.9 * GB)
-    assert (finding.severity, finding.nodes, finding.ranks) == (Severity.ERROR, ("n0",), ())
+    assert (finding.severity, finding.hosts, finding.ranks) == (Severity.ERROR, ("n0",), ())
     golden(finding)
 
 
@@ -116,7 +116,7 @@ def test_tcp_between_hosts_is_never_held_against_a_cards_nominal_speed():
 
 def test_infiniband_is_held_against_the_ports_that_nccls_log_shows():
     finding = only(0.2 * GB, 0.2 * GB, size=2, ranks_per_node=1)
-    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
+    assert (finding.severity, finding.hosts) == (Severity.ERROR, ())
 
 
 def test_gloo_is_never_far_below():

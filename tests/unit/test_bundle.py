@@ -86,14 +86,14 @@ def test_thousands_of_ranks_that_all_differ_do_not_flood_the_report() -> None:
 
 def test_a_hang_is_told_in_one_message(golden) -> None:
     finding = only(list(trials.judge(run_of(*WAITING, GUILTY))))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.hung", (2,), ("n1",))
     golden(finding)
 
 
 def test_a_mismatch_has_a_code_of_its_own(golden) -> None:
     wrong = structs.replace(hung(2, 7), collectives=(collective(7, elements=2),))
     finding = only(list(trials.judge(run_of(*WAITING, wrong))))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.mismatch", (2,), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.mismatch", (2,), ("n1",))
     golden(finding)
 
 

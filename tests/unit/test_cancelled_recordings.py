@@ -103,13 +103,13 @@ def assert_blames_no_rank(run: Recording, signum: int) -> None:
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     assert {finding.code for finding in errors} <= {"RUN004.told"}
     assert blame(report) == set()
-    assert report.hosts.bad == report.hosts.good == ()
+    assert report.hosts.failing == report.hosts.healthy == ()
     assert report.verdict.value == "unknown"
 
 
 def blame(report: Report) -> set[str]:
     named = [finding for finding in report.findings if finding.severity is not Severity.NOTE]
-    return {finding.code for finding in named if finding.ranks or finding.nodes or finding.gpus or finding.links}
+    return {finding.code for finding in named if finding.ranks or finding.hosts or finding.gpus or finding.links}
 
 
 @pytest.mark.parametrize("signum", CODES, ids=lambda signum: signum.name)
@@ -149,7 +149,7 @@ def test_what_was_found_before_the_signal_stays_with_its_blame(fault, signum) ->
     }
     assert report.exit_code == CODES[signum]
     assert report.verdict is (Verdict.UNFIT if whole.verdict is Verdict.UNFIT else Verdict.UNKNOWN)
-    assert report.hosts.bad == whole.hosts.bad
+    assert report.hosts.failing == whole.hosts.failing
 
 
 def test_a_rank_that_died_before_the_others_were_told_to_stop_is_blamed() -> None:

@@ -29,7 +29,7 @@ def a_hang_beside(rows: dict[int, Data]) -> Seen[Nothing]:
 
 def test_a_hang_is_put_down_to_the_address_that_peers_cannot_reach(golden) -> None:
     finding = only(judge_as(run003.CHECK, a_hang_beside({0: GOOD, 2: NAMES})))
-    assert (finding.ranks, finding.nodes, "RDZ002.own" in finding.title) == ((), ("n1",), True)
+    assert (finding.ranks, finding.hosts, "RDZ002.own" in finding.title) == ((), ("n1",), True)
     golden(finding)
 
 
@@ -41,7 +41,7 @@ def test_without_such_a_cause_the_odd_rank_is_blamed() -> None:
 
 def test_a_cause_concerns_those_hosts_that_it_names() -> None:
     plain = Finding(code="X.y", severity=Severity.ERROR, title="t", message="m")
-    link, host = structs.replace(plain, links=("n0 -> n1",)), structs.replace(plain, nodes=("n1",))
+    link, host = structs.replace(plain, links=("n0 -> n1",)), structs.replace(plain, hosts=("n1",))
     assert between((plain, link, host), {"n0", "n1"}) == (plain, link, host)
     assert between((plain, link, host), {"n1", "n2"}) == (plain, host)
     assert between((plain, link, host), {"n1"}) == (), "one host needs no network"
@@ -60,13 +60,13 @@ def a_slow_hang(rate: float, *, short: int | None = None) -> Seen[Nothing]:
 
 def test_a_hang_is_put_down_to_a_network_that_could_not_carry_it_in_time(golden) -> None:
     finding = only(judge_as(run003.CHECK, a_slow_hang(2e6)))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (), ("n2",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.hung", (), ("n2",))
     assert "RDZ004.slow" in finding.title
     golden(finding)
 
 
 def test_a_slow_network_that_carries_it_in_time_explains_no_hang() -> None:
-    assert only(judge_as(run003.CHECK, a_slow_hang(12e6))).nodes == ()
+    assert only(judge_as(run003.CHECK, a_slow_hang(12e6))).hosts == ()
 
 
 def test_a_slow_network_takes_no_blame_from_a_rank_that_the_others_wait_for() -> None:

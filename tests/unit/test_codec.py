@@ -45,7 +45,7 @@ def header(secret: str = "", run_id: str = "r") -> Header:
 
 
 def arrival(rank: int) -> Arrival:
-    place = Place(rank=rank, world_size=2, node="n0", launcher="hand")
+    place = Place(rank=rank, world_size=2, host="n0", launcher="hand")
     return Arrival(place=place, host_id="b", pid=rank, address="127.0.0.1")
 
 

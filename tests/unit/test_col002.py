@@ -51,7 +51,7 @@ def test_a_report_is_worked_out_once():
 def renamed(seen: Seen[Data], *, boot: str | None = None) -> Seen[Data]:
     """All hosts are called n0 now; all have this boot id, if one is given."""
     arrivals = {
-        rank: structs.replace(arrival, place=structs.replace(arrival.place, node="n0"), host_id=boot or arrival.host_id)
+        rank: structs.replace(arrival, place=structs.replace(arrival.place, host="n0"), host_id=boot or arrival.host_id)
         for rank, arrival in seen.world.arrivals.items()
     }
     return with_arrivals(seen, arrivals)
@@ -126,7 +126,7 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
     rows = alike(2) | {1: data_of(1, 2, steady(), copies=(5e9,) * 5)}
     seen = benched(rows)
     (finding,) = col002.judge(seen)
-    assert (finding.code, finding.ranks, finding.nodes) == ("COL002.slow-rank", (1,), ("n0",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("COL002.slow-rank", (1,), ("n0",))
     report = bench_of(seen)
     assert [bool(line.slow) for line in report.ranks] == [False, True]
     assert report.series[0].bottleneck is Bottleneck.SLOW_RANK

@@ -421,7 +421,7 @@ def pairs_of(of: Report, **statuses: int) -> Report:
 
 @pytest.mark.parametrize("code", ["FAB001.alone", "FAB002.rank"])
 def test_an_error_that_there_was_no_need_to_look_for_is_new(golden, code: str) -> None:
-    found = (finding(code=code, nodes=("n1",)),)
+    found = (finding(code=code, hosts=("n1",)),)
     hung = pairs_of(report(checks=tried("COL001", done=1, hung=1), findings=found), done=2)
     (change,) = of(pairs_of(report()), hung).changes
     assert (change.direction, change.name) == (Direction.REGRESSION, code)

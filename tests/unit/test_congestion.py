@@ -223,10 +223,10 @@ def judged(fleet: Fleet, **options: object) -> Report:
 def test_a_congested_part_is_a_warning_with_the_hosts_behind_it(golden):
     report = judged(fleet_of(128, (Fault.UPLINK, 1)))
     (finding,) = (own for own in report.findings if own.code == "FAB001.congested")
-    assert (finding.severity, finding.nodes, finding.ranks) == (Severity.WARNING, (), ())
+    assert (finding.severity, finding.hosts, finding.ranks) == (Severity.WARNING, (), ())
     assert len(finding.evidence["hosts"]) >= 3
     assert finding.evidence["quiet_bytes_per_s"] > 0.9 * USUAL > finding.evidence["loaded_bytes_per_s"]
-    assert (report.exit_code, report.hosts.bad, len(report.hosts.good)) == (0, (), 128)
+    assert (report.exit_code, report.hosts.failing, len(report.hosts.healthy)) == (0, (), 128)
     golden(finding)
 
 
@@ -235,7 +235,7 @@ def test_a_bottleneck_between_two_groups_is_named_with_both_sides(golden):
     (finding,) = (own for own in report.findings if own.code == "FAB001.congested")
     assert finding.evidence["sides"] == [" ".join(map(host_name, side)) for side in (range(4), range(4, 8))]
     assert finding.severity is Severity.ERROR
-    assert not any(own.nodes or own.links for own in report.findings)
+    assert not any(own.hosts or own.links for own in report.findings)
     golden(finding)
 
 

@@ -539,7 +539,7 @@ def test_pending_ranks_are_told_once_a_second_and_those_who_are_not_at_the_barri
     dispatched.fail(2)  # it has ended, and not done its part
     now[0] = 4.0
     telling.pending(dispatched, arrivals)
-    assert [(p.done, p.ranks, p.awaited, p.nodes) for p in listener.of(Pending)] == [
+    assert [(p.done, p.ranks, p.awaited, p.hosts) for p in listener.of(Pending)] == [
         (0, 3, (0, 1, 2), ("n0", "n1", "n2")),
         (0, 3, (2,), ("n2",)),
         (1, 3, (1,), ("n1",)),

@@ -43,7 +43,7 @@ def test_the_sentence_above_the_picture_is_about_the_run_in_it():
     before, _, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("](tests/screenshots/hang.svg)")
     run = read_recording([ROOT / "tests" / "recordings" / SHOTS["hang"]])
     numbers = {2: "two", 3: "three", 4: "four"}
-    hosts = {arrival.place.node for arrival in run.arrivals.values()}
+    hosts = {arrival.place.host for arrival in run.arrivals.values()}
     said = f"One of {numbers[run.header.world_size]} ranks on {numbers[len(hosts)]} hosts was stopped"
     assert before.rpartition("![")[0].rstrip().rpartition("\n")[2].startswith(said)
 

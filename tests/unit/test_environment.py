@@ -92,7 +92,7 @@ def words(changed: Mapping[str, int | str]) -> str:
 def test_torchrun_says_everything():
     found = launch(TORCHRUN)
     assert found.place == Place(
-        rank=3, world_size=4, node="here", launcher="torchrun", local_rank=1, local_world_size=2, node_rank=1
+        rank=3, world_size=4, host="here", launcher="torchrun", local_rank=1, local_world_size=2, node_rank=1
     )
     assert (found.coordinator, found.port, found.run_id, found.nodes) == ("h0", 29501, "7f1c", 2)
     assert found.agent_store
@@ -123,7 +123,7 @@ def test_a_static_rendezvous_has_no_agent_store():
 
 def test_any_env_launcher_needs_four_variables_only():
     found = launch({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"})
-    assert found.place == Place(rank=0, world_size=2, node="here", launcher="env")
+    assert found.place == Place(rank=0, world_size=2, host="here", launcher="env")
 
 
 def test_torch_distributed_launch_repeats_the_local_rank():
@@ -139,7 +139,7 @@ def test_a_local_rank_that_nobody_set_is_lacking() -> None:
 def test_a_slurm_task_is_a_rank():
     found = launch(STEP)
     assert found.place == Place(
-        rank=3, world_size=4, node="h3", launcher="slurm", local_rank=1, local_world_size=2, node_rank=1
+        rank=3, world_size=4, host="h3", launcher="slurm", local_rank=1, local_world_size=2, node_rank=1
     )
     assert (found.coordinator, found.run_id, found.ranks, found.nodes) == ("h2", "4711.2", (), 2)
 
@@ -189,7 +189,7 @@ def test_the_line_for_a_batch_script_asks_for_what_the_job_has(golden, gpus):
 
 
 @pytest.mark.parametrize(
-    ("own", "nodes", "said", "named"),
+    ("own", "hosts", "said", "named"),
     [
         ("h3", "h[0-7]", "h3", "h3"),
         ("h3.cluster.example", "h[0-7]", "h3", "h3"),
@@ -208,20 +208,20 @@ def test_the_line_for_a_batch_script_asks_for_what_the_job_has(golden, gpus):
         ("login", "", "", "login"),
     ],
 )
-def test_a_host_has_the_name_that_slurm_takes(own, nodes, said, named):
-    assert node_name({"SLURM_JOB_NODELIST": nodes, "SLURMD_NODENAME": said}, own) == named
+def test_a_host_has_the_name_that_slurm_takes(own, hosts, said, named):
+    assert node_name({"SLURM_JOB_NODELIST": hosts, "SLURMD_NODENAME": said}, own) == named
 
 
 def test_a_rank_is_on_the_node_that_slurm_names_under_torchrun_as_well():
     for env in (STEP, STEP | TORCHRUN, ONE_TASK_A_NODE, BATCH | {"SLURMD_NODENAME": "h3", "SLURM_JOB_NODELIST": "h3"}):
-        assert read_launch(env, LaunchArgs(), host="ip-3", gpus=0, cores=8, fresh="f").place.node == "h3"
+        assert read_launch(env, LaunchArgs(), host="ip-3", gpus=0, cores=8, fresh="f").place.host == "h3"
 
 
 def test_variables_that_an_mpi_launcher_brought_along_name_no_host_that_is_called_otherwise():
     brought = STEP | {"SLURMD_NODENAME": "h0"}
     for env in (brought | HYDRA, brought | OPEN_MPI | {"MASTER_ADDR": "h0"}):
         named = [
-            read_launch(env, LaunchArgs(), host=own, gpus=0, cores=8, fresh="f").place.node
+            read_launch(env, LaunchArgs(), host=own, gpus=0, cores=8, fresh="f").place.host
             for own in ("h3.example", "ip-3")
         ]
         assert named == ["h3", "ip-3"]
@@ -242,7 +242,7 @@ def test_one_task_per_node_starts_a_rank_per_gpu():
     found = launch(ONE_TASK_A_NODE, gpus=4)
     assert found.ranks == (4, 5, 6, 7)
     assert found.place == Place(
-        rank=4, world_size=8, node="h3", launcher="slurm", local_rank=0, local_world_size=4, node_rank=1
+        rank=4, world_size=8, host="h3", launcher="slurm", local_rank=0, local_world_size=4, node_rank=1
     )
 
 
@@ -268,7 +268,7 @@ def test_srun_with_pmix_or_pmi2_is_still_slurm():
 def test_hydra_that_starts_its_proxies_with_srun_is_not_slurm():
     hydra = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4", "MASTER_ADDR": "h2"}
     assert launch(ONE_TASK_A_NODE | hydra).place == Place(
-        rank=5, world_size=8, node="here", launcher="pmi", local_rank=1, local_world_size=4
+        rank=5, world_size=8, host="here", launcher="pmi", local_rank=1, local_world_size=4
     )
 
 
@@ -303,7 +303,7 @@ def test_a_loop_of_sruns_may_number_the_hosts_itself():
 
 def test_open_mpi_on_one_host_needs_no_master():
     found = launch(OPEN_MPI)
-    assert found.place == Place(rank=1, world_size=2, node="here", launcher="openmpi", local_rank=1, local_world_size=2)
+    assert found.place == Place(rank=1, world_size=2, host="here", launcher="openmpi", local_rank=1, local_world_size=2)
     assert found.coordinator == "127.0.0.1"
 
 
@@ -326,7 +326,7 @@ def test_open_mpi_on_several_hosts_is_told_the_line_to_use(golden):
 
 def test_hydra_sets_pmi():
     assert launch(HYDRA).place == Place(
-        rank=1, world_size=2, node="here", launcher="pmi", local_rank=1, local_world_size=2
+        rank=1, world_size=2, host="here", launcher="pmi", local_rank=1, local_world_size=2
     )
 
 
@@ -339,7 +339,7 @@ def test_pmix_alone_does_not_tell_the_worlds_size():
 
 def test_by_hand_rank_by_rank():
     found = launch({}, rank=1, world_size=2, master_addr="h0")
-    assert found.place == Place(rank=1, world_size=2, node="here", launcher="hand")
+    assert found.place == Place(rank=1, world_size=2, host="here", launcher="hand")
     assert (found.coordinator, found.port, found.ranks) == ("h0", 29500, ())
 
 

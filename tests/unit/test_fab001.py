@@ -41,7 +41,7 @@ def searched(fleet: Fleet, lost: Mapping[int, int]) -> Recording:
         planned = fab001.CHECK.plan(Seen(world, fab001.CHECK, known))
         if not planned:
             events = tuple(
-                Event(kind=EventKind.LOST, rank=rank, seconds=1.0, node=host_name(host))
+                Event(kind=EventKind.LOST, rank=rank, seconds=1.0, host=host_name(host))
                 for host in lost
                 for rank in ranks_of(host)
             )
@@ -69,7 +69,7 @@ def unheard(own: Outcome, trial: Trial, gone: set[int]) -> Outcome:
 
 def codes(recording: Recording) -> dict[str, tuple[str, ...]]:
     report = judge(recording, all_checks())
-    return {finding.code: finding.nodes for finding in report.findings if finding.code.startswith("FAB")}
+    return {finding.code: finding.hosts for finding in report.findings if finding.code.startswith("FAB")}
 
 
 def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verdict(golden) -> None:
@@ -80,7 +80,7 @@ def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verd
     assert codes(recording)["FAB001.node"] == (host_name(slow),)
     assert not any(set(ranks_of(gone)) & set(trial.ranks) for trial in recording.trials)
     report = judge(recording, all_checks())
-    assert set(report.hosts.bad) == {host_name(gone)}
+    assert set(report.hosts.failing) == {host_name(gone)}
     golden(*(finding for finding in report.findings if finding.code == "FAB001.clear"))
 
 
@@ -90,8 +90,8 @@ def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int)
     recording = searched(fleet, {5: number})
     assert len(recording.trials) >= number
     report = judge(recording, all_checks())
-    assert set(report.hosts.bad) == {host_name(5)}
-    assert set(report.hosts.good) == {host_name(host) for host in range(12) if host != 5}
+    assert set(report.hosts.failing) == {host_name(5)}
+    assert set(report.hosts.healthy) == {host_name(host) for host in range(12) if host != 5}
     assert {code for code in codes(recording) if code not in ("FAB001.node", "FAB001.alone")} <= {"FAB001.clear"}
     # The proof is that of the others.
     proof = recording.trials[-1]
@@ -105,7 +105,7 @@ def test_with_enough_hosts_left_the_run_is_fit(golden) -> None:
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())
     assert report.exit_code == 0, report.sentence
-    assert (report.hosts.bad, len(report.hosts.good)) == (("n0005",), 11)
+    assert (report.hosts.failing, len(report.hosts.healthy)) == (("n0005",), 11)
     golden(report.sentence)
 
 
@@ -157,7 +157,7 @@ def test_of_two_hosts_one_left_makes_no_pair(golden):
 def test_of_two_slow_hosts_none_is_blamed(golden):
     seen = searched_by(fab001.CHECK, lambda group: 1e6, ranks=2, ranks_per_node=1, stages=("fabric",))
     (finding,) = fab001.CHECK.judge(seen)
-    assert (finding.code, finding.ranks, finding.nodes) == ("FAB001.undecided", (), ())
+    assert (finding.code, finding.ranks, finding.hosts) == ("FAB001.undecided", (), ())
     golden(finding)
 
 
@@ -165,7 +165,7 @@ def test_a_host_that_fails_is_named_with_each_partner_once(golden):
     rate = {True: None, False: USUAL}
     seen = searched_by(fab001.CHECK, lambda group: rate[2 in group], ranks=3, ranks_per_node=1, stages=("fabric",))
     found = {finding.code: finding for finding in fab001.CHECK.judge(seen)}
-    assert found["FAB001.node"].nodes == ("n2",)
+    assert found["FAB001.node"].hosts == ("n2",)
     golden(found["FAB001.node"])
 
 
@@ -173,5 +173,5 @@ def test_hosts_that_pass_in_pairs_and_fail_all_together_are_unproven(golden):
     rate = {True: USUAL, False: None}
     seen = searched_by(fab001.CHECK, lambda group: rate[len(group) == 2], ranks=4, ranks_per_node=1, stages=("fabric",))
     found = {finding.code: finding for finding in fab001.CHECK.judge(seen)}
-    assert (found["FAB001.unproven"].ranks, found["FAB001.unproven"].nodes) == ((), ())
+    assert (found["FAB001.unproven"].ranks, found["FAB001.unproven"].hosts) == ((), ())
     golden(found["FAB001.unproven"])

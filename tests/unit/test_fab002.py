@@ -53,11 +53,11 @@ def test_of_two_ranks_none_can_be_told_from_the_other(golden):
 @pytest.mark.parametrize(
     ("one", "other", "alike"),
     [
-        ({"nvlinks": 18, "level": "node"}, {"nvlinks": 18, "level": "system"}, True),
-        ({"nvlinks": 12, "level": "node"}, {"nvlinks": 4, "level": "node"}, False),
-        ({"nvlinks": 4, "level": "node"}, {"nvlinks": 0, "level": "node"}, False),
-        ({"nvlinks": 0, "level": "node"}, {"nvlinks": 0, "level": "system"}, False),
-        ({"nvlinks": 0, "level": "node"}, {"nvlinks": 0, "level": "node"}, True),
+        ({"nvlinks": 18, "level": "host"}, {"nvlinks": 18, "level": "system"}, True),
+        ({"nvlinks": 12, "level": "host"}, {"nvlinks": 4, "level": "host"}, False),
+        ({"nvlinks": 4, "level": "host"}, {"nvlinks": 0, "level": "host"}, False),
+        ({"nvlinks": 0, "level": "host"}, {"nvlinks": 0, "level": "system"}, False),
+        ({"nvlinks": 0, "level": "host"}, {"nvlinks": 0, "level": "host"}, True),
     ],
 )
 def test_gpus_behind_nvlinks_are_alike_wherever_their_pcie_ways_meet(one: dict, other: dict, alike: bool):
@@ -79,7 +79,7 @@ def found(rate: Rate, *, ranks: int) -> list[Finding]:
 
 def test_of_two_ranks_that_are_slow_together_only_the_path_is_blamed(golden):
     (finding,) = found(lambda group: USUAL / 4 if {*group} == {0, 1} else USUAL, ranks=6)
-    assert (finding.code, finding.ranks, finding.nodes) == ("FAB002.path", (), ())
+    assert (finding.code, finding.ranks, finding.hosts) == ("FAB002.path", (), ())
     assert finding.links == ("rank 0 -> rank 1", "rank 1 -> rank 0")
     golden(finding)
 
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_with_every_partner_is_named(golden):
 
 def test_a_healthy_host_is_clear(golden):
     (finding,) = found(lambda group: USUAL, ranks=4)
-    assert (finding.code, finding.ranks, finding.nodes) == ("FAB002.clear", (), ())
+    assert (finding.code, finding.ranks, finding.hosts) == ("FAB002.clear", (), ())
     golden(finding)
 
 

@@ -26,7 +26,7 @@ def by_host(good: Sequence[tuple[int, ...]], bad: Sequence[tuple[int, ...]]) -> 
 
 def test_a_host_inside_which_it_fails_while_it_works_inside_others_is_named(golden) -> None:
     found = placed(((0, 1), (2, 3), (4, 5)), by_host(good=[(0, 1), (4, 5)], bad=[(2, 3)]))
-    assert (found.nodes, found.concerned) == (("n1",), (2, 3))
+    assert (found.hosts, found.concerned) == (("n1",), (2, 3))
     golden(found.text)
 
 

@@ -70,7 +70,7 @@ FAST = slow(380 * GB)
 def test_all_pairs_far_below_their_nvlinks_twice_are_an_error_of_the_host(golden):
     finding = only(slow(2 * GB), again=slow(2.1 * GB))
     assert (finding.code, finding.severity) == ("P2P002.far-below", Severity.ERROR)
-    assert (finding.gpus, finding.nodes) == ((), ("n0",))
+    assert (finding.gpus, finding.hosts) == ((), ("n0",))
     golden(finding)
 
 

@@ -113,7 +113,7 @@ def test_slow_contexts_are_those_of_their_ranks_and_the_slowest_is_told() -> Non
 def test_gpus_that_start_slowly_are_a_warning_that_names_persistence_mode(golden) -> None:
     (found,) = judged(outcome(0, NVML=32.06), outcome(1, NVML=31.9))
     assert (found.code, found.severity, found.ranks) == ("RUN003.slow-start", Severity.WARNING, ())
-    assert found.nodes == ("n0",)
+    assert found.hosts == ("n0",)
     assert found.evidence == {"step": "NVML", "seconds": 32.1, "trial": 0}
     golden(found)
 
@@ -121,7 +121,7 @@ def test_gpus_that_start_slowly_are_a_warning_that_names_persistence_mode(golden
 def test_a_worker_notes_how_long_nvml_took_and_has_that_time_back() -> None:
     one, other = socket.socketpair()
     with one, other:
-        task = Task(Place(rank=0, world_size=1, node="n0", launcher="none"), TRIAL, Options(), "", {}, 100.0)
+        task = Task(Place(rank=0, world_size=1, host="n0", launcher="none"), TRIAL, Options(), "", {}, 100.0)
         context = WorkerContext(task, one, StepPage.create())
         for step in ("kernel log", "NVML", "NVML: GPU 0", "driver version"):
             context.step(step)
@@ -183,7 +183,7 @@ def test_each_set_of_variables_has_three_times_what_starts_took_before(took: flo
 
 
 def budget(ranks: int, local: int | None, gpus: int) -> float:
-    place = Place(rank=0, world_size=ranks, node="n0", launcher="slurm", local_world_size=local)
+    place = Place(rank=0, world_size=ranks, host="n0", launcher="slurm", local_world_size=local)
     return _default_budget(Launch(place=place, coordinator="n0", port=1, run_id="r"), gpus=gpus)
 
 

@@ -55,7 +55,7 @@ def test_a_host_without_any_sign_of_a_gpu_is_a_cpu_host():
 
 def test_a_gpu_on_the_bus_without_a_driver_is_an_error_that_names_host_and_pci_id(golden):
     (finding,) = found(without(Trouble.NO_DRIVER, functions=functions(1, driver=None)))
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU001.fewer", Severity.ERROR, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("GPU001.fewer", Severity.ERROR, ("n0",))
     assert finding.evidence["pci"] == ["0000:0b:00.0"]
     golden(finding)
 
@@ -66,7 +66,7 @@ def test_cpus_can_be_meant():
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "node"),
+    ("rows", "options", "host"),
     [
         pytest.param([without(promised=2)], Options(), "n0", id="than-a-variable-names"),
         pytest.param([without(proc_gpus=2, visible=2)], Options(), "n0", id="than-the-driver-lists"),
@@ -74,9 +74,9 @@ def test_cpus_can_be_meant():
         pytest.param([healthy(8), healthy(7, host=1)], Options(expect_gpus=8), "n1", id="than-an-option-says"),
     ],
 )
-def test_fewer_gpus_are_an_error_of_their_host(golden, rows, options, node):
+def test_fewer_gpus_are_an_error_of_their_host(golden, rows, options, host):
     (finding,) = found(*rows, options=options)
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU001.fewer", Severity.ERROR, (node,))
+    assert (finding.code, finding.severity, finding.hosts) == ("GPU001.fewer", Severity.ERROR, (host,))
     golden(finding)
 
 
@@ -119,7 +119,7 @@ def test_a_share_of_the_hosts_gpus_is_enough_when_it_was_promised():
 )
 def test_gpus_that_are_hidden_are_told_with_the_variable(golden, row, severity):
     (finding,) = found(healthy(8, **({"visible": 0} | row)))
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU001.hidden", severity, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("GPU001.hidden", severity, ("n0",))
     assert "CUDA_VISIBLE_DEVICES" in finding.fix
     golden(finding)
 
@@ -144,7 +144,7 @@ def test_hidden_gpus_are_an_error_where_they_are_expected_and_silent_where_cpus_
 def test_hidden_gpus_are_an_error_where_they_were_promised_or_others_have_some():
     (promised,) = found(healthy(8, visible=0, promised=8, cuda_visible_devices=""))
     (odd,) = found(healthy(8), healthy(8, host=1, visible=0, cuda_visible_devices=""))
-    assert (promised.severity, odd.severity, odd.nodes) == (Severity.ERROR, Severity.ERROR, ("n1",))
+    assert (promised.severity, odd.severity, odd.hosts) == (Severity.ERROR, Severity.ERROR, ("n1",))
 
 
 def test_gloo_that_was_asked_for_needs_no_gpu():
@@ -197,7 +197,7 @@ def test_nvml_that_fails_where_the_number_is_known_leaves_nothing_unknown(golden
 def test_a_lost_gpu_is_named_once(golden):
     nvml = Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost")))
     (finding,) = found(Data(nvml=nvml, functions=functions(2), visible=2))
-    assert (finding.code, finding.nodes) == ("GPU001.lost", ("n0",))
+    assert (finding.code, finding.hosts) == ("GPU001.lost", ("n0",))
     assert "0000:1b:00.0" in finding.message
     golden(finding)
 
@@ -222,7 +222,7 @@ def test_a_host_with_other_gpus_is_the_odd_one_out():
     other = Enumeration(gpus=(gpu(0, host=2, name="NVIDIA A100"),))
     (finding,) = found(healthy(1), healthy(1, host=1), Data(nvml=other, functions=functions(1), visible=1))
     assert finding.code == "GPU001.unlike-hosts"
-    assert finding.nodes == ("n2",)
+    assert finding.hosts == ("n2",)
 
 
 # Peers that are hidden from each other --------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def bound(index, **changes):
 
 def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy(golden):
     (finding,) = found(*(bound(index, cuda_visible_devices="0") for index in range(4)), ranks_per_node=4)
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU001.isolated", Severity.WARNING, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("GPU001.isolated", Severity.WARNING, ("n0",))
     assert finding.env == {}  # nothing was tried
     assert "--gpu-bind=none" in finding.fix
     assert "NCCL_CUMEM_ENABLE" not in finding.fix
@@ -265,7 +265,7 @@ def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():
 def test_only_the_host_whose_ranks_are_apart_is_named():
     open_host = [healthy(2, host=1) for _ in range(2)]
     (finding,) = [f for f in found(bound(0), bound(1), *open_host, ranks_per_node=2) if f.code == "GPU001.isolated"]
-    assert (finding.nodes, finding.ranks) == (("n0",), (0, 1))
+    assert (finding.hosts, finding.ranks) == (("n0",), (0, 1))
 
 
 def test_one_rank_on_a_host_has_no_peer_to_be_hidden_from():

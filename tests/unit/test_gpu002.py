@@ -88,7 +88,7 @@ def test_there_is_no_ground_without_a_visible_gpu():
 def test_a_cpu_host_among_gpu_hosts_is_left_to_gpu001():
     run = seen(Data(torch="2.13.0+cpu"), Data(torch="2.13.0+cpu"), gpus=0)
     arrivals = {0: arrival_of(0, 2, ranks_per_node=1), 1: arrival_of(1, 2, ranks_per_node=1, gpus=1)}
-    assert [finding.nodes for finding in CHECK.judge(with_arrivals(run, arrivals))] == [("n1",)]
+    assert [finding.hosts for finding in CHECK.judge(with_arrivals(run, arrivals))] == [("n1",)]
 
 
 def test_every_rank_gets_its_gpu_in_the_report():

@@ -34,7 +34,7 @@ def test_healthy_gpus_are_silent():
 def test_a_sick_gpu_is_an_error_with_its_own_remedy(golden, word, action, changes):
     (finding,) = with_fifth(CHECK, **memory(**changes))
     assert (finding.code, finding.severity) == (f"GPU003.{word}", Severity.ERROR)
-    assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), action)
+    assert (finding.gpus, finding.hosts, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), action)
     golden(finding)
 
 

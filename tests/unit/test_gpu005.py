@@ -79,7 +79,7 @@ def test_cards_of_several_makers_have_their_own_limits(golden):
 
 def test_a_limit_that_all_have_is_good_to_know_and_blames_nobody(golden):
     (finding,) = judged(CHECK, host_of({index: clocks(power_limit_watts=500) for index in range(8)}))
-    assert (finding.severity, finding.gpus, finding.nodes) == (Severity.NOTE, (), ())
+    assert (finding.severity, finding.gpus, finding.hosts) == (Severity.NOTE, (), ())
     golden(finding)
 
 

@@ -40,7 +40,7 @@ def test_slices_have_no_links():
 def test_siblings_may_be_on_other_hosts():
     single = [Look(gpus=(healthy(0, host, **(links(down=[3]) if host == 2 else {})),)) for host in range(4)]
     (finding,) = judged(CHECK, *single)
-    assert finding.nodes == ("n2",)
+    assert finding.hosts == ("n2",)
 
 
 def test_links_that_all_have_down_are_how_the_board_is_made():
@@ -64,7 +64,7 @@ def test_a_bridge_on_other_numbers_is_no_missing_link():
 def test_without_a_majority_nobody_is_blamed_and_all_are_listed(count):
     (finding,) = judged(CHECK, host_of({index: links(down=[1, 4]) for index in range(count // 2)}, count=count))
     assert (finding.code, finding.severity) == ("GPU006.uneven", Severity.WARNING)
-    assert (finding.gpus, finding.ranks, finding.nodes) == ((), (), ())
+    assert (finding.gpus, finding.ranks, finding.hosts) == ((), (), ())
     assert finding.evidence["links"] == [1, 4]
     assert finding.evidence["down_on"] == [uuid_of(index) for index in range(count // 2)]
 

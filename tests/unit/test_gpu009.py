@@ -24,7 +24,7 @@ def test_gpus_that_are_alike_are_silent():
 def test_the_one_that_differs_is_named(golden, changes, word, severity):
     (finding,) = with_fifth(CHECK, **changes)
     assert (finding.code, finding.severity) == (f"GPU009.{word}", severity)
-    assert (finding.gpus, finding.nodes, finding.evidence["pci"]) == ((uuid_of(5),), ("n0",), ["0000:5b:00.0"])
+    assert (finding.gpus, finding.hosts, finding.evidence["pci"]) == ((uuid_of(5),), ("n0",), ["0000:5b:00.0"])
     golden(finding)
 
 
@@ -36,13 +36,13 @@ def test_consumer_cards_of_several_makers_are_good_to_know():
 
 def test_without_a_majority_nobody_is_named(golden):
     (finding,) = judged(CHECK, host_of({index: {"vbios": "95.9"} for index in range(4)}))
-    assert (finding.gpus, finding.nodes) == ((), ())
+    assert (finding.gpus, finding.hosts) == ((), ())
     golden(finding)
 
 
 def test_another_driver_names_its_host(golden):
     (finding,) = judged(CHECK, host_of(), host_of(host=1), host_of(host=2, driver="570.1"))
-    assert (finding.code, finding.nodes) == ("GPU009.driver", ("n2",))
+    assert (finding.code, finding.hosts) == ("GPU009.driver", ("n2",))
     golden(finding)
 
 

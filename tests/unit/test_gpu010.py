@@ -72,7 +72,7 @@ RISES = (
 def test_what_rises_or_comes_up_names_the_gpu_with_its_remedy(golden, word, severity, action, after):
     (finding,) = fifth(before=pcie(replays=10) if word == "pcie-replays" else {}, after=after)
     assert (finding.code, finding.severity) == (f"GPU010.{word}", severity)
-    assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), action)
+    assert (finding.gpus, finding.hosts, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), action)
     assert finding.evidence["seconds"] == 30.0
     golden(finding)
 

@@ -48,7 +48,7 @@ def test_a_quiet_log_is_silent():
 def test_a_gpu_that_fell_off_the_bus_is_an_error_that_names_it(golden):
     (finding,) = judged(log_of(xid(79, text=FALLEN)))
     assert (finding.code, finding.severity) == ("GPU011.xid", Severity.ERROR)
-    assert (finding.gpus, finding.nodes, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), "reboot")
+    assert (finding.gpus, finding.hosts, finding.evidence["action"]) == ((uuid_of(5),), ("n0",), "reboot")
     golden(finding)
 
 
@@ -94,7 +94,7 @@ def test_what_the_end_of_a_process_may_have_caused_is_no_proof_against_a_gpu(gol
     fallen, after = judged(during, more=[ended])
     assert (fallen.severity, fallen.gpus) == (Severity.ERROR, (uuid_of(7),))
     assert (after.code, after.severity) == ("GPU011.aftermath", Severity.WARNING)
-    assert (after.ranks, after.nodes, after.gpus) == ((), (), ())
+    assert (after.ranks, after.hosts, after.gpus) == ((), (), ())
     golden(after)
     assert [one.severity for one in judged(during)] == [Severity.ERROR] * 3
     before = log_of(xid(31), xid(145, 6))
@@ -193,7 +193,7 @@ def test_a_gpu_that_cannot_be_opened_may_be_the_one_that_the_log_names(golden):
 
 def test_a_closed_log_is_good_to_know_and_changes_no_verdict(golden):
     (finding,) = judged(KernelLog(error="/dev/kmsg: Operation not permitted"))
-    assert (finding.code, finding.severity, finding.nodes) == ("GPU011.unread", Severity.NOTE, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("GPU011.unread", Severity.NOTE, ("n0",))
     assert "dmesg" in finding.fix
     golden(finding)
 
@@ -207,7 +207,7 @@ def test_a_closed_log_is_unknown_to_whom_asked_for_it():
 def test_hosts_with_closed_logs_are_one_finding():
     rows = {8 * host: KernelLog(error="closed") for host in range(3)}
     (finding,) = CHECK.judge(seen_of(CHECK, rows, size=24, ranks_per_node=8, gpus=8))
-    assert finding.nodes == ("n0", "n1", "n2")
+    assert finding.hosts == ("n0", "n1", "n2")
 
 
 def test_one_rank_of_each_host_with_gpus_reads_once():

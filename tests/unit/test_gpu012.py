@@ -94,7 +94,7 @@ def one(findings, code, severity=Severity.WARNING, rank=5):
     """The only finding, which blames GPU 5 alone."""
     (finding,) = findings
     assert (finding.code, finding.severity) == (code, severity)
-    assert (finding.ranks, finding.gpus, finding.nodes) == ((rank,), (uuid_of(rank),), ("n0",))
+    assert (finding.ranks, finding.gpus, finding.hosts) == ((rank,), (uuid_of(rank),), ("n0",))
     return finding
 
 

@@ -34,7 +34,7 @@ def test_what_a_launcher_said_is_kept() -> None:
 
 def test_two_hosts_of_one_name_are_two_hosts() -> None:
     twins = {rank: structs.replace(nameless(rank, 2, 1), host_id=f"boot-{rank}") for rank in (0, 1)}
-    same_name = {rank: structs.replace(a, place=structs.replace(a.place, node="node")) for rank, a in twins.items()}
+    same_name = {rank: structs.replace(a, place=structs.replace(a.place, host="host")) for rank, a in twins.items()}
     assert [a.place.local_rank for a in settle(same_name).values()] == [0, 0]
 
 
@@ -55,7 +55,7 @@ def test_a_rank_outside_the_world_is_refused(golden) -> None:
 def test_a_rank_with_another_world_size_takes_part_and_is_told() -> None:
     event = mismatch(arrival_of(1, 8), 4)
     assert event is not None
-    assert (event.kind, event.rank, event.detail, event.node) == (EventKind.MISMATCH, 1, "8", "n0")
+    assert (event.kind, event.rank, event.detail, event.host) == (EventKind.MISMATCH, 1, "8", "n0")
     assert fitted(arrival_of(1, 8), 4).place.world_size == 4
     assert mismatch(arrival_of(1, 4), 4) is None
 

@@ -53,7 +53,7 @@ def test_a_hang_on_a_host_alone_needs_the_whole_time_or_the_kernel_to_be_one(opt
 
 def test_what_had_not_ended_is_named_with_where_it_stood(golden):
     (finding,) = budget.judge(replace(hung(Options(alone=True), SLEEPS, hurried=True), check=budget.CHECK))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN004.unfinished", (), ())
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN004.unfinished", (), ())
     golden(finding)
 
 
@@ -74,13 +74,13 @@ def test_the_sentence_speaks_of_the_host(golden):
 
 def test_a_finding_blames_the_host_and_no_rank(golden):
     (finding,) = report(100 << 20).findings
-    assert (finding.code, finding.ranks, finding.nodes) == ("HST002.short", (), ("n0",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("HST002.short", (), ("n0",))
     lacking = present.Data(nvml=Enumeration(trouble=Trouble.NO_LIBRARY, error="NVML Shared Library Not Found"))
     seen = seen_of(present.CHECK, {0: lacking}, size=1, options=Options(alone=True, expect_gpus=8))
     (fewer,) = present.judge(seen)
-    assert (fewer.code, fewer.ranks, fewer.nodes) == ("GPU001.fewer", (), ("n0",))
+    assert (fewer.code, fewer.ranks, fewer.hosts) == ("GPU001.fewer", (), ("n0",))
     (hangs,) = trials.judge(replace(hung(Options(alone=True), SLEEPS, hurried=False), check=trials.CHECK))
-    assert (hangs.code, hangs.ranks, hangs.nodes) == ("RUN003.hung", (), ("n0",))
+    assert (hangs.code, hangs.ranks, hangs.hosts) == ("RUN003.hung", (), ("n0",))
     golden(hangs)
 
 

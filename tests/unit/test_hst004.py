@@ -53,7 +53,7 @@ LITTLE_LOCKED = 8 << 20
 )
 def test_a_limit_that_is_low_or_not_known_is_a_warning(golden, own, code, size):
     (finding,) = found(own, size=size, ranks_per_node=min(size, 8))
-    assert (finding.code, finding.severity, finding.nodes) == (code, Severity.WARNING, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == (code, Severity.WARNING, ("n0",))
     golden(finding)
 
 

@@ -27,7 +27,7 @@ def test_wrong_elements_are_an_error_of_that_gpu(golden):
     sick = Product(device="GPU 1", size=512, uuid="GPU-5f2c91aa", wrong=3)
     (finding,) = findings(Product(device="GPU 0", size=512, uuid="GPU-a"), sick)
     assert (finding.code, finding.severity, finding.gpus) == ("HST005.wrong", Severity.ERROR, ("GPU-5f2c91aa",))
-    assert finding.nodes == ("n0",)
+    assert finding.hosts == ("n0",)
     golden(finding)
 
 

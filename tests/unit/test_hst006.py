@@ -62,7 +62,7 @@ def looked_twice(begun, later, chosen, place):
 
 def only(findings):
     (finding,) = findings
-    return finding.code.removeprefix("HST006."), finding.severity, finding.nodes
+    return finding.code.removeprefix("HST006."), finding.severity, finding.hosts
 
 
 # Links that are lost --------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_damaged_segments_name_the_host_that_got_them(golden):
 
 def test_the_only_host_that_gets_none_may_send_them(golden):
     (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
-    assert (finding.nodes, finding.evidence["hosts"]) == ((), ["n0", "n2"])
+    assert (finding.hosts, finding.evidence["hosts"]) == ((), ["n0", "n2"])
     golden(finding)
 
 

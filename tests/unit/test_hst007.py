@@ -33,7 +33,7 @@ def among(odd, others=None, hosts=4, **run):
 
 def only(findings):
     (finding,) = findings
-    return finding.code.removeprefix("HST007."), finding.severity, finding.nodes
+    return finding.code.removeprefix("HST007."), finding.severity, finding.hosts
 
 
 # Faulty hosts among others --------------------------------------------------------------------------------------------

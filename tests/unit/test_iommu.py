@@ -197,11 +197,11 @@ def test_where_the_processor_has_no_flag_the_firmware_tells_a_virtual_machine(tm
     assert surroundings([], proc, sys, dev).virtual is virtual
 
 
-def cores_near(folder: Path, *, node: str, cores: str) -> set[int]:
+def cores_near(folder: Path, *, host: str, cores: str) -> set[int]:
     """The cores of this thread while it allocates for a GPU of that NUMA node."""
     _, sys, _ = board(folder)
     device = sys / "bus/pci/devices" / GPU_A
-    (device / "numa_node").write_text(f"{node}\n")
+    (device / "numa_node").write_text(f"{host}\n")
     (device / "local_cpulist").write_text(f"{cores}\n")
     before = os.sched_getaffinity(0)
     with on_local_cores(GPU_A, sys):
@@ -213,10 +213,10 @@ def cores_near(folder: Path, *, node: str, cores: str) -> set[int]:
 def test_memory_for_a_gpu_is_allocated_on_the_cores_of_its_node(tmp_path):
     mine = os.sched_getaffinity(0)
     last = max(mine)
-    assert cores_near(tmp_path / "bound", node="1", cores=f"{last},100000-100003") == {last}
-    assert cores_near(tmp_path / "unknown", node="-1", cores=f"{last}") == mine
-    assert cores_near(tmp_path / "others", node="1", cores="100000-100003") == mine
-    assert cores_near(tmp_path / "none", node="1", cores="") == mine
+    assert cores_near(tmp_path / "bound", host="1", cores=f"{last},100000-100003") == {last}
+    assert cores_near(tmp_path / "unknown", host="-1", cores=f"{last}") == mine
+    assert cores_near(tmp_path / "others", host="1", cores="100000-100003") == mine
+    assert cores_near(tmp_path / "none", host="1", cores="") == mine
     with on_local_cores(None, tmp_path):
         assert os.sched_getaffinity(0) == mine
 

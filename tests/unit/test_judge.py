@@ -77,7 +77,7 @@ def report(run: Recording) -> Report:
 def test_a_clean_run_is_fit() -> None:
     judged = report(recording())
     assert (judged.verdict, judged.exit_code, judged.findings) == (Verdict.FIT, 0, ())
-    assert judged.ranks[1]["node"] == "n1"
+    assert judged.ranks[1]["host"] == "n1"
     assert judged.ranks[1]["busbw_bytes_per_s"] == pytest.approx((4 << 20) / 1e-3)
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_never_came_is_unknown_and_exit_3(golden) -> None:
     judged = report(structs.replace(run, arrivals=came, outcomes=run.outcomes[:2]))
     assert (judged.verdict, judged.exit_code) == (Verdict.UNKNOWN, 3)
     assert judged.findings[0].ranks == (2,)
-    assert judged.hosts == HostsLine(bad=(), good=("n0", "n1"))
+    assert judged.hosts == HostsLine(failing=(), healthy=("n0", "n1"))
     golden(*judged.notes)
 
 
@@ -113,7 +113,7 @@ def test_a_lost_rank_is_unfit_and_told_once() -> None:
     judged = report(recording(statuses={1: Status.UNHEARD}, events=(event,)))
     assert judged.exit_code == 1
     assert [finding.code for finding in judged.findings] == ["RUN002.lost"]
-    assert judged.hosts == HostsLine(bad=("n1",), good=("n0",))
+    assert judged.hosts == HostsLine(failing=("n1",), healthy=("n0",))
 
 
 def test_a_check_that_could_not_run_is_unknown() -> None:

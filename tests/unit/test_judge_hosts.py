@@ -26,61 +26,61 @@ def sorted_hosts(
 
 def test_without_errors_every_host_is_good() -> None:
     hosts, notes = sorted_hosts(verdict=Verdict.FIT)
-    assert (hosts, notes) == (HostsLine(good=("n0", "n1", "n2", "n3")), ())
+    assert (hosts, notes) == (HostsLine(healthy=("n0", "n1", "n2", "n3")), ())
 
 
 def test_blamed_ranks_make_their_hosts_bad() -> None:
-    hosts, _ = sorted_hosts(finding_of(ranks=(2,)), finding_of(nodes=("n3",)))
-    assert hosts == HostsLine(bad=("n1", "n3"), good=("n0", "n2"))
+    hosts, _ = sorted_hosts(finding_of(ranks=(2,)), finding_of(hosts=("n3",)))
+    assert hosts == HostsLine(failing=("n1", "n3"), healthy=("n0", "n2"))
 
 
 def test_a_host_that_a_warning_blames_is_not_healthy_and_failing_with_strict(golden) -> None:
     slow = finding_of(Severity.WARNING, ranks=(2,))
     hosts, notes = sorted_hosts(slow, verdict=Verdict.FIT)
-    assert hosts == HostsLine(good=("n0", "n2", "n3"))
+    assert hosts == HostsLine(healthy=("n0", "n2", "n3"))
     golden(*notes)
     strict, _ = sorted_hosts(slow, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
-    assert strict == HostsLine(bad=("n1",), good=("n0", "n2", "n3"))
+    assert strict == HostsLine(failing=("n1",), healthy=("n0", "n2", "n3"))
 
 
 def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
-    same = [finding_of(Severity.WARNING, code="HST007.old", nodes=(f"n{host}",)) for host in range(4)]
+    same = [finding_of(Severity.WARNING, code="HST007.old", hosts=(f"n{host}",)) for host in range(4)]
     of_the_run = structs.replace(finding_of(Severity.WARNING, ranks=(2,)), of_the_run=True)
     hosts, notes = sorted_hosts(*same, of_the_run, verdict=Verdict.FIT)
-    assert (hosts, notes) == (HostsLine(good=("n0", "n1", "n2", "n3")), ())
+    assert (hosts, notes) == (HostsLine(healthy=("n0", "n1", "n2", "n3")), ())
     strict, _ = sorted_hosts(*same, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
-    assert strict == HostsLine(bad=("n0", "n1", "n2", "n3"))
+    assert strict == HostsLine(failing=("n0", "n1", "n2", "n3"))
 
 
 def test_a_job_that_needs_more_than_the_healthy_hosts_gets_those_with_warnings() -> None:
     slow = finding_of(Severity.WARNING, ranks=(2,))
     needs = {need: world_of(8, options=Options(need_nodes=need)) for need in (3, 4)}
     lists = {need: sorted_hosts(slow, world=world, verdict=Verdict.FIT)[0] for need, world in needs.items()}
-    assert lists == {3: HostsLine(good=("n0", "n2", "n3")), 4: HostsLine(good=("n0", "n1", "n2", "n3"))}
+    assert lists == {3: HostsLine(healthy=("n0", "n2", "n3")), 4: HostsLine(healthy=("n0", "n1", "n2", "n3"))}
 
 
 def test_ends_of_a_blamed_link_are_neither_good_nor_bad(golden) -> None:
     hosts, notes = sorted_hosts(finding_of(links=("n1 -> n2", "n2 -> n1")))
-    assert hosts == HostsLine(good=("n0", "n3"))
+    assert hosts == HostsLine(healthy=("n0", "n3"))
     golden(*notes)
 
 
 def test_who_left_before_the_end_is_not_good() -> None:
     hosts, _ = sorted_hosts(finding_of(ranks=(0,)), world=world_of(8, out=frozenset({5})))
-    assert hosts == HostsLine(bad=("n0",), good=("n1", "n3"))
+    assert hosts == HostsLine(failing=("n0",), healthy=("n1", "n3"))
 
 
 def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so(golden) -> None:
     hosts, notes = sorted_hosts(finding_of(ranks=(2,)), finding_of(code="RUN003.hung", title="nobody knows"))
-    assert hosts == HostsLine(bad=("n1",))
+    assert hosts == HostsLine(failing=("n1",))
     golden(*notes)
 
 
 def test_a_host_of_a_slow_rank_is_slow_where_there_is_another_one() -> None:
-    slow = finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(3,), nodes=("n1",))
+    slow = finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(3,), hosts=("n1",))
     slow = structs.replace(slow, evidence={"slower_share": 0.4})
     hosts, _ = sorted_hosts(slow, verdict=Verdict.FIT)
-    assert (hosts.slow, hosts.bad) == ({"n1": 0.4}, ())
+    assert (hosts.slow, hosts.failing) == ({"n1": 0.4}, ())
     alone, _ = sorted_hosts(slow, world=world_of(8, ranks_per_node=8), verdict=Verdict.FIT)
     assert alone.slow == {}
 
@@ -88,7 +88,7 @@ def test_a_host_of_a_slow_rank_is_slow_where_there_is_another_one() -> None:
 def test_no_host_is_good_where_time_ran_out() -> None:
     spent = run_of(Event(kind=EventKind.BUDGET, seconds=57.0, detail="before FAB001 could run"))
     hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=spent)
-    assert hosts == HostsLine(bad=("n1",))
+    assert hosts == HostsLine(failing=("n1",))
     assert "time limit" in notes[0]
 
 
@@ -106,12 +106,12 @@ def test_an_error_of_a_gpu_on_no_named_host_leaves_nobody_good() -> None:
 def test_a_host_that_could_not_be_looked_at_is_neither_good_nor_bad() -> None:
     unread = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(5,))
     hosts, _ = sorted_hosts(unread, finding_of(ranks=(0,)))
-    assert hosts == HostsLine(bad=("n0",), good=("n1", "n3"))
+    assert hosts == HostsLine(failing=("n0",), healthy=("n1", "n3"))
 
 
 def test_what_is_no_name_of_one_host_is_in_neither_list() -> None:
-    hosts, _ = sorted_hosts(finding_of(nodes=("?", "n[0-3]", "n1\nn2", "n3,n0", "gpu-1.x_y")))
-    assert hosts == HostsLine(bad=("gpu-1.x_y",), good=("n0", "n1", "n2", "n3"))
+    hosts, _ = sorted_hosts(finding_of(hosts=("?", "n[0-3]", "n1\nn2", "n3,n0", "gpu-1.x_y")))
+    assert hosts == HostsLine(failing=("gpu-1.x_y",), healthy=("n0", "n1", "n2", "n3"))
 
 
 def test_what_good_hosts_were_not_tested_with_is_told(golden) -> None:
@@ -120,13 +120,13 @@ def test_what_good_hosts_were_not_tested_with_is_told(golden) -> None:
         skips=(Skip(code="COL001", reason="", grounds=False), Skip(code="GPU001", reason="no GPU", grounds=True)),
     )
     hosts, notes = sorted_hosts(finding_of(ranks=(2,)), run=run)
-    assert hosts.good == ("n0", "n2", "n3")
+    assert hosts.healthy == ("n0", "n2", "n3")
     golden(*notes)
 
 
 def test_an_absent_rank_on_no_known_host_cannot_be_excluded(golden) -> None:
     hosts, notes = sorted_hosts(finding_of(ranks=(9,)), run=run_of(Event(kind=EventKind.ABSENT, rank=9)))
-    assert hosts.bad == ()
+    assert hosts.failing == ()
     golden(*notes)
 
 
@@ -140,7 +140,7 @@ def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(go
 
 
 def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
-    report = fit(hosts=HostsLine(good=("n0",), notes=("n1 is in neither list",)))
+    report = fit(hosts=HostsLine(healthy=("n0",), notes=("n1 is in neither list",)))
     shown = {
         name: Outputs(write_failing_hosts=bad, write_healthy_hosts=good).page(report, tty=False, color=False, width=80)
         for name, bad, good in (("neither", None, None), ("bad", "b", None), ("good", None, "g"))

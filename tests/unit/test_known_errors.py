@@ -61,7 +61,7 @@ def test_a_rank_that_fails_for_a_known_cause_has_the_title_and_fix_of_its_card(c
     others = [outcome(rank, Status.RAISED, error=CLOSED) for rank in (0, 2, 3)]
     finding = only(judge_as(run003.CHECK, run_of(*others, outcome(1, Status.RAISED, error=error))))
     assert (finding.code, finding.severity) == ("RUN003.raised", Severity.ERROR)
-    assert (finding.ranks, finding.nodes) == ((1,), ("n0",))
+    assert (finding.ranks, finding.hosts) == ((1,), ("n0",))
     assert is_by_card(finding, error, page)
     assert {"last_step", "ranks", "text"} <= finding.evidence.keys(), "JSON keeps what people need not read"
 

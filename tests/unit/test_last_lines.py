@@ -12,8 +12,8 @@ NODES = tuple(f"n{host}" for host in range(8))
 
 def report_of(*, bad: tuple[str, ...] = (), slow: dict[str, float] | None = None, scheduler: str = "") -> Report:
     nodes = NODES if slow is None or len(slow) < len(NODES) else (*slow, *(f"idle{number}" for number in range(999)))
-    world = WorldLine(size=8, nodes=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
-    return fit(world=world, hosts=HostsLine(bad=bad, slow=slow or {}))
+    world = WorldLine(size=8, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
+    return fit(world=world, hosts=HostsLine(failing=bad, slow=slow or {}))
 
 
 MANY = tuple(f"rack{host}-node{host}" for host in range(0, 1000, 3))
@@ -42,15 +42,15 @@ def test_half_of_the_hosts_are_not_left_out_for_being_slow() -> None:
     assert exclude_lines(report_of(slow=dict.fromkeys(NODES[:4], 0.87), scheduler="slurm")) == ()
 
 
-CULPRITS = tuple(finding_of(nodes=(name,), fix=f"Look at {name}.") for name in ("n0", "n1"))
+CULPRITS = tuple(finding_of(hosts=(name,), fix=f"Look at {name}.") for name in ("n0", "n1"))
 ENDS = {
     "with its variables": unfit(
-        findings=(finding_of(fix="Set what follows.", env={"NCCL_P2P_DISABLE": "1"}, nodes=("n0",)),)
+        findings=(finding_of(fix="Set what follows.", env={"NCCL_P2P_DISABLE": "1"}, hosts=("n0",)),)
     ),
     "of the error that the verdict names": unfit(
         findings=(finding_of(code="RDZ001.any", fix="Look anywhere."), CULPRITS[1])
     ),
-    "of several culprits of one kind": unfit(findings=CULPRITS, hosts=HostsLine(bad=("n0", "n1"))),
+    "of several culprits of one kind": unfit(findings=CULPRITS, hosts=HostsLine(failing=("n0", "n1"))),
 }
 
 

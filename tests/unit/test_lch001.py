@@ -34,18 +34,18 @@ def test_ranks_that_came_once_each_are_silent():
 
 
 def test_a_rank_that_came_twice_names_both_hosts(golden):
-    run = with_events(seen(), Event(kind=EventKind.DUPLICATE, rank=1, node="n1 (pid 4802)", detail="n0 (pid 4711)"))
+    run = with_events(seen(), Event(kind=EventKind.DUPLICATE, rank=1, host="n1 (pid 4802)", detail="n0 (pid 4711)"))
     finding = found(run)["LCH001.duplicate"]
     assert finding.severity is Severity.ERROR
-    assert (finding.ranks, finding.nodes) == ((1,), ("n0", "n1"))
+    assert (finding.ranks, finding.hosts) == ((1,), ("n0", "n1"))
     golden(finding)
 
 
-TURNED_AWAY = Event(kind=EventKind.MISMATCH, rank=5, node="n7", detail="8")
+TURNED_AWAY = Event(kind=EventKind.MISMATCH, rank=5, host="n7", detail="8")
 
 
 @pytest.mark.parametrize(
-    ("run", "ranks", "nodes"),
+    ("run", "ranks", "hosts"),
     [
         (changed(4, {2: {"world_size": 8}}), (2,), ("n1",)),
         (with_events(seen(), TURNED_AWAY), (5,), ("n7",)),
@@ -53,16 +53,16 @@ TURNED_AWAY = Event(kind=EventKind.MISMATCH, rank=5, node="n7", detail="8")
     ],
     ids=["one of four", "one that was turned away", "one of two"],
 )
-def test_the_minority_is_blamed_for_its_world_size(golden, run, ranks, nodes):
+def test_the_minority_is_blamed_for_its_world_size(golden, run, ranks, hosts):
     finding = found(run)["LCH001.world-size"]
-    assert (finding.ranks, finding.nodes) == (ranks, nodes)
+    assert (finding.ranks, finding.hosts) == (ranks, hosts)
     golden(finding)
 
 
 def test_uneven_hosts_are_a_warning_that_names_the_odd_one():
     finding = found(seen(5))["LCH001.uneven"]
     assert finding.severity is Severity.WARNING
-    assert finding.nodes == ("n2",)
+    assert finding.hosts == ("n2",)
 
 
 def test_uneven_hosts_are_not_judged_while_ranks_are_absent():
@@ -119,7 +119,7 @@ def test_ranks_without_a_local_rank_are_a_warning_and_on_shared_gpus_an_error(go
     run = changed(4, lacking)
     assert [finding.code for finding in CHECK.judge(run)] == ["LCH001.no-local-rank"] * 2
     finding = found(run)["LCH001.no-local-rank"]
-    assert (finding.severity, finding.ranks, finding.nodes) == (Severity.WARNING, (2, 3), ("n1",))
+    assert (finding.severity, finding.ranks, finding.hosts) == (Severity.WARNING, (2, 3), ("n1",))
     finding = found(changed(4, lacking, gpus=2))["LCH001.no-local-rank"]
     assert finding.severity is Severity.ERROR
     golden(finding)
@@ -133,7 +133,7 @@ def test_one_rank_on_each_host_without_a_local_rank_takes_the_right_gpu():
 
 def test_the_odd_host_of_many_stands_first_in_the_counts(golden):
     finding = found(seen(21))["LCH001.uneven"]
-    assert finding.nodes == ("n10",)
+    assert finding.hosts == ("n10",)
     golden(finding)
 
 

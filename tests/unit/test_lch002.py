@@ -22,7 +22,7 @@ def test_variables_that_agree_are_silent():
 def test_the_odd_one_is_named_with_both_values(golden):
     (finding,) = found(with_variables("Ring", "Ring", "Tree", "Ring"))
     assert (finding.code, finding.severity) == ("LCH002.variable", Severity.WARNING)
-    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert (finding.ranks, finding.hosts) == ((2,), ("n1",))
     golden(finding)
 
 
@@ -63,7 +63,7 @@ def test_values_that_mean_the_same_process_group_are_silent(values):
 def test_a_configuration_file_on_one_host_is_named(golden):
     file = {"/etc/nccl.conf": {"NCCL_P2P_DISABLE": "1"}}
     (finding,) = found({0: Data({}, {}), 1: Data({}, {}), 2: Data({}, file)}, ranks_per_node=1)
-    assert (finding.code, finding.nodes) == ("LCH002.file", ("n2",))
+    assert (finding.code, finding.hosts) == ("LCH002.file", ("n2",))
     golden(finding)
 
 

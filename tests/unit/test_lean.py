@@ -87,5 +87,5 @@ def test_a_recording_is_judged_alike_without_them(blocked):
     assert (without.returncode, without.stdout, without.stderr) == (0, with_all.stdout, with_all.stderr)
     report = json.loads(without.stdout)
     assert report["verdict"] == "fit"
-    assert [row["node"] for row in report["ranks"]] == ["n0", "n0"]
+    assert [row["host"] for row in report["ranks"]] == ["n0", "n0"]
     assert "training" in [stage["name"] for stage in report["stages"] if stage["status"] == "done"]

@@ -33,7 +33,7 @@ def crowded(text: str, number: int) -> Report:
             title=text,
             message=text,
             ranks=tuple(range(0, 2 * number, 2)),
-            nodes=(text, f"{place}{text}"),
+            hosts=(text, f"{place}{text}"),
             gpus=(text,),
             links=(text,) * number,
             evidence={f"{text}{each}": [text] * 20 for each in range(number)},
@@ -50,7 +50,7 @@ def crowded(text: str, number: int) -> Report:
     return fit(
         sentence=text,
         run_id=text,
-        world=WorldLine(size=number, nodes=(text,) * number, launcher=text, backend=text),
+        world=WorldLine(size=number, hosts=(text,) * number, launcher=text, backend=text),
         ranks=({"rank": 0, **{f"{text}{each}": text for each in range(number)}},) * number,
         stages=(StageLine(name=text, status=text, seconds=1.0),) * number,
         checks=(CheckLine(code=text, name=text, stage=text, statuses={text: 1}, skipped_because=text),) * number,
@@ -68,7 +68,7 @@ def benched_with(text: str, number: int):
     rows = tuple(
         structs.replace(row, dtype=text, op=text, backend=f"{at}{text}") for at in range(20) for row in bench.rows
     )
-    ranks = tuple(structs.replace(bench.ranks[0], node=text, slow=text) for _ in range(number))
+    ranks = tuple(structs.replace(bench.ranks[0], host=text, slow=text) for _ in range(number))
     series = tuple(structs.replace(bench.series[0], sentence=text) for _ in range(number))
     return structs.replace(bench, rows=rows, ranks=ranks, series=series, notes=(text,) * number)
 

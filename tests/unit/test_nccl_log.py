@@ -33,7 +33,7 @@ def test_infiniband_with_gpudirect_and_nvls() -> None:
     assert (found.version, found.cuda, found.network, found.bootstrap) == ("2.27.7", "12.8", "IB", "eth0")
     assert found.adapters == ("mlx5_0:1/IB", "mlx5_1:1/IB", "mlx5_4:1/RoCE")
     assert found.gdr == {"mlx5_0": True, "mlx5_1": True}
-    assert (found.nvls, found.nvls_channels, found.nodes) == (True, 16, 2)
+    assert (found.nvls, found.nvls_channels, found.hosts) == (True, 16, 2)
     assert found.hops == (
         Hop(source=9, target=0, kind="NET", name="IB", gdr=True, channels=2, devices=(0, 1)),
         Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,), through=(1,)),

@@ -46,7 +46,7 @@ def concluded(
 
 UNREAD = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(1,))
 UNREAD_SOMEWHERE = finding_of(Severity.WARNING, code="HST004.unreadable", title="unread")
-BAD = finding_of(nodes=("n2",))
+BAD = finding_of(hosts=("n2",))
 BAD_WAY = finding_of(links=("n1 -> n2", "n2 -> n1"))
 
 
@@ -73,7 +73,7 @@ def test_the_verdict_is_whether_enough_hosts_are_good(golden, findings, need, ve
 
 
 def slowing(rank: int, **evidence: float) -> Finding:
-    return finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(rank,), nodes=(f"n{rank}",), evidence=evidence)
+    return finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(rank,), hosts=(f"n{rank}",), evidence=evidence)
 
 
 def test_a_rank_that_slows_the_job_down_leaves_it_fit_and_degraded(golden) -> None:
@@ -81,14 +81,14 @@ def test_a_rank_that_slows_the_job_down_leaves_it_fit_and_degraded(golden) -> No
     assert (slow.verdict, slow.exit_code, slow.degraded) == (Verdict.FIT, 0, True)
     assert concluded(slowing(1, slower_share=0.4), need=None, strict=True).exit_code == 1
     many = concluded(*(slowing(rank, slower_share=0.2 + rank / 10) for rank in range(3)), need=None)
-    host = concluded(finding_of(Severity.WARNING, code="FAB001.node", nodes=("n2",)), need=None)
+    host = concluded(finding_of(Severity.WARNING, code="FAB001.node", hosts=("n2",)), need=None)
     golden(slow.sentence, many.sentence, host.sentence)
 
 
 def test_what_slows_nothing_down_or_names_none_does_not_degrade() -> None:
     assert not concluded(need=None).degraded
     assert not concluded(finding_of(Severity.WARNING, code="LCH001.uneven"), need=None).degraded
-    assert not concluded(structs.replace(slowing(1), ranks=(), nodes=()), need=None).degraded
+    assert not concluded(structs.replace(slowing(1), ranks=(), hosts=()), need=None).degraded
     assert not concluded(structs.replace(slowing(1), severity=Severity.NOTE), need=None).degraded
     assert not concluded(slowing(1), BAD, need=None).degraded  # UNFIT
 
@@ -128,7 +128,7 @@ def test_a_rank_on_no_known_host_may_belong_on_a_good_one(golden) -> None:
     unplaced = concluded(finding_of(ranks=(3,)), need=2, run=run)
     assert (unplaced.verdict, unplaced.exit_code) == (Verdict.UNKNOWN, 3)
     told = structs.replace(run, header=structs.replace(run.header, layout=("n0", "n0", "n1", "n9")))
-    placed = concluded(finding_of(ranks=(3,), nodes=("n9",)), need=3, run=told)
+    placed = concluded(finding_of(ranks=(3,), hosts=("n9",)), need=3, run=told)
     assert placed.verdict is Verdict.FIT
     golden(unplaced.sentence, placed.sentence)
 
@@ -140,8 +140,8 @@ def test_a_part_of_a_run_is_not_short_of_hosts() -> None:
 
 
 def test_strict_counts_warnings_of_the_good_ones_only() -> None:
-    assert concluded(BAD, finding_of(Severity.WARNING, nodes=("n2",)), need=3, strict=True).exit_code == 0
-    assert concluded(BAD, finding_of(Severity.WARNING, nodes=("n1",)), need=3, strict=True).exit_code == 1
+    assert concluded(BAD, finding_of(Severity.WARNING, hosts=("n2",)), need=3, strict=True).exit_code == 0
+    assert concluded(BAD, finding_of(Severity.WARNING, hosts=("n1",)), need=3, strict=True).exit_code == 1
 
 
 def test_a_host_that_left_is_in_doubt_and_not_bad() -> None:
@@ -179,25 +179,25 @@ def test_a_fleet_with_a_dead_host_is_fit_for_a_smaller_job(golden) -> None:
 def test_good_hosts_come_fastest_first() -> None:
     run = simulated()
     report = judge(run, all_checks())
-    best = {row["node"]: row["host_busbw_bytes_per_s"] for row in report.ranks}
-    rates = [best[name] for name in report.hosts.good]
+    best = {row["host"]: row["host_busbw_bytes_per_s"] for row in report.ranks}
+    rates = [best[name] for name in report.hosts.healthy]
     assert len(rates) == 16
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > rates[-1]
 
 
 def test_hosts_without_a_figure_keep_their_order_behind_the_others() -> None:
-    hosts = HostsLine(good=("n0", "n1", "n2", "n3"))
-    rows = [{"rank": 0, "node": "n0"}, {"node": "n2", "host_busbw_bytes_per_s": 1e9}]
-    assert fastest_first(hosts, rows).good == ("n2", "n0", "n1", "n3")
-    assert fastest_first(hosts, []).good == hosts.good
+    hosts = HostsLine(healthy=("n0", "n1", "n2", "n3"))
+    rows = [{"rank": 0, "host": "n0"}, {"host": "n2", "host_busbw_bytes_per_s": 1e9}]
+    assert fastest_first(hosts, rows).healthy == ("n2", "n0", "n1", "n3")
+    assert fastest_first(hosts, []).healthy == hosts.healthy
 
 
 def domains(topology: dict[str, str], leaves: tuple[str, ...], names: tuple[str, ...] = ()) -> dict[int, str]:
     """The leaf of each host, of one rank each, in a run with this file, whose ranks tell these leaves."""
     run = recording(size=len(leaves), options=Options(topology=topology))
     arrivals = {
-        rank: structs.replace(own, leaf=leaves[rank], place=structs.replace(own.place, node=name))
+        rank: structs.replace(own, leaf=leaves[rank], place=structs.replace(own.place, host=name))
         for (rank, own), name in zip(run.arrivals.items(), names or [f"n{rank}" for rank in run.arrivals], strict=True)
     }
     run = structs.replace(run, arrivals=arrivals)
@@ -268,6 +268,6 @@ def test_exports_that_the_good_ones_need_are_told(golden) -> None:
     run = recording(size=4, options=Options(need_nodes=3))
     world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
     judged = judged_of([BAD])
-    hosts = HostsLine(bad=("n2",), good=("n0", "n1", "n3"))
+    hosts = HostsLine(failing=("n2",), healthy=("n0", "n1", "n3"))
     found = verdict_of_needed_hosts(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
     golden(found.sentence)

@@ -38,7 +38,7 @@ def test_a_host_whose_gpus_reach_each_other_is_silent():
 
 def test_a_pair_that_is_switched_off_is_named_and_no_other_one(golden):
     (finding,) = judged(host_of(), host_of(both(1, 2, **OFF), host=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.disabled", Severity.WARNING, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.disabled", Severity.WARNING, ("n1",))
     assert (finding.links, finding.gpus) == (("n1: GPU 1 <-> GPU 2",), ())
     said = f"{finding}"
     assert uuid_of(1, 1) in said
@@ -90,7 +90,7 @@ def test_a_direction_that_is_closed_is_named(golden):
 
 def test_consumer_cards_are_good_to_know(golden):
     (finding,) = judged(host_of(everywhere=NO))
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.no-p2p", Severity.NOTE, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.no-p2p", Severity.NOTE, ("n0",))
     golden(finding)
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_told_is_no_finding(status):
 
 def test_acs_at_a_switch_is_a_warning_that_names_the_bridges(golden):
     (finding,) = judged(host_of(surroundings=around(ports=(0, 1))))
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P001.acs", Severity.WARNING, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P001.acs", Severity.WARNING, ("n0",))
     assert finding.evidence["bridges"][0] == f"{port_of(0)}: ACSCtl 0x001d"
     assert f"setpci -s {port_of(0)} ECAP_ACS+6.w=0000" in finding.fix
     assert port_of(2) not in f"{finding}"
@@ -223,7 +223,7 @@ def test_whatever_nvml_says_only_pairs_that_are_not_allowed_are_named(said, host
     findings = judged(*rows)
     closed = {(source, target) for (source, target), change in changes.items() if change["read"] not in (None, 0)}
     for finding in findings:
-        assert finding.nodes == ("n0",)
+        assert finding.hosts == ("n0",)
         for link in finding.links:
             one, other = (int(part.split()[-1]) for part in link.split(" <-> " if "<->" in link else " -> "))
             assert closed & {(one, other), (other, one)}

@@ -115,7 +115,7 @@ def test_healthy_hosts_are_silent():
 )  # fmt: skip
 def test_wrong_words_are_an_error_that_names_the_gpus_or_the_host_alone(golden, host, gpus):
     (finding,) = judged(host, host_of(host=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P002.wrong", Severity.ERROR, ("n0",))
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P002.wrong", Severity.ERROR, ("n0",))
     assert finding.gpus == tuple(map(uuid_of, gpus))
     golden(finding)
 
@@ -436,7 +436,7 @@ def test_what_a_failure_said_is_shown(golden):
 def test_a_hang_before_any_copy_names_the_host():
     seen = ended(Status.HUNG, "context", so_far=None, process=stuck())
     (finding,) = CHECK.judge(seen)
-    assert (finding.gpus, finding.nodes, finding.ranks) == ((), ("n0",), (0,))
+    assert (finding.gpus, finding.hosts, finding.ranks) == ((), ("n0",), (0,))
     assert CHECK.plan(seen) == ()
 
 
@@ -565,7 +565,7 @@ def test_where_torch_shows_nothing_nothing_is_tried():
 def test_where_torch_shows_no_gpu_there_is_nothing_to_copy_between_and_nobody_is_blamed(golden):
     (finding,) = judged(Copies(), Copies())
     assert (finding.code, finding.severity) == ("P2P002.unmeasured", Severity.WARNING)
-    assert (finding.ranks, finding.nodes, finding.of_the_run) == ((), (), True)
+    assert (finding.ranks, finding.hosts, finding.of_the_run) == ((), (), True)
     golden(finding)
     assert not list(CHECK.report(world(4, {0: Copies()})).matrices)
 

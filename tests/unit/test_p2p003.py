@@ -42,7 +42,7 @@ def test_of_one_host_the_set_that_works_is_named_and_no_rank(golden):
     found = only(run)
     assert found.code == "P2P003.fallback"
     assert found.env == P2P
-    assert (found.nodes, found.ranks, found.links) == (("n0",), (), ())
+    assert (found.hosts, found.ranks, found.links) == (("n0",), (), ())
     assert run.tried() == [("all ranks", ""), *[("all ranks", "P2P")] * 3]
     golden(found)
 
@@ -388,7 +388,7 @@ def test_training_does_not_take_what_only_makes_it_faster():
 def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):
     run = Run(4, hangs_unless(P2P, pair=(2, 3)), per_host=2, options=LONG).search()
     found = only(run)
-    assert found.nodes == ("n1",)
+    assert found.hosts == ("n1",)
     assert found.gpus == (uuid_of(2), uuid_of(3))
     golden(found)
 
@@ -398,7 +398,7 @@ def test_what_fails_between_hosts_only_blames_no_host(golden):
         return HANGS if max(group) > 3 > min(group) and env.get("NCCL_IB_DISABLE") != "1" else WORKS
 
     found = only(Run(8, answer, per_host=4, options=LONG).search())
-    assert (found.env, found.nodes) == ({"NCCL_IB_DISABLE": "1"}, ())
+    assert (found.env, found.hosts) == ({"NCCL_IB_DISABLE": "1"}, ())
     golden(found)
 
 

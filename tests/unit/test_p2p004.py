@@ -49,7 +49,7 @@ def healthy(size: int, *, network: str = "IB", gdr: bool = True, **more: object)
                 hops=ring(rank, size, network, gdr=gdr),
                 nvls=True,
                 nvls_channels=16,
-                nodes=-(-size // HOST),
+                hosts=-(-size // HOST),
                 nvlinked={rank: tuple(r for r in range(size) if r // HOST == rank // HOST and r != rank)},
                 gdr={"mlx5_0": True},
                 **more,  # type: ignore[arg-type]
@@ -92,14 +92,14 @@ def test_sockets_although_infiniband_is_up(golden) -> None:
     }
     finding = only(rows, NCCL_IB_DISABLE="1")
     assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.WARNING)
-    assert finding.nodes == ("n0", "n1")
+    assert finding.hosts == ("n0", "n1")
     assert finding.ranks == (0, 3, 4, 7), "those that send over the network"
     golden(finding)
 
 
 def test_sockets_tell_what_nccl_says_and_no_rate_that_is_not_known(golden) -> None:
     finding = only(healthy(8, network="Socket", notes=("Failed to open libibverbs.so[.1]",)))
-    assert (finding.code, finding.nodes) == ("P2P004.sockets", ("n0", "n1"))
+    assert (finding.code, finding.hosts) == ("P2P004.sockets", ("n0", "n1"))
     golden(finding)
 
 
@@ -125,7 +125,7 @@ def test_sockets_are_fine_where_no_port_is_up_on_one_end(ports: tuple[Port, ...]
 def test_hosts_without_infiniband_are_not_named_beside_others() -> None:
     rows = healthy(12, network="Socket")
     finding = only(rows | {rank: structs.replace(rows[rank], ports=()) for rank in range(4)})
-    assert finding.nodes == ("n1", "n2")
+    assert finding.hosts == ("n1", "n2")
 
 
 def test_ports_of_clouds_that_may_reach_nobody_are_no_warning() -> None:
@@ -163,7 +163,7 @@ def test_one_host_of_three_without_gpudirect_is_blamed(golden) -> None:
         rows[rank] = structs.replace(with_log(rows[rank], hops=mine, gdr={"mlx5_0": False}), peer_memory=False)
     finding = only(rows)
     assert (finding.code, finding.severity) == ("P2P004.no-gdr", Severity.WARNING)
-    assert finding.nodes == ("n1",)
+    assert finding.hosts == ("n1",)
     golden(finding)
 
 
@@ -174,7 +174,7 @@ def test_of_two_hosts_none_is_blamed(golden) -> None:
         assert log is not None
         rows[rank] = with_log(rows[rank], hops=tuple(structs.replace(own, gdr=False) for own in log.hops))
     finding = only(rows)
-    assert (finding.nodes, finding.ranks) == ((), ())
+    assert (finding.hosts, finding.ranks) == ((), ())
     golden(finding)
 
 
@@ -191,7 +191,7 @@ def test_a_gpu_that_is_written_directly_and_not_read_is_fine() -> None:
 @pytest.mark.parametrize("variables", [{}, {"NCCL_NET_GDR_LEVEL": "LOC"}], ids=["unset", "LOC"])
 def test_no_gpudirect_anywhere_is_told(golden, variables: dict[str, str]) -> None:
     finding = only(healthy(8, gdr=False), **variables)
-    assert (finding.code, finding.severity, finding.nodes) == ("P2P004.no-gdr", Severity.NOTE, ())
+    assert (finding.code, finding.severity, finding.hosts) == ("P2P004.no-gdr", Severity.NOTE, ())
     golden(finding)
 
 
@@ -204,7 +204,7 @@ def test_shared_memory_beside_nvlinks(golden) -> None:
     rows[1] = with_log(rows[1], hops=(hop(1, 2, "SHM", "direct"),), settings={"NCCL_P2P_LEVEL": "LOC"})
     finding = only(rows)
     assert (finding.code, finding.severity) == ("P2P004.inside", Severity.WARNING)
-    assert (finding.nodes, finding.ranks, finding.gpus) == (("n0",), (1, 2), ("GPU-1", "GPU-2"))
+    assert (finding.hosts, finding.ranks, finding.gpus) == (("n0",), (1, 2), ("GPU-1", "GPU-2"))
     golden(finding)
 
 
@@ -212,7 +212,7 @@ def test_ranks_that_nccl_takes_to_be_on_other_hosts(golden) -> None:
     rows = healthy(4, network="IB")
     for rank in rows:
         hops = (net(rank, (rank + 1) % 4),)
-        rows[rank] = with_log(rows[rank], hops=hops, nodes=4, nvlinked={})
+        rows[rank] = with_log(rows[rank], hops=hops, hosts=4, nvlinked={})
     finding = only(rows, NCCL_HOSTID="x")
     assert finding.code == "P2P004.inside"
     golden(finding)

@@ -35,7 +35,7 @@ def doubts(*rates, **more):
 def test_two_measurements_far_below_the_path_of_nccls_log_are_an_error(golden):
     finding = only(1.3 * GB, 1.28 * GB)
     assert (finding.code, finding.severity) == ("P2P005.far-below", Severity.ERROR)
-    assert (finding.nodes, finding.ranks) == (("n0",), ())
+    assert (finding.hosts, finding.ranks) == (("n0",), ())
     assert finding.evidence["doubts"] == []
     golden(finding)
 
@@ -47,7 +47,7 @@ def test_a_sixth_of_what_the_path_can_do_is_no_error():
 
 def test_between_hosts_no_host_is_blamed():
     finding = only(2 * GB, 2 * GB, size=4, on_host=2)
-    assert (finding.severity, finding.nodes, finding.ranks) == (Severity.ERROR, (), ())
+    assert (finding.severity, finding.hosts, finding.ranks) == (Severity.ERROR, (), ())
     assert finding.evidence["expected_bytes_per_s"] == pytest.approx(0.92 * 50 * GB)
 
 

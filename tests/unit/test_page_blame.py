@@ -139,7 +139,7 @@ def test_a_rank_that_joined_late_is_an_outlier():
 
 
 def test_a_rank_that_never_joined_is_a_row():
-    world = WorldLine(size=10**12, nodes=("n0",), launcher="torchrun", backend="gloo")  # a header may claim any number
+    world = WorldLine(size=10**12, hosts=("n0",), launcher="torchrun", backend="gloo")  # a header may claim any number
     ranks = tuple(rank_row(rank, arrival_seconds=0.1) for rank in range(2))
     assert states(fit(ranks=ranks, world=world, timeline=timeline()))[2] == "never joined"
 

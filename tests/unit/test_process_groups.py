@@ -55,5 +55,5 @@ def test_a_communicator_that_is_never_made_is_a_step_of_its_own(golden, name: st
 
 def test_ranks_with_different_classes_hang_in_the_communicator_and_the_variable_explains_it(golden) -> None:
     finding = failure("mixed-classes")
-    assert (finding.ranks, finding.nodes) == ((), ())
+    assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)

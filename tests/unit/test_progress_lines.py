@@ -12,7 +12,7 @@ from ddpdiag.model.news import Gathered, Happened, Joined, News, Pending, Progre
 from ddpdiag.render.files import Display, put
 from ddpdiag.render.progress import Counter, Lines
 
-ONE_LATE = Pending(ranks=4, done=3, awaited=(3,), nodes=("n1",))
+ONE_LATE = Pending(ranks=4, done=3, awaited=(3,), hosts=("n1",))
 
 
 def said(*told: tuple[float, News]) -> list[str]:

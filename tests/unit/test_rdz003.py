@@ -47,14 +47,14 @@ def test_one_host_has_no_ground():
 
 def test_an_interface_that_one_host_does_not_have_names_that_host(golden):
     (finding,) = judged(host(0), host(1, gloo="eno1"))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ003.missing", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.missing", Severity.ERROR, ("n1",))
     assert finding.env == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
     golden(finding)
 
 
 def test_nccls_spelling_in_gloos_variable_is_explained(golden):
     (finding,) = judged(host(0), host(1, gloo="^docker0"))
-    assert (finding.code, finding.nodes) == ("RDZ003.missing", ("n1",))
+    assert (finding.code, finding.hosts) == ("RDZ003.missing", ("n1",))
     golden(finding)
 
 
@@ -82,7 +82,7 @@ def test_a_link_local_address_is_no_address():
 
 def test_a_variable_that_leads_to_loopback_is_an_error():
     (finding,) = judged(host(0), host(1, gloo="lo"))
-    assert (finding.code, finding.nodes) == ("RDZ003.loopback", ("n1",))
+    assert (finding.code, finding.hosts) == ("RDZ003.loopback", ("n1",))
     (finding,) = judged(host(0), host(1, nccl="^docker0"), gpus=1)
     assert (finding.code, finding.severity) == ("RDZ003.loopback", Severity.ERROR)
 
@@ -95,7 +95,7 @@ def test_a_name_that_leads_to_loopback_is_not_this_checks_finding():
 def test_docker0_everywhere_is_one_finding_that_names_all_hosts(golden):
     (finding,) = judged(*(host(rank, gloo="docker0") for rank in range(3)))
     assert (finding.code, finding.severity) == ("RDZ003.shared", Severity.ERROR)
-    assert finding.nodes == ("n0", "n1", "n2")
+    assert finding.hosts == ("n0", "n1", "n2")
     assert finding.evidence == {"address": "172.17.0.1"}
     golden(finding)
 
@@ -118,7 +118,7 @@ def on_a_bridge(rank: int) -> interfaces.Data:
 
 def test_another_interface_than_that_of_the_route_is_a_warning(golden):
     (finding,) = judged(host(0), on_a_bridge(1))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ003.wrong", Severity.WARNING, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ003.wrong", Severity.WARNING, ("n1",))
     assert finding.evidence["address"] == "172.30.0.1"
     golden(finding)
 
@@ -160,7 +160,7 @@ def test_hosts_whose_interfaces_have_different_names_get_no_common_export(golden
 
 def test_interfaces_that_cannot_be_listed_are_unknown():
     (finding,) = judged(host(0), host(1, interfaces=None))
-    assert (finding.code, finding.nodes) == ("RDZ003.unreadable", ("n1",))
+    assert (finding.code, finding.hosts) == ("RDZ003.unreadable", ("n1",))
 
 
 def test_the_measurements_show_what_every_host_offers():

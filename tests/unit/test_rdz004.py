@@ -49,12 +49,12 @@ def test_one_host_alone_has_no_ground():
 )
 def test_a_host_whose_ways_are_all_bad_is_named(golden, fault, word):
     finding = only(meshed(3, every(3, fault, sender=1, receiver=1)))
-    assert (finding.code, finding.severity, finding.nodes) == (f"RDZ004.{word}", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == (f"RDZ004.{word}", Severity.ERROR, ("n1",))
     golden(finding)
 
 
 @pytest.mark.parametrize(
-    ("seen", "word", "nodes", "links"),
+    ("seen", "word", "hosts", "links"),
     [
         pytest.param(meshed(4, every(4, DROPPED, receiver=2)), "dropped", ("n2",), (), id="an incoming firewall"),
         pytest.param(meshed(4, every(4, REFUSED, sender=2)), "refused", ("n2",), (), id="an outgoing firewall"),
@@ -69,17 +69,17 @@ def test_a_host_whose_ways_are_all_bad_is_named(golden, fault, word):
         ),
     ],
 )  # fmt: skip
-def test_who_is_named_of_hosts_that_do_not_reach_each_other(golden, seen, word, nodes, links):
+def test_who_is_named_of_hosts_that_do_not_reach_each_other(golden, seen, word, hosts, links):
     finding = only(seen)
     assert (finding.code, finding.severity) == (f"RDZ004.{word}", Severity.ERROR)
-    assert (finding.nodes, finding.links) == (nodes, links)
+    assert (finding.hosts, finding.links) == (hosts, links)
     golden(finding)
 
 
 def test_a_link_that_was_cut_during_the_run_is_named_with_both_ends(golden):
     finding = only(meshed(3, {}, {(1, 2): DROPPED, (2, 1): DROPPED}, at_end=True))
     assert (finding.code, finding.severity) == ("RDZ004.dropped", Severity.ERROR)
-    assert (finding.nodes, finding.links) == ((), ("n1 -> n2", "n2 -> n1"))
+    assert (finding.hosts, finding.links) == ((), ("n1 -> n2", "n2 -> n1"))
     golden(finding)
 
 
@@ -108,7 +108,7 @@ def test_a_way_that_gloo_does_not_need_is_a_warning_to_a_job_over_gloo(golden, g
     ranks = {rank: methods.Data("tcp", 0.1) for rank in range(3)}
     met = seen_of(methods.CHECK, ranks, params={"backend": "gloo"}, gpus=gpus, ranks_per_node=1)
     finding = only(together(Seen(met.world, mesh.CHECK, closed().recording), met))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.dropped", severity, ("n2",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ004.dropped", severity, ("n2",))
     golden(finding)
 
 
@@ -130,7 +130,7 @@ def test_a_black_hole_shows_the_mtus(golden):
 )
 def test_one_slow_host_of_three_is_named_with_its_direction(golden, direction):
     finding = only(meshed(3, every(3, slow(12e6), **direction)))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.slow", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ004.slow", Severity.ERROR, ("n1",))
     golden(finding)
 
 
@@ -146,7 +146,7 @@ def test_a_difference_that_a_busy_core_can_explain_is_silent():
 
 def test_one_slow_direction_of_two_hosts_names_the_link_only(golden):
     finding = only(meshed(2, {(0, 1): slow(12e6)}))
-    assert (finding.severity, finding.nodes, finding.links) == (Severity.ERROR, (), ("n0 -> n1",))
+    assert (finding.severity, finding.hosts, finding.links) == (Severity.ERROR, (), ("n0 -> n1",))
     golden(finding)
 
 
@@ -159,9 +159,9 @@ def test_slow_everywhere_needs_an_expectation(golden):
     low = every(3, slow(100e6))
     assert judged(meshed(3, low)) == []
     finding = only(meshed(3, low, settings={"RDZ004.expected_bytes_per_s": "1.2e9"}))
-    assert (finding.severity, finding.nodes) == (Severity.ERROR, ())
+    assert (finding.severity, finding.hosts) == (Severity.ERROR, ())
     finding = only(meshed(3, low, nominal=12.5e9))
-    assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
+    assert (finding.severity, finding.hosts) == (Severity.WARNING, ())
     golden(finding)
 
 
@@ -173,14 +173,14 @@ def test_less_than_any_gigabit_link_gives_is_a_warning():
 def test_loss_names_the_host(golden):
     lossy = every(3, losing(0.005), receiver=1)
     finding = only(meshed(3, lossy, lossy))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.WARNING, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ004.loss", Severity.WARNING, ("n1",))
     golden(finding)
 
 
 def test_loss_of_one_percent_is_an_error_on_the_interface_of_the_job(golden):
     lossy = every(3, losing(0.02), receiver=1)
     finding = only(meshed(3, lossy, every(3, losing(0.03), receiver=1)))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ004.loss", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ004.loss", Severity.ERROR, ("n1",))
     assert finding.evidence["lost_share"] == pytest.approx(0.02)
     assert finding.evidence["interfaces"] == ["eth0 of n1"]
     golden(finding)
@@ -296,7 +296,7 @@ def test_a_fine_cell_beats_every_other(fault):
 def test_errors_blame_hosts_that_have_a_bad_way_only(bad):
     touched = {f"n{end}" for way, fault in bad.items() if fault for end in way}
     for finding in judged(meshed(5, bad)):
-        assert touched.issuperset(finding.nodes)
+        assert touched.issuperset(finding.hosts)
         assert all(set(link.split(" -> ")) <= touched for link in finding.links)
 
 
@@ -322,7 +322,7 @@ def test_a_slow_machine_among_containers_is_still_found():
     ways = [(a, b) for a in range(6) for b in range(6) if a // 2 != b // 2]
     network = {way: slow(4e7 if {4, 5} & {*way} else 1.1e9) for way in ways}
     findings = judged(meshed(6, network, arrivals=on_machines("a", "a", "b", "b", "c", "c")))
-    assert {node for finding in findings for node in finding.nodes} == {"n4", "n5"}
+    assert {node for finding in findings for node in finding.hosts} == {"n4", "n5"}
 
 
 def test_an_address_that_was_missed_once_is_tried_again():

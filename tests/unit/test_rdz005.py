@@ -48,14 +48,14 @@ def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(gold
     )
     assert list(findings) == [word]
     nodes = () if word == "taken" else ("n0",)  # a process holds the port: the host itself is healthy
-    assert (findings[word].severity, findings[word].nodes, findings[word].links) == (Severity.ERROR, nodes, ())
+    assert (findings[word].severity, findings[word].hosts, findings[word].links) == (Severity.ERROR, nodes, ())
     why = {"holder": holder, "host": "n0"} if holder else {"error": error}
     assert findings[word].evidence == {"port": port} | why
     golden(findings[word])
 
 
 @pytest.mark.parametrize(
-    ("answers", "word", "nodes", "links"),
+    ("answers", "word", "hosts", "links"),
     [
         pytest.param((OPEN, DROPPED, OPEN), "dropped", (), ("n1 -> n0",), id="one of three gets no answer"),
         pytest.param((OPEN, REFUSED, REFUSED), "refused", ("n0",), ("n1 -> n0", "n2 -> n0"), id="no other gets there"),
@@ -80,10 +80,10 @@ def test_a_port_that_cannot_be_used_names_its_process_or_rank_0s_host_alone(gold
         ),
     ],
 )  # fmt: skip
-def test_who_is_named_where_hosts_do_not_get_there(golden, answers, word, nodes, links):
+def test_who_is_named_where_hosts_do_not_get_there(golden, answers, word, hosts, links):
     findings = found(*answers)
     assert list(findings) == [word]
-    assert (findings[word].severity, findings[word].nodes, findings[word].links) == (Severity.ERROR, nodes, links)
+    assert (findings[word].severity, findings[word].hosts, findings[word].links) == (Severity.ERROR, hosts, links)
     golden(findings[word])
 
 

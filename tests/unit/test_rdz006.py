@@ -38,14 +38,14 @@ def test_the_host_that_cannot_write_is_named_with_the_reason(golden, error, word
     own = {"space": Space(0, None)} if error == "ENOSPC" else {}
     findings = found(host(), host(error=error, **own), host())
     assert list(findings) == [word]
-    assert (findings[word].severity, findings[word].nodes) == (Severity.ERROR, ("n1",))
+    assert (findings[word].severity, findings[word].hosts) == (Severity.ERROR, ("n1",))
     assert error in findings[word].message
     golden(findings[word])
 
 
 def test_what_fails_on_every_host_is_the_directorys_own_fault(golden):
     finding = found(*[host(error="ENOSPC", space=Space(0, 0))] * 3)["full"]
-    assert finding.nodes == ()
+    assert finding.hosts == ()
     golden(finding)
 
 
@@ -53,18 +53,18 @@ def test_the_host_that_sees_another_directory_is_named(golden):
     other = host(unseen=(0, 2), mount=Mount("tmpfs", "none", False))
     findings = found(host(unseen=(1,)), other, host(unseen=(1,)))
     assert list(findings) == ["not-shared"]
-    assert findings["not-shared"].nodes == ("n1",)
+    assert findings["not-shared"].hosts == ("n1",)
     golden(findings["not-shared"])
 
 
 def test_one_file_that_does_not_appear_is_its_readers_fault():
-    assert found(host(), host(), host(unseen=(1,)))["not-shared"].nodes == ("n2",)
+    assert found(host(), host(), host(unseen=(1,)))["not-shared"].hosts == ("n2",)
 
 
 @pytest.mark.parametrize("views", [[(1,), (0,)], [(1, 2), (0, 2), (0, 1)]])
 def test_without_a_view_that_most_hosts_have_nobody_is_blamed(golden, views):
     finding = found(*[host(unseen=view) for view in views])["not-shared"]
-    assert finding.nodes == ()
+    assert finding.hosts == ()
     golden(finding)
 
 
@@ -76,7 +76,7 @@ LOCAL, SHARED_LOCK = host(lock_is_local=True), host(lock_is_local=False)
 
 
 @pytest.mark.parametrize(
-    ("answers", "nodes"),
+    ("answers", "hosts"),
     [
         pytest.param((host(), host(lock_error="ENOLCK"), host()), ("n1",), id="locking fails on one host"),
         pytest.param((host(), LOCAL, LOCAL), (), id="all other hosts get the lock of the first"),
@@ -90,13 +90,13 @@ LOCAL, SHARED_LOCK = host(lock_is_local=True), host(lock_is_local=False)
 def test_locks_that_do_not_work_are_an_error(golden, answers, nodes):
     findings = found(*answers)
     assert list(findings) == ["locks"]
-    assert (findings["locks"].severity, findings["locks"].nodes) == (Severity.ERROR, nodes)
+    assert (findings["locks"].severity, findings["locks"].hosts) == (Severity.ERROR, nodes)
     golden(findings["locks"])
 
 
 def test_files_that_appear_late_are_a_warning(golden):
     finding = found(host(), host(seconds=2.5), host())["slow"]
-    assert (finding.severity, finding.nodes) == (Severity.WARNING, ("n1",))
+    assert (finding.severity, finding.hosts) == (Severity.WARNING, ("n1",))
     golden(finding)
 
 
@@ -107,7 +107,7 @@ def test_little_room_is_a_warning(space):
 
 def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age(golden):
     finding = found(host(stores=(Store("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
-    assert (finding.severity, finding.nodes) == (Severity.WARNING, ())
+    assert (finding.severity, finding.hosts) == (Severity.WARNING, ())
     assert "/shared/store" in finding.message
     golden(finding)
 

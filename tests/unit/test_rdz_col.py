@@ -56,7 +56,7 @@ def spoilt(*, wrong_from: tuple[int, ...] = (), off_by: int | None = None, ranks
 def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -> None:
     rows = {rank: spoilt(wrong_from=(2,) if rank != 2 else ()) for rank in range(4)}
     (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert (finding.ranks, finding.nodes) == ((2,), ("n1",))
+    assert (finding.ranks, finding.hosts) == ((2,), ("n1",))
     assert finding.evidence["wrong_from"] == ["ranks 0-1,3: wrong from rank 2"]
     golden(finding)
 
@@ -64,7 +64,7 @@ def test_the_rank_whose_broadcasts_arrive_wrong_is_named_with_its_host(golden) -
 def test_of_two_ranks_the_way_is_named_and_neither_of_them() -> None:
     rows = {0: spoilt(wrong_from=(1,), ranks=2), 1: spoilt(ranks=2)}
     (finding,) = all_reduce.judge(seen_of(all_reduce.CHECK, rows, params={"backend": "gloo"}))
-    assert (finding.ranks, finding.nodes, finding.links) == ((), (), ("rank 1 -> rank 0",))
+    assert (finding.ranks, finding.hosts, finding.links) == ((), (), ("rank 1 -> rank 0",))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_an_unknown_coordinator_is_named_with_the_host_that_does_not_know_it() -
     (finding,) = coordinator_name.judge(
         seen_of(coordinator_name.CHECK, {0: named(), 1: named(addresses=())}, ranks_per_node=1)
     )
-    assert (finding.code, finding.nodes) == ("RDZ002.unknown", ("n1",))
+    assert (finding.code, finding.hosts) == ("RDZ002.unknown", ("n1",))
 
 
 def test_loopback_matters_on_several_hosts_only() -> None:
@@ -343,7 +343,7 @@ def test_loopback_matters_on_several_hosts_only() -> None:
 def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> None:
     rows = {0: named(), 1: named(own=("127.0.1.1",))}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.own", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.own", Severity.ERROR, ("n1",))
     rows = {0: named(), 1: named(own=("127.0.1.1",), interface="eth0")}
     assert list(coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))) == []
 
@@ -351,7 +351,7 @@ def test_gloo_offering_loopback_is_an_error_unless_an_interface_is_named() -> No
 def test_gloo_takes_the_first_address_even_if_a_better_one_follows() -> None:
     rows = {0: named(), 1: named(own=("127.0.1.1", "10.0.0.2")), 2: named(own=("10.0.0.3", "127.0.1.1"))}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.nodes) == ("RDZ002.own", ("n1",))
+    assert (finding.code, finding.hosts) == ("RDZ002.own", ("n1",))
 
 
 def test_a_slow_look_up_is_a_warning() -> None:
@@ -364,7 +364,7 @@ def test_a_slow_look_up_is_a_warning() -> None:
 def test_a_resolver_that_never_answers_is_an_error_and_no_unknown_name(golden) -> None:
     rows = {0: named(), 1: named(addresses=None, seconds=12.0)}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.slow", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.slow", Severity.ERROR, ("n1",))
     golden(finding)
 
 
@@ -379,8 +379,8 @@ def test_a_loopback_on_the_coordinators_own_host_is_a_warning_where_the_ranks_me
 def test_a_slow_reverse_look_up_is_a_warning_that_names_the_host(golden) -> None:
     rows = {0: named(), 1: named(reverse_seconds=6.1), 2: named(reverse_seconds=None)}
     slow, silent = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (slow.code, slow.severity, slow.nodes) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
-    assert (silent.code, silent.nodes) == ("RDZ002.reverse", ("n2",))
+    assert (slow.code, slow.severity, slow.hosts) == ("RDZ002.reverse", Severity.WARNING, ("n1",))
+    assert (silent.code, silent.hosts) == ("RDZ002.reverse", ("n2",))
     golden(slow, silent)
 
 
@@ -391,7 +391,7 @@ def test_a_host_without_an_address_of_the_coordinators_family_is_named(golden) -
         2: named(("fd00::1",), families=("IPv6",)),
     }
     (finding, _) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.family", Severity.ERROR, ("n1",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.family", Severity.ERROR, ("n1",))
     golden(finding)
 
 
@@ -399,10 +399,10 @@ def test_hosts_with_no_family_in_common_cannot_connect_and_the_odd_one_is_named(
     only = [("IPv4",), ("IPv4",), ("IPv4",), ("IPv6",)]
     rows = {rank: named(("10.0.0.1", "fd00::1"), families=families) for rank, families in enumerate(only)}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.nodes) == ("RDZ002.family", ("n3",))
+    assert (finding.code, finding.hosts) == ("RDZ002.family", ("n3",))
     rows = {0: rows[0], 1: rows[3]}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert finding.nodes == ()
+    assert finding.hosts == ()
 
 
 def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
@@ -413,14 +413,14 @@ def test_hosts_that_share_a_family_are_silent_about_the_other() -> None:
 def test_the_host_with_another_address_is_the_odd_one_out(golden) -> None:
     rows = {0: named(("10.0.0.1", "fe80::1")), 1: named(("10.0.0.1",)), 2: named(("192.168.7.1",))}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.severity, finding.nodes) == ("RDZ002.differs", Severity.WARNING, ("n2",))
+    assert (finding.code, finding.severity, finding.hosts) == ("RDZ002.differs", Severity.WARNING, ("n2",))
     golden(finding)
 
 
 def test_of_two_hosts_that_differ_neither_is_blamed() -> None:
     rows = {0: named(("10.0.0.1",)), 1: named(("10.0.0.9",))}
     (finding,) = coordinator_name.judge(seen_of(coordinator_name.CHECK, rows, ranks_per_node=1))
-    assert (finding.code, finding.nodes) == ("RDZ002.differs", ())
+    assert (finding.code, finding.hosts) == ("RDZ002.differs", ())
 
 
 def test_the_coordinators_addresses_are_among_the_measurements() -> None:

@@ -186,7 +186,7 @@ def test_without_a_secret_no_process_speaks_for_others() -> None:
 
 
 def test_connections_are_shared_in_large_worlds_whose_launcher_says_how_many_ranks_a_host_has() -> None:
-    place = Place(rank=9, world_size=1000, node="n1", launcher="slurm", local_rank=1, local_world_size=8)
+    place = Place(rank=9, world_size=1000, host="n1", launcher="slurm", local_rank=1, local_world_size=8)
     assert shares_connection(place, 512)
     assert not shares_connection(place, 1000)
     assert not shares_connection(structs.replace(place, local_world_size=1), 512)

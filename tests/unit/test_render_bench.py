@@ -218,7 +218,7 @@ def test_no_empty_line_comes_twice():
 
 def test_texts_of_strangers_are_shown_and_not_obeyed():
     evil = "n\x1b[2J\n     8  9"
-    ranks = tuple(bench_rank(rank, node=evil, device=evil, pci=evil, slow=evil) for rank in range(2))
+    ranks = tuple(bench_rank(rank, host=evil, device=evil, pci=evil, slow=evil) for rank in range(2))
     of = bench(rows=(row(8, dtype=evil, op=evil),), ranks=ranks, notes=(evil,), torch_version=evil)
     text = plain(healthy(of))
     assert "\x1b" not in text
@@ -254,7 +254,7 @@ def test_csv_leaves_empty_what_is_not_known():
 
 def test_csv_keeps_foreign_texts_within_their_cell():
     evil = 'n,"0"\n1'
-    ranks = tuple(bench_rank(rank, node=evil) for rank in range(4))
+    ranks = tuple(bench_rank(rank, host=evil) for rank in range(4))
     (line,) = as_csv(healthy(bench(rows=(structs.replace(row(64), in_place=None),), ranks=ranks)))
     assert line["slowest_host"] == 'n,"0" 1'
     assert None not in line

@@ -48,7 +48,7 @@ def test_fit_with_a_slow_rank_is_degraded(golden):
 
 
 def test_of_many_alike_ranks_a_terminal_shows_the_ranges(golden):
-    many = healthy(bench(ranks=tuple(bench_rank(rank, node=f"n{rank // 8}") for rank in range(64))))
+    many = healthy(bench(ranks=tuple(bench_rank(rank, host=f"n{rank // 8}") for rank in range(64))))
     golden(ranks_of("\n".join(drawn(many, 120))), ranks_of(plain(many, 120)))
 
 

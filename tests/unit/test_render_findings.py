@@ -41,9 +41,9 @@ def test_exports_are_for_copying():
     assert workarounds == ["export A='x y'", "export B='it'\"'\"'s'", f"export C={'z' * 200}", "export D='a"]
 
 
-ALIKE = tuple(finding_of(ranks=(rank,), nodes=(f"n{rank}",)) for rank in range(10))
+ALIKE = tuple(finding_of(ranks=(rank,), hosts=(f"n{rank}",)) for rank in range(10))
 SEVERAL = tuple(finding_of(code=f"COL00{code}.slow", ranks=(rank,)) for code in (1, 2) for rank in range(4))
-HOSTS = tuple(finding_of(nodes=(f"n{host}",)) for host in range(0, 60, 3))
+HOSTS = tuple(finding_of(hosts=(f"n{host}",)) for host in range(0, 60, 3))
 INFOS = tuple(finding_of(Severity.NOTE, message=f"message {n}") for n in range(9))
 ERRORS = tuple(structs.replace(own, severity=Severity.ERROR) for own in INFOS)
 
@@ -76,7 +76,7 @@ WORDS = st.text(max_size=80)
         title=WORDS,
         message=WORDS,
         ranks=st.lists(st.integers(0, 99)).map(tuple),
-        nodes=st.lists(WORDS, max_size=3).map(tuple),
+        hosts=st.lists(WORDS, max_size=3).map(tuple),
         gpus=st.lists(WORDS, max_size=3).map(tuple),
         links=st.lists(WORDS, max_size=3).map(tuple),
         evidence=st.dictionaries(WORDS, st.none() | st.booleans() | st.floats() | st.integers() | WORDS, max_size=3),
@@ -93,7 +93,7 @@ def test_any_finding_is_shown_with_all_its_words(finding, width, color):
         finding.title,
         beyond(finding.title, finding.message),
         finding.fix,
-        *finding.nodes,
+        *finding.hosts,
         *finding.gpus,
         *finding.links,
     )

@@ -161,7 +161,7 @@ ODD_MATRICES = (
         {"timeline": Timeline(seconds=0.0, trials=(), lanes=(), trials_in_all=0, ranks_in_all=0)},
         {
             "timeline": structs.replace(
-                timeline(), seconds=0.0, trials=(), lanes=(Lane(rank=0, node="", arrived_seconds=0),)
+                timeline(), seconds=0.0, trials=(), lanes=(Lane(rank=0, host="", arrived_seconds=0),)
             )
         },
         {
@@ -169,7 +169,7 @@ ODD_MATRICES = (
             "checks": (),
             "measurements": {},
             "created": "",
-            "world": WorldLine(size=0, nodes=(), launcher="", backend=""),
+            "world": WorldLine(size=0, hosts=(), launcher="", backend=""),
         },
     ],
     ids=["matrices", "rows", "no-lanes", "no-trials", "empty"],

@@ -70,7 +70,7 @@ def is_harmless(text: str) -> None:
     [
         pytest.param((), id="none"),
         pytest.param(
-            (finding(ranks=(3,), nodes=("n1",), evidence={"width": 4}, fix="Reseat it.", env={"A_B": "1"}),),
+            (finding(ranks=(3,), hosts=("n1",), evidence={"width": 4}, fix="Reseat it.", env={"A_B": "1"}),),
             id="one says who, what numbers and what to do",
         ),
         pytest.param(tuple(finding(code=f"GPU004.c{n}", title=f"t{n}") for n in range(8)), id="many are folded away"),
@@ -94,7 +94,7 @@ def test_no_number_of_findings_is_too_long_for_a_comment(codes: int, severity: S
     """GitHub takes 65,536 characters."""
     findings = tuple(
         finding(
-            code=f"GPU004.c{n % codes}", severity=severity, message="m" * 300, ranks=(n,), nodes=(f"node{n}",),
+            code=f"GPU004.c{n % codes}", severity=severity, message="m" * 300, ranks=(n,), hosts=(f"node{n}",),
             fix="r" * 100, evidence={"width": 4, "possible_width": 16},
         )
         for n in range(20_000)
@@ -146,11 +146,11 @@ def test_the_source_is_ascii(golden) -> None:
 
 def hostile(evil: str) -> Report:
     found = finding(
-        code=evil, title=evil, message=evil, nodes=(evil,), gpus=(evil,), links=(evil,), fix=evil,
+        code=evil, title=evil, message=evil, hosts=(evil,), gpus=(evil,), links=(evil,), fix=evil,
         evidence={evil: evil, "list": [evil, evil]}, env={evil: evil},
     )  # fmt: skip
-    world = WorldLine(size=2, nodes=(evil, "n1"), launcher=evil, backend=evil)
-    ranks = ({"rank": 0, "node": evil, evil: evil},)
+    world = WorldLine(size=2, hosts=(evil, "n1"), launcher=evil, backend=evil)
+    ranks = ({"rank": 0, "host": evil, evil: evil},)
     info = structs.replace(found, severity=Severity.NOTE)
     return report(
         sentence=evil, run_id=evil, world=world, ranks=ranks, findings=(found, info), notes=(evil,),

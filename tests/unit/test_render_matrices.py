@@ -71,22 +71,22 @@ def test_a_name_with_dots_is_one_host():
 
 def test_many_tables_are_shown_only_where_a_host_is_warned_of(golden):
     every = [rates(f"n{number}", size=number + 2) for number in range(5)]
-    warned = finding_of(Severity.WARNING, code="P2P002.slow", nodes=("n3",))
+    warned = finding_of(Severity.WARNING, code="P2P002.slow", hosts=("n3",))
     golden(tables(*every), tables(*every, findings=(warned,)))
     assert shown(*every, details=True).count("copies between GPUs") == 5
 
 
 def test_other_checks_findings_and_good_to_know_ones_show_none():
     every = [rates(f"n{number}", size=number + 2) for number in range(5)]
-    other = finding_of(Severity.ERROR, code="GPU003.sram", nodes=("n3",))
-    known = finding_of(Severity.NOTE, code="P2P001.iommu", nodes=("n3",))
+    other = finding_of(Severity.ERROR, code="GPU003.sram", hosts=("n3",))
+    known = finding_of(Severity.NOTE, code="P2P001.iommu", hosts=("n3",))
     assert tables(*every, findings=(other, known)) == tables(*every)
 
 
 def test_a_thousand_hosts_that_are_all_warned_of_do_not_fill_the_screen(golden):
     every = [rates(f"n{number}", size=2) for number in range(64)]
     every = [structs.replace(own, cells=((float(index),) * 2,) * 2) for index, own in enumerate(every)]
-    warned = finding_of(Severity.WARNING, code="P2P002.slow", nodes=tuple(f"n{number}" for number in range(64)))
+    warned = finding_of(Severity.WARNING, code="P2P002.slow", hosts=tuple(f"n{number}" for number in range(64)))
     golden(tables(*every, findings=(warned,)))
 
 
@@ -120,5 +120,5 @@ def test_any_matrix_can_be_shown(rows, columns, value, unit, width):
 
 def test_what_every_run_has_is_shown_where_something_is_wrong_with_it(golden):
     own = structs.replace(rates("", size=4), name="fab.pairs", title="pairs of hosts")
-    concerned = finding_of(Severity.WARNING, code="FAB001.node", nodes=("n0",))
+    concerned = finding_of(Severity.WARNING, code="FAB001.node", hosts=("n0",))
     golden(tables(own), tables(own, findings=(concerned,)))

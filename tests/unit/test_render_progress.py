@@ -117,12 +117,12 @@ def test_silence_takes_every_call():
 
 
 def test_the_row_says_how_long_until_when_and_for_whom(golden):
-    pending = Pending(ranks=4, done=3, awaited=(3,), nodes=("n1",))
+    pending = Pending(ranks=4, done=3, awaited=(3,), hosts=("n1",))
     golden(shown(*TOLD, (2.0, Progressed(text="64 MiB")), (2.0, pending), at=12.3))
 
 
 def test_whom_all_wait_for_is_left_out_where_that_is_everybody(golden):
-    pending = Pending(ranks=4, done=0, awaited=(0, 1, 2, 3), nodes=("n0", "n1"))
+    pending = Pending(ranks=4, done=0, awaited=(0, 1, 2, 3), hosts=("n0", "n1"))
     golden(shown(*TOLD, (1.0, pending), at=2.0))
 
 

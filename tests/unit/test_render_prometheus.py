@@ -89,7 +89,7 @@ def test_findings_count_by_code_severity_and_host() -> None:
     found = read(unfit())["ddpdiag_findings"]
     assert ({"code": "COL001.slow", "severity": "error", "host": "n1"}, 1) in found
     assert ({"code": THREADS.code, "severity": "warning", "host": "n0"}, 1) in found
-    assert ({"code": "TRN001.step", "severity": "info", "host": ""}, 1) in found
+    assert ({"code": "TRN001.step", "severity": "note", "host": ""}, 1) in found
 
 
 def test_checks_tell_their_outcomes_and_what_was_skipped() -> None:
@@ -121,8 +121,8 @@ def test_a_training_has_its_strategies() -> None:
 
 
 def test_hostile_names_are_labels_and_no_more() -> None:
-    row = rank_row(0) | {"node": HOSTILE, 'odd "name"\n{} 1\x1b': 7, "odd__name___": 8}
-    finding = finding_of(nodes=(HOSTILE,))
+    row = rank_row(0) | {"host": HOSTILE, 'odd "name"\n{} 1\x1b': 7, "odd__name___": 8}
+    finding = finding_of(hosts=(HOSTILE,))
     found = read(fit(ranks=(row,), findings=(finding,), run_id=HOSTILE, measurements={HOSTILE: math.nan}))
     shown = r'n"0\\ \x1b[31m\x00\udcff|{}'.replace("\\\\", "\\")
     assert found["ddpdiag_findings"][0][0]["host"] == shown
@@ -144,8 +144,8 @@ def test_without_a_date_there_is_no_timestamp(created: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
 def test_any_text_makes_metrics_that_are_read_back(text: str) -> None:
-    row = rank_row(0) | {"node": text, "gpu_uuid": text, text: 1.0}
-    finding = finding_of(code=text, nodes=(text,))
+    row = rank_row(0) | {"host": text, "gpu_uuid": text, text: 1.0}
+    finding = finding_of(code=text, hosts=(text,))
     report = unfit(findings=(finding,), ranks=(row,), run_id=text, measurements={text: 1}, created=text)
     ((labels, count),) = read(report)["ddpdiag_findings"]
     assert count == 1

@@ -28,7 +28,7 @@ def hosts_of(hosts: int, slow: tuple[int, ...] = (), silent: tuple[int, ...] = (
         {
             "rank": rank,
             "local_rank": rank % 8,
-            "node": f"n{rank // 8}",
+            "host": f"n{rank // 8}",
             "gpu_uuid": f"GPU-{rank:08d}",
             "host_busbw_bytes_per_s": None
             if rank // 8 in silent
@@ -55,7 +55,7 @@ def lines_of(report: Report, **more: object) -> list[list[str]]:
 
 
 def warned(*hosts: int) -> tuple[Finding, ...]:
-    return tuple(finding_of(Severity.WARNING, nodes=(f"n{host}",), code=f"FAB001.x{host}") for host in hosts)
+    return tuple(finding_of(Severity.WARNING, hosts=(f"n{host}",), code=f"FAB001.x{host}") for host in hosts)
 
 
 def test_ranks_of_a_host_that_have_the_same_figures_are_one_line(golden):
@@ -79,25 +79,25 @@ def test_one_blamed_rank_of_a_host_has_its_own_line():
 
 def test_a_host_that_is_blamed_as_a_whole_is_marked():
     rows = tuple(rank_row(rank) for rank in range(4))
-    findings = (finding_of(nodes=("n1",)), finding_of(Severity.WARNING, nodes=("n0", "n1")))
+    findings = (finding_of(hosts=("n1",)), finding_of(Severity.WARNING, hosts=("n0", "n1")))
     assert blamed(findings, rows) == dict.fromkeys((0, 1), Severity.WARNING) | dict.fromkeys((2, 3), Severity.ERROR)
     # Where ranks are named, the host only says where they are.
-    assert blamed((finding_of(ranks=(2,), nodes=("n1",)),), rows) == {2: Severity.ERROR}
-    assert blamed((finding_of(Severity.NOTE, nodes=("n1",)),), rows) == {}
+    assert blamed((finding_of(ranks=(2,), hosts=("n1",)),), rows) == {2: Severity.ERROR}
+    assert blamed((finding_of(Severity.NOTE, hosts=("n1",)),), rows) == {}
     marks = [line[0] for line in lines_of(fit(ranks=rows, findings=findings))]
     assert marks == ["warn", "warn", "FAIL", "FAIL"]
 
 
 def test_the_unit_is_that_of_all_ranks_also_where_those_shown_have_no_figure():
     silent = tuple(range(8))
-    text = plain(unfit(ranks=hosts_of(64, silent=silent), findings=tuple(finding_of(nodes=(f"n{h}",)) for h in silent)))
+    text = plain(unfit(ranks=hosts_of(64, silent=silent), findings=tuple(finding_of(hosts=(f"n{h}",)) for h in silent)))
     assert text.partition("ranks  host")[2].splitlines()[0].split()[-1] == "GB/s"
     assert [line[-1] for line in lines_of(unfit(ranks=hosts_of(64, silent=silent)))] == ["-"] * 8
 
 
 @pytest.mark.parametrize("hosts", [2, 64])
 def test_ranks_that_are_alike_have_no_table_and_no_legend_but_with_details(hosts):
-    for findings in ((), tuple(finding_of(Severity.WARNING, nodes=(f"n{host}",)) for host in range(hosts))):
+    for findings in ((), tuple(finding_of(Severity.WARNING, hosts=(f"n{host}",)) for host in range(hosts))):
         report = fit(ranks=hosts_of(hosts), findings=findings)
         assert lines_of(report) == []
         assert "arrival:" not in plain(report)
@@ -195,7 +195,7 @@ def test_a_short_name_and_its_rule_are_the_whole_name(names):
 
 
 def test_long_names_of_hosts_are_short_in_the_table_and_said_once(golden):
-    rows = tuple(rank_row(rank, node=FQDN.format(30 + rank)) for rank in range(3))
+    rows = tuple(rank_row(rank, host=FQDN.format(30 + rank)) for rank in range(3))
     report = bare(ranks=rows, verdict=Verdict.UNKNOWN)
     assert [line[1] for line in lines_of(report)] == [f"ip-10-0-12-{30 + rank}" for rank in range(3)]
     assert FQDN.format(30) in plain(report, details=True).partition("host")[2]
@@ -225,7 +225,7 @@ def test_names_in_a_matrix_are_as_short_as_they_must_be(golden, names):
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_names_are_never_folded(width):
     uuid = "GPU-0a2b3c4d-aaaa-bbbb-cccc-0123456789ab"
-    report = unfit(ranks=(rank_row(0, gpu_uuid=uuid, node="h" * 50), rank_row(1, gpu_uuid=uuid[:-1] + "c", node="n")))
+    report = unfit(ranks=(rank_row(0, gpu_uuid=uuid, host="h" * 50), rank_row(1, gpu_uuid=uuid[:-1] + "c", host="n")))
     assert uuid in plain(report, width=width, details=True)
     for details in (False, True):
         assert f"  {'h' * 50}" in plain(report, width=width, details=details)

@@ -17,10 +17,10 @@ def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
 def large(size: int, findings: tuple[Finding, ...] = ()) -> Report:
     nodes = tuple(f"node{number:04d}" for number in range(size // 8))
     ranks = tuple(
-        rank_row(r, ranks_per_node=8, node=nodes[r // 8], slow=3.0 if r == 777 else 1 + r % 7 / 100)
+        rank_row(r, ranks_per_node=8, host=nodes[r // 8], slow=3.0 if r == 777 else 1 + r % 7 / 100)
         for r in range(size)
     )
-    world = WorldLine(size=size, nodes=nodes, launcher="slurm", backend="nccl")
+    world = WorldLine(size=size, hosts=nodes, launcher="slurm", backend="nccl")
     return unfit(world=world, ranks=ranks, findings=findings)
 
 
@@ -69,7 +69,7 @@ def test_colour_wins_over_no_color(monkeypatch):
 
 def test_errors_come_first_and_the_sentence_last():
     text = plain(unfit())
-    places = ("error COL001.slow", "warning HST002.many", "ok    launch", "info TRN001.step", "rank  host")
+    places = ("error COL001.slow", "warning HST002.many", "ok    launch", "note TRN001.step", "rank  host")
     assert sorted(places, key=text.index) == list(places)
     assert text.index("Fix: ") < text.index("warning HST002.many")
     end = " ".join(text.rstrip().split("\n\n")[-1].split())
@@ -101,9 +101,9 @@ def test_the_mark_alone_says_how_a_stage_ended():
 def test_a_host_name_of_60_characters_is_shown_whole():
     name = "h" * 29 + "-" + "x" * 30
     report = unfit(
-        world=WorldLine(size=1, nodes=(name,), launcher="torchrun", backend="gloo"),
-        ranks=(rank_row(0, node=name),),
-        findings=(finding_of(nodes=(name,)),),
+        world=WorldLine(size=1, hosts=(name,), launcher="torchrun", backend="gloo"),
+        ranks=(rank_row(0, host=name),),
+        findings=(finding_of(hosts=(name,)),),
     )
     for text in (plain(report), plain(report, width=40)):
         head, rest = re.split("rank +host", text)
@@ -117,10 +117,10 @@ def test_a_host_name_of_60_characters_is_shown_whole():
     "text", ["[red]", "[/]", "[link=http://x]y[/link]", ":smile:", "\\[bold]", "[@click=app.quit]"]
 )
 def test_markup_is_shown_and_never_obeyed(text):
-    finding = finding_of(title=text, message=text, nodes=(text,), gpus=(text,), links=(text,), evidence={text: text})
+    finding = finding_of(title=text, message=text, hosts=(text,), gpus=(text,), links=(text,), evidence={text: text})
     report = unfit(
         sentence=text,
-        ranks=(rank_row(0, node=text, gpu_uuid=text, **{text: text}),),
+        ranks=(rank_row(0, host=text, gpu_uuid=text, **{text: text}),),
         findings=(structs.replace(finding, fix=text),),
         notes=(text,),
         checks=(check("HST001", text, "host", text),),
@@ -132,7 +132,7 @@ def test_markup_is_shown_and_never_obeyed(text):
 
 def test_a_strangers_escape_codes_do_not_reach_the_terminal():
     report = fit(
-        sentence="\x1b[2Jgone\x9b31m", findings=(finding_of(message="a\x07b\rc\u202ed", nodes=("\x1b]0;x\x07",)),)
+        sentence="\x1b[2Jgone\x9b31m", findings=(finding_of(message="a\x07b\rc\u202ed", hosts=("\x1b]0;x\x07",)),)
     )
     for text in (plain(report), render(report, color=True, width=80)):
         assert "\x1b[2J" not in text
@@ -159,7 +159,7 @@ def test_of_many_reasons_those_of_most_checks_are_told():
 
 
 def test_a_world_of_nobody():
-    world = WorldLine(size=4, nodes=(), launcher="", backend="")
+    world = WorldLine(size=4, hosts=(), launcher="", backend="")
     text = plain(unknown(world=world, ranks=(), stages=(), checks=(), findings=(), notes=()))
     assert text.startswith(
         "ddpdiag: UNKNOWN: 4 ranks, no host known\nrun 3f9c2a, took 34.2 s (limit 120 s)\n\nUNKNOWN: "
@@ -176,12 +176,12 @@ def test_the_verdict_comes_first_and_then_when_which_run_and_by_what():
 
 
 def test_one_rank_on_one_host():
-    report = fit(world=WorldLine(size=1, nodes=("n0",), launcher="hand", backend="nccl"), ranks=(rank_row(0),))
+    report = fit(world=WorldLine(size=1, hosts=("n0",), launcher="hand", backend="nccl"), ranks=(rank_row(0),))
     assert plain(report).startswith("ddpdiag: FIT: 1 rank on 1 host (n0), hand, nccl\n")
 
 
 def test_columns_without_values_are_left_out():
-    rows = tuple({"rank": r, "local_rank": r, "node": "n0", "gpu_uuid": None, "x_bytes": None} for r in range(2))
+    rows = tuple({"rank": r, "local_rank": r, "host": "n0", "gpu_uuid": None, "x_bytes": None} for r in range(2))
     assert "rank  host" not in plain(fit(ranks=rows))
     assert "local" in plain(fit(ranks=rows), details=True)
 
@@ -227,8 +227,8 @@ def test_a_stage_with_warnings_was_looked_at():
 def without_bad(*bad: str, hosts: int = 8, scheduler: str = "slurm") -> list[str]:
     """What stands between the notes and the verdict, where these hosts are bad."""
     nodes = tuple(f"n{host}" for host in range(hosts))
-    world = WorldLine(size=hosts, nodes=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
-    text = plain(fit(world=world, hosts=HostsLine(bad=bad)))
+    world = WorldLine(size=hosts, hosts=nodes, launcher="torchrun", backend="gloo", scheduler=scheduler)
+    text = plain(fit(world=world, hosts=HostsLine(failing=bad)))
     return [line for line in text.splitlines() if "failing host" in line or "srun" in line]
 
 
@@ -253,7 +253,7 @@ def test_a_list_that_nobody_would_paste_is_a_file():
 
 def test_within_a_job_of_slurm_the_line_asks_for_the_nodes_that_are_left() -> None:
     step = {"slurm.tasks": 8, "slurm.hosts": 4}
-    bad = HostsLine(bad=("n1",), good=("n0", "n2", "n3"))
+    bad = HostsLine(failing=("n1",), healthy=("n0", "n2", "n3"))
     world = structs.replace(fit().world, scheduler="slurm")
     text = render(unfit(world=world, hosts=bad, measurements=step), color=False, width=80)
     assert "    srun --nodes=3 --ntasks=6 --exclude=n1 ...\n" in text

@@ -9,7 +9,7 @@ from ddpdiag.bench import terminal as bench
 from ddpdiag.model.report import KINDS, Spent, Timings, Wait
 from ddpdiag.render import terminal
 
-WAIT = Wait(ranks=(1,), nodes=("n0",), seconds=3.7, times=2, code="COL001", why="import")
+WAIT = Wait(ranks=(1,), hosts=("n0",), seconds=3.7, times=2, code="COL001", why="import")
 TIMINGS = Timings(
     seconds=8.0,
     stages=(
@@ -24,10 +24,10 @@ ALL_KINDS = Timings(
     stages=(Spent(stage="collective", seconds=9_000.0, kinds=dict.fromkeys(KINDS, 1_000.0)),),
     waits=(
         Wait(
-            ranks=tuple(range(16)), nodes=tuple(f"host{n}" for n in range(0, 32, 2)), seconds=900.0, times=7, code="X1"
+            ranks=tuple(range(16)), hosts=tuple(f"host{n}" for n in range(0, 32, 2)), seconds=900.0, times=7, code="X1"
         ),
-        Wait(ranks=(), nodes=(), seconds=800.0, times=1, code="COL001"),
-        Wait(ranks=(3,), nodes=("n1",), seconds=700.0, times=1, up_seconds=0.3),
+        Wait(ranks=(), hosts=(), seconds=800.0, times=1, code="COL001"),
+        Wait(ranks=(3,), hosts=("n1",), seconds=700.0, times=1, up_seconds=0.3),
     ),
 )
 SHORT = structs.replace(TIMINGS, waits=(structs.replace(WAIT, seconds=0.1),))

@@ -55,7 +55,7 @@ def absent_in(seen: Seen[Nothing], *ranks: int, layout: tuple[str, ...] = (), **
 
 
 @pytest.mark.parametrize(
-    ("size", "absent", "more", "ranks", "nodes"),
+    ("size", "absent", "more", "ranks", "hosts"),
     [
         pytest.param(4, (3,), {}, (3,), (), id="the host where their neighbours live is said"),
         pytest.param(
@@ -70,10 +70,10 @@ def absent_in(seen: Seen[Nothing], *ranks: int, layout: tuple[str, ...] = (), **
         pytest.param(4, (1, 2, 3), {}, (1,), (), id="one of the only host that came, and nobody else"),
     ],
 )  # fmt: skip
-def test_absent_ranks_are_named_with_what_is_known_of_their_host(golden, size, absent, more, ranks, nodes) -> None:
+def test_absent_ranks_are_named_with_what_is_known_of_their_host(golden, size, absent, more, ranks, hosts) -> None:
     finding = absent_in(run_of(size=size), *absent, **more)
     assert (finding.code, finding.severity) == ("RUN001.absent", Severity.ERROR)
-    assert (finding.ranks, finding.nodes) == (ranks, nodes)
+    assert (finding.ranks, finding.hosts) == (ranks, hosts)
     golden(finding)
 
 
@@ -84,7 +84,7 @@ def test_ranks_that_meet_over_loopback_are_all_on_one_host_and_blamed() -> None:
 
 
 def test_a_rank_that_may_not_exist_is_not_blamed(golden) -> None:
-    seen = with_events(run_of(size=4), Event(kind=EventKind.MISMATCH, rank=2, detail="3", node="n1"))
+    seen = with_events(run_of(size=4), Event(kind=EventKind.MISMATCH, rank=2, detail="3", host="n1"))
     finding = absent_in(seen, 3)
     assert finding.ranks == ()
     golden(finding)
@@ -101,12 +101,12 @@ def losses(seen: Seen[Nothing], *events: Event) -> list[Finding]:
 
 def test_a_lost_rank_is_blamed_on_its_host() -> None:
     finding = only(losses(run_of(), *lost(2)))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (2,), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (2,), ("n1",))
 
 
 def test_a_host_whose_ranks_are_lost_together_is_one_finding(golden) -> None:
     finding = only(losses(run_of(size=6), *lost(2), *lost(3, seconds=9.0)))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (2, 3), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (2, 3), ("n1",))
     golden(finding)
 
 
@@ -118,31 +118,31 @@ def test_several_who_tell_of_one_loss_make_one_finding() -> None:
     finding = only(
         losses(run_of(size=6), *lost(0, seconds=8.1, reporter=2), *lost(0, seconds=8.4, reporter=3), *lost(1))
     )
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.lost", (0, 1), ("n0",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.lost", (0, 1), ("n0",))
 
 
 def test_when_all_other_hosts_fall_silent_at_once_the_host_that_reports_is_cut_off(golden) -> None:
     finding = only(losses(run_of(size=6), *lost(2, 3, 4, 5)))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.cut-off", (0, 1), ("n0",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.cut-off", (0, 1), ("n0",))
     golden(finding)
 
 
 def test_hosts_that_answer_were_not_cut_off(golden) -> None:
     found = losses(run_of(size=6), *lost(2, 3, 4, 5, answers=True))
-    assert [(f.code, f.nodes) for f in found] == [("RUN002.lost", ("n1",)), ("RUN002.lost", ("n2",))]
+    assert [(f.code, f.hosts) for f in found] == [("RUN002.lost", ("n1",)), ("RUN002.lost", ("n2",))]
     golden(found[0])
 
 
 def test_two_hosts_cannot_tell_which_of_them_failed() -> None:
     finding = only(losses(run_of(size=4), *lost(2, 3)))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN002.link", (), ())
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN002.link", (), ())
     assert finding.links == ("n0 -> n1", "n1 -> n0")
     assert only(losses(run_of(size=4), *lost(0, 1, reporter=2))).code == "RUN002.link"
 
 
 def test_of_two_hosts_one_that_still_answers_is_to_blame_for_its_processes() -> None:
     finding = only(losses(run_of(size=4), *lost(2, 3, answers=True)))
-    assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
+    assert (finding.code, finding.hosts) == ("RUN002.lost", ("n1",))
 
 
 def test_one_ranks_own_record_tells_that_rank_0_was_lost() -> None:
@@ -156,7 +156,7 @@ def test_the_hung_rank_is_named_with_where_it_stands_and_where_the_others_wait(g
     process = ProcessState(pid=77, state="S", stack=("sleep (user.py:3)",))
     guilty = outcome(2, Status.HUNG, step=4, at="all_reduce 4 B: post", process=process)
     finding = only(list(run003.judge(run_of(*waiting, guilty))))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.hung", (2,), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.hung", (2,), ("n1",))
     golden(finding)
 
 
@@ -171,7 +171,7 @@ def test_a_rank_that_sent_no_result_explains_the_others(golden) -> None:
     waiting = [outcome(rank, Status.HUNG, told=True, at="all_reduce 4 B: wait") for rank in (0, 1, 3)]
     silent = outcome(2, Status.UNHEARD, error="its process reported nothing")
     finding = only(list(run003.judge(run_of(*waiting, silent))))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN003.unheard", (2,), ("n1",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN003.unheard", (2,), ("n1",))
     golden(finding)
 
 
@@ -208,7 +208,7 @@ def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
     process = ProcessState(pid=78, state="D", survived=True)
     seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
     finding = only(judge_as(survivors.CHECK, seen))
-    assert (finding.code, finding.ranks, finding.nodes) == ("RUN005.survived", (1,), ("n0",))
+    assert (finding.code, finding.ranks, finding.hosts) == ("RUN005.survived", (1,), ("n0",))
     golden(finding)
 
 
@@ -222,7 +222,7 @@ def test_a_process_that_held_a_gpu_and_never_ended_is_told_by_a_later_trial(gold
 
 def test_a_hang_in_which_all_stand_alike_blames_nobody(golden) -> None:
     finding = only(list(run003.judge(run_of(outcome(0, Status.HUNG, step=5), outcome(1, Status.HUNG, step=5), size=2))))
-    assert (finding.ranks, finding.nodes) == ((), ())
+    assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)
 
 
@@ -296,14 +296,14 @@ def test_a_rank_that_was_still_going_on_is_a_want_of_time_and_nobodys_fault(gold
     assert judge_as(run003.CHECK, seen) == []
     finding = only(judge_as(run004.CHECK, seen))
     assert (finding.code, finding.severity) == ("RUN004.unfinished", Severity.ERROR)
-    assert (finding.ranks, finding.nodes) == ((), ())
+    assert (finding.ranks, finding.hosts) == ((), ())
     golden(finding)
 
 
 @pytest.mark.parametrize("answers", [False, None], ids=["does not answer", "was not asked"])
 def test_a_lost_host_that_does_not_answer_is_looked_for_first(golden, answers) -> None:
     finding = only(losses(run_of(size=6), *lost(2, answers=answers)))
-    assert (finding.code, finding.nodes) == ("RUN002.lost", ("n1",))
+    assert (finding.code, finding.hosts) == ("RUN002.lost", ("n1",))
     golden(finding)
 
 

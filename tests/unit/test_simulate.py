@@ -34,7 +34,7 @@ class Ran(NamedTuple):
         """Each finding's hosts, by its code."""
         found: dict[str, set[str]] = {}
         for finding in self.report["findings"]:
-            found.setdefault(finding["code"], set()).update(finding["nodes"])
+            found.setdefault(finding["code"], set()).update(finding["hosts"])
         return found
 
     def finding(self, code: str) -> Finding:
@@ -298,7 +298,7 @@ def test_a_run_that_was_cut_short_blames_nobody():
         trials = tuple(trial for trial in whole.trials if trial.number <= last.number)
         report = judge(structs.replace(whole, trials=trials, outcomes=outcomes), all_checks())
         assert [finding.code for finding in report.findings] == ["FAB001.unmeasured"]
-        assert report.hosts.bad == ()
+        assert report.hosts.failing == ()
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -308,13 +308,13 @@ def test_of_a_host_that_is_slow_inside_the_rank_is_named(tmp_path, seed):
     failing = fleet(32, (Fault.SLOW_INSIDE, 2), seed=seed).failing
     told = [finding for finding in done.report["findings"] if finding["code"] == "FAB002.rank"]
     assert sorted(finding["ranks"] for finding in told) == [[8 * host + SLOW_LOCAL_RANK] for host in sorted(failing)]
-    assert {node for finding in told for node in finding["nodes"]} == names(failing)
+    assert {node for finding in told for node in finding["hosts"]} == names(failing)
 
 
 def test_of_a_host_whose_every_pair_fails_no_rank_is_named(tmp_path):
     done = simulated(tmp_path, "--hosts", "32", "--fault", "hang", *QUIET)
     (told,) = (finding for finding in done.report["findings"] if finding["code"].startswith("FAB002"))
-    assert (told["code"], told["severity"], told["ranks"]) == ("FAB002.systemic", "info", [])
+    assert (told["code"], told["severity"], told["ranks"]) == ("FAB002.systemic", "note", [])
 
 
 def test_where_no_host_is_bad_by_itself_no_rank_is_tried(golden, tmp_path):

@@ -17,7 +17,7 @@ from ddpdiag.stats import Samples
 
 def test_of_many_bad_hosts_the_verdict_names_them_and_not_one(golden, tmp_path):
     report = simulated(tmp_path, "--hosts", "64", *QUIET, "--fault", "dead-host:5").report
-    assert set(report["hosts"]["bad"]) == names(fleet(64, (Fault.DEAD_HOST, 5)).failing)
+    assert set(report["hosts"]["failing"]) == names(fleet(64, (Fault.DEAD_HOST, 5)).failing)
     golden(report["sentence"])
 
 

@@ -58,7 +58,7 @@ def judged(uses: dict[int, CoreUse]) -> list[Finding]:
 
 def test_the_process_and_its_share_are_named(golden) -> None:
     (found,) = judged(core_uses())
-    assert (found.code, found.severity, found.ranks, found.nodes) == (
+    assert (found.code, found.severity, found.ranks, found.hosts) == (
         "TRN001.stolen-cores", Severity.WARNING, (), ("n0",)
     )  # fmt: skip
     assert found.evidence["pids"] == [4711]
@@ -107,7 +107,7 @@ def test_supervisors_and_ranks_of_other_containers_are_no_others() -> None:
     seen = seen_of(mnist.CHECK, rows, ranks_per_node=1)
     one_boot = {rank: structs.replace(own, cpus="3", host_id="boot") for rank, own in seen.world.arrivals.items()}
     (found,) = stolen_cores(with_arrivals(seen, one_boot), core_uses(), *LIMITS)
-    assert (found.nodes, found.evidence["others_share"]) == (("n0", "n1"), pytest.approx(0.33))
+    assert (found.hosts, found.evidence["others_share"]) == (("n0", "n1"), pytest.approx(0.33))
 
 
 def test_a_straggler_beside_a_busy_process_names_it(golden) -> None:

@@ -73,7 +73,7 @@ def test_who_hung_never_came_or_was_lost_is_told():
     zero, one, two = course(run).lanes
     assert zero.unfinished == (Unfinished(number=1, status="hung", at="all_reduce: wait"),)
     assert (one.gone_seconds, one.seconds) == (4.0, (None,))
-    assert (two.arrived_seconds, two.node) == (None, "?")
+    assert (two.arrived_seconds, two.host) == (None, "?")
 
 
 def test_of_many_ranks_the_blamed_the_failed_and_the_late_are_shown():

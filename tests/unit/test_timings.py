@@ -99,7 +99,7 @@ def test_the_start_is_rank_0s_own_and_the_wait_for_who_came_last():
     assert kinds(run, "start") == pytest.approx({"start": 0.6, "wait": 5.1, "own": 0.7})
     assert timings(run).seconds == pytest.approx(6.4)
     (wait,) = timings(run).waits
-    assert (wait.ranks, wait.nodes, wait.times, wait.code, wait.up_seconds) == ((3,), ("n3",), 1, "", 0.4)
+    assert (wait.ranks, wait.hosts, wait.times, wait.code, wait.up_seconds) == ((3,), ("n3",), 1, "", 0.4)
 
 
 def test_ranks_that_never_came_were_waited_for():

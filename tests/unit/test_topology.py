@@ -73,7 +73,7 @@ def test_what_is_wrong_with_the_file_is_told_in_one_sentence(golden, tmp_path, c
 
 
 def test_only_rank_0_needs_the_file(tmp_path):
-    place = Place(rank=1, world_size=2, node="n1", launcher="hand")
+    place = Place(rank=1, world_size=2, host="n1", launcher="hand")
     launch = Launch(place=place, coordinator="n0", port=1, run_id="r")
     missing = CheckOptions(topology=str(tmp_path / "none"))
     assert _options(launch, None, missing, Outputs()).topology == {}
@@ -100,7 +100,7 @@ def test_a_long_topology_does_not_travel_to_every_rank():
 )
 def test_names_in_the_file_may_have_a_domain_or_none(given, host, leaf):
     arrival = arrival_of(0, 1)
-    arrival = structs.replace(arrival, place=structs.replace(arrival.place, node=host))
+    arrival = structs.replace(arrival, place=structs.replace(arrival.place, host=host))
     world = World(size=1, launcher="hand", options=Options(topology=given), arrivals={0: arrival})
     assert world.given_leaves == ({host: leaf} if leaf else {})
     assert leaves_of(world) == ({leaf: (host,)} if leaf else {})
@@ -129,7 +129,7 @@ def test_variables_of_another_host_are_not_believed():
 
 
 def test_without_a_tree_there_is_no_leaf():
-    assert told("node7", "node") == ""
+    assert told("node7", "host") == ""
     assert leaf_of({}, "node7") == ""
     assert told("root.leaf3.node7", "") == ""
     assert told("leaf3.node7", "switch.switch.node") == ""

@@ -65,14 +65,14 @@ def test_the_minority_is_blamed_for_other_parameters(golden):
     (found,) = findings(rows)
     assert found.code == "TRN001.diverged"
     assert found.severity is Severity.ERROR
-    assert (found.ranks, found.nodes) == ((2,), ("n1",))
+    assert (found.ranks, found.hosts) == ((2,), ("n1",))
     assert found.evidence["checksum bbbbbbbbbbbb"] == [2]
     golden(found)
 
 
 def test_without_a_majority_nobody_is_blamed(golden):
     (found,) = findings({0: trained(checksum="a" * 64), 1: trained(checksum="b" * 64)})
-    assert (found.ranks, found.nodes) == ((), ())
+    assert (found.ranks, found.hosts) == ((), ())
     golden(found)
 
 
@@ -88,7 +88,7 @@ def test_nobody_of_the_majority_is_ever_blamed(sums: list[str]):
 def test_the_rank_where_nan_began_is_blamed(golden):
     rows = {rank: trained(last_loss=math.nan, first_bad_step=7 if rank == 3 else 8) for rank in range(4)}
     (found,) = findings(rows)
-    assert (found.code, found.ranks, found.nodes) == ("TRN001.nan", (3,), ("n1",))
+    assert (found.code, found.ranks, found.hosts) == ("TRN001.nan", (3,), ("n1",))
     assert found.evidence["first_bad_step"] == 8
     golden(found)
 
@@ -148,7 +148,7 @@ def test_damaged_file_names_ranks_hosts_and_file(golden):
     rows = {rank: Data(data_error=error if rank in (2, 3) else None) for rank in range(6)}
     (found,) = findings(rows, options=Options(data_dir="/d"))
     assert found.code == "TRN001.data"
-    assert (found.ranks, found.nodes) == ((2, 3), ("n1",))
+    assert (found.ranks, found.hosts) == ((2, 3), ("n1",))
     golden(found)
 
 

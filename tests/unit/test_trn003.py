@@ -276,7 +276,7 @@ def test_images_that_cannot_be_read_are_told(golden):
 def test_a_slow_network_names_the_host_or_on_a_single_host_the_rank(golden, ranks_per_node, ranks):
     rows = {rank: Data(steps=own) for rank, own in with_slow_network(steps(4), 2, 20 * EDGE).items()}
     (found,) = ddp_step.judge(seen_of(ddp_step.CHECK, rows, ranks_per_node=ranks_per_node))
-    assert (found.code, found.ranks, found.nodes) == ("TRN003.network", ranks, (f"n{2 // ranks_per_node}",))
+    assert (found.code, found.ranks, found.hosts) == ("TRN003.network", ranks, (f"n{2 // ranks_per_node}",))
     assert found.evidence["class"] == "network"
     golden(found)
 
@@ -287,7 +287,7 @@ def test_a_host_is_not_named_for_the_network_of_another_that_loses_packets():
     seen = seen_of(ddp_step.CHECK, rows, ranks_per_node=1)
     assert list(ddp_step.judge(together(seen, meshed(4, every(4, losing(0.05), sender=2))))) == []
     (found,) = ddp_step.judge(together(seen, meshed(4, every(4, losing(0.05), sender=0))))
-    assert found.nodes == ("n0",)
+    assert found.hosts == ("n0",)
 
 
 # Found by reviewers ---------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def spoken(place: Place, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, o
 
 
 def place(rank: int, local_rank: int | None) -> Place:
-    return Place(rank=rank, world_size=16, node="n0", launcher="hand", local_rank=local_rank)
+    return Place(rank=rank, world_size=16, host="n0", launcher="hand", local_rank=local_rank)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
     whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
     links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
     who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
-    nodes = seen.world.nodes_of(found.ranks)
+    nodes = seen.world.hosts_of(found.ranks)
     fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
         fix += " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies of GPUs are at fault."

@@ -106,7 +106,7 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
         # Where some pairs of GPUs are joined by NVLinks or a switch and others are not, as far as it is known, a slower
         # pair is no fault.
         mixed = {own.host.name for own in host_paths(known) if len(set(map(_joined, own.pairs))) > 1}
-        hosts = [own for own in hosts if seen.world.node_of(own[0]) not in mixed]
+        hosts = [own for own in hosts if seen.world.host_of(own[0]) not in mixed]
     if options.depth is Depth.DEEP or any(seen.check.code.startswith(code) for code in options.select):
         return hosts
     if len(seen.world.hosts) == 1:
@@ -167,7 +167,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from _of_host(seen, ranks, state)
     good = {ranks: own for ranks, own in found.items() if not (own.systemic or own.bad or own.paths)}
     if good:
-        nodes = [seen.world.node_of(ranks[0]) for ranks in good]
+        nodes = [seen.world.host_of(ranks[0]) for ranks in good]
         from_share = max(own.found_from for own in good.values())
         least = min(own.bar.usual for own in good.values())
         yield seen.finding(
@@ -176,19 +176,19 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{names_text(nodes, _SHOWN)}: pairs of ranks usually reach {rate_text(least)} busbw"
             f"{' or more' if len(good) > 1 else ''}. A rank that is {share_text(from_share)} slower would have been "
             "found with a probability of 99 %.",
-            nodes=(),
+            hosts=(),
         )
 
 
 def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iterator[Finding]:
-    node, usual = seen.world.node_of(ranks[0]), found.bar.usual
+    node, usual = seen.world.host_of(ranks[0]), found.bar.usual
     if found.systemic:
         yield seen.finding(
             "systemic",
             f"no single rank of {node} is at fault",
             f"{begun(found.systemic.reason)}. So the cause is the host or a setting, not one of its {len(ranks)} "
             "ranks.",
-            nodes=(),
+            hosts=(),
             fix=f"{begun(leave_out([node]))}, and run `ddpdiag check` on {node} alone: it tests the driver, GPUs and "
             "P2P there.",
         )
@@ -219,7 +219,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
             f"Ranks {one} and {other} on {node} {how(tests, usual, several=True)} with each other in "
             f"{count(len(tests), 'test')}: {tests_text(tests)}. Each of them passes with other partners "
             f"({rate_text(usual)} busbw).",
-            nodes=(),
+            hosts=(),
             links=(f"rank {one} -> rank {other}", f"rank {other} -> rank {one}"),
             evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
             fix=f"On {node} run `nvidia-smi topo -m` for what connects the two GPUs, and `nvidia-smi nvlink -s`. "

@@ -310,7 +310,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"{domain} is at fault: {len(own)} of its hosts are slow or fail with every partner",
             f"{len(own)} hosts of {domain} are slow or fail with every partner ({names_text(own, _SHOWN)}). So many at "
             "once point to the leaf switch or rack that they share, not to each host.",
-            nodes=own,
+            hosts=own,
             evidence={"domain": str(domain)},
             fix="Leave these hosts out of the job (`ddpdiag check --write-failing-hosts FILE` lists them). Ask the "
             f"network team to check the switch, power and cooling of {domain}.",
@@ -349,7 +349,7 @@ def _congested(seen: Seen[D], fabric: FabricState, part: Congested, bar: Bar) ->
         f"{pairs} usually reach {rate_text(loaded or 0.0)} busbw while other hosts communicate, and {rate} while they "
         f"do not. Other pairs reach {rate_text(bar.usual)}. {_CONGESTED[in_quiet]}",
         severity=serious if in_quiet else Severity.WARNING,
-        nodes=(),
+        hosts=(),
         evidence={
             "hosts": [fabric.fleet.names[unit] for unit in units],
             "sides": [" ".join(side) for side in names] if part.sides else [],
@@ -377,7 +377,7 @@ def _alone(seen: Seen[D], fabric: FabricState, alone: Alone) -> Finding:
         f"Test by test: {tests_text(alone.tests)}."
         + (f" Other hosts usually reach {rate_text(alone.usual)} busbw." if alone.usual else ""),
         severity=severity(alone.tests, alone.usual, seen.number("error_share")),
-        nodes=(name,),
+        hosts=(name,),
         evidence=measured(alone.tests, alone.usual),
         fix=f"{begun(leave_out([name]))}. Then run `ddpdiag check` on {name} alone: it tests clocks, memory, GPUs and "
         "other users there.",
@@ -395,7 +395,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
         f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
         f"{rate_text(bar.usual)} busbw, and these partners reach it with others.",
         severity=severity(bad.tests, bar.usual, seen.number("error_share")),
-        nodes=(name,),
+        hosts=(name,),
         evidence={
             "partners": [*partners[:_SHOWN]],
             **measured(bad.tests, bar.usual),
@@ -422,7 +422,7 @@ def _path(seen: Seen[D], fabric: FabricState, path: Path, usual: float) -> Findi
         f"{one} and {other} {how(tests, usual, several=True)} with each other in {count(len(tests), 'test')}: "
         f"{tests_text(tests)}. Each of them passes with other partners ({rate_text(usual)} busbw), so the network path "
         "between the two is at fault, not a host.",
-        nodes=(),
+        hosts=(),
         links=(f"{one} -> {other}", f"{other} -> {one}"),
         evidence={"rates_bytes_per_s": rates(tests), "usual_bytes_per_s": usual},
         fix=f"Ask the network team about switches and cables between {one} and {other}. Until then "

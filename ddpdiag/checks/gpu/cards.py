@@ -220,7 +220,7 @@ def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
         f"{card.label}: {fault.said}.{' It is not known whether this job may use it.' if card.is_foreign else ''}",
         severity=Severity.WARNING if card.is_foreign and severity is Severity.ERROR else severity,
         ranks=card.takers,
-        nodes=(card.host.name,),
+        hosts=(card.host.name,),
         gpus=(health.uuid,) if health.uuid else (),
         evidence=who | dict(fault.evidence),
         fix=fix_of(card.host.name, card.smi_id, fault),

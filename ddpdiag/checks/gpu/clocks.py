@@ -145,4 +145,4 @@ def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator
 skip = devices.skip
 # gpud's comment on its own limit: 10 C warns before the slowdown begins.
 SETTINGS = {"margin_celsius": 10}
-CHECK: Check[Nothing] = Check(__name__, "GPU005", "gpu-clocks", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU005", "gpu-clocks", Stage.GPU, Scope.HOST)

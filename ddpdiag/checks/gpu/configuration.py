@@ -109,7 +109,7 @@ def _unlike(
         f"{' and '.join(named) or 'No majority shows which is right'}.",
         severity=trait.severity,
         ranks=tuple(sorted({rank for card in blamed for rank in card.takers})),
-        nodes=tuple(dict.fromkeys(card.host.name for card in blamed)),
+        hosts=tuple(dict.fromkeys(card.host.name for card in blamed)),
         gpus=tuple(card.health.uuid for card in blamed if card.health.uuid),
         evidence={
             "values": [value for value, _ in counts],
@@ -135,4 +135,4 @@ def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed:
 
 
 skip = devices.skip
-CHECK: Check[Nothing] = Check(__name__, "GPU009", "gpus-alike", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU009", "gpus-alike", Stage.GPU, Scope.HOST)

@@ -144,7 +144,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
         second = seen.by_rank.get(rank)
         if second is None:
             continue  # the trial failed, which RUN003 reports
-        node = seen.world.node_of(rank)
+        node = seen.world.host_of(rank)
         if second.error is not None:
             yield seen.finding(
                 "unreadable",
@@ -326,4 +326,4 @@ SETTINGS = {
     # NVIDIA minds CRC errors from 100 a second on (DCGM, dcgm_gpu_hardware_limits.h).
     "crc_per_second": 100,
 }
-CHECK: Check[Data] = Check(__name__, "GPU010", "counters", Stage.GPU, Scope.NODE, deadline=memory_errors.CHECK.deadline)
+CHECK: Check[Data] = Check(__name__, "GPU010", "counters", Stage.GPU, Scope.HOST, deadline=memory_errors.CHECK.deadline)

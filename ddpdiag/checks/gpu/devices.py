@@ -124,11 +124,11 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             takers[row.gpu.uuid].append(rank)
     for uuid, ranks in takers.items():
         if len(ranks) > 1:
-            sliced = bool(sliced_hosts(seen).intersection(seen.world.nodes_of(ranks)))
+            sliced = bool(sliced_hosts(seen).intersection(seen.world.hosts_of(ranks)))
             yield seen.finding(
                 "shared",
                 "ranks share a GPU",
-                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.nodes_of(ranks))} all use one GPU ({uuid}). "
+                f"{begun(ranks_text(ranks))} on {', '.join(seen.world.hosts_of(ranks))} all use one GPU ({uuid}). "
                 "NCCL refuses two ranks on one GPU.",
                 # gloo accepts it.
                 severity=Severity.WARNING if sliced or seen.options.backend == "gloo" else Severity.ERROR,
@@ -212,7 +212,7 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:
     """Names of the hosts with GPUs that are split into slices, which GPU008 reports."""
     looks = seen.of(by_code("GPU003")).by_rank
-    return frozenset(seen.world.node_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
+    return frozenset(seen.world.host_of(rank) for rank, look in looks.items() if any(gpu.mig for gpu in look.gpus))
 
 
 def sharing_ranks(seen: Seen[D], host: Host) -> tuple[int, ...]:

@@ -217,7 +217,7 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
             "the kernel log cannot be read",
             f"{names_text(list(errors))}: the kernel log cannot be read ({error}"
             f"{f', {name}' if len(errors) > 1 else ''}), so it is not known whether the driver logged GPU errors.",
-            nodes=tuple(errors),
+            hosts=tuple(errors),
             evidence={"error": error},
             fix=f"As root run `dmesg -T | grep -i xid` on {names_text(list(errors))}: it shows the GPU errors, if any.",
         )
@@ -249,7 +249,7 @@ def _of_host(
             "elsewhere",
             "the kernel log has errors of GPUs outside this job",
             f"{host.name}: {'; '.join(elsewhere[:4])}. This job does not use these GPUs.",
-            nodes=(host.name,),
+            hosts=(host.name,),
             evidence={"lines": list(elsewhere[:16])},
             fix="Nothing to do for this job. Report the lines to the administrator.",
         )
@@ -317,7 +317,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         fault.title,
         f"{host.name}, {what} at PCI {xid.pci}: {fault.said}.",
         severity=severity,
-        nodes=(host.name,),
+        hosts=(host.name,),
         evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
         fix=fix_of(host.name, None if xid.switch else f"{xid.pci}.0", fault),
     )
@@ -341,4 +341,4 @@ SETTINGS = {
     # Azure's window; a GPU that failed yesterday may have been repaired since.
     "window_hours": 2,
 }
-CHECK: Check[Data] = Check(__name__, "GPU011", "kernel-log", Stage.GPU, Scope.NODE)
+CHECK: Check[Data] = Check(__name__, "GPU011", "kernel-log", Stage.GPU, Scope.HOST)

@@ -181,7 +181,7 @@ SETTINGS = {
     "retired_pages": 63,
 }
 # Some 200 questions to each GPU; a driver that is busy takes up to 0.1 s for one.
-CHECK: Check[Data] = Check(__name__, "GPU003", "memory-errors", Stage.GPU, Scope.NODE, deadline=20.0)
+CHECK: Check[Data] = Check(__name__, "GPU003", "memory-errors", Stage.GPU, Scope.HOST, deadline=20.0)
 
 
 def not_looked_at(seen: Seen[D]) -> Iterator[Finding]:

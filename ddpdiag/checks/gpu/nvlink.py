@@ -154,4 +154,4 @@ WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have r
 skip = devices.skip
 # GCM tolerates none; DCGM fails for one more within its watch (dcgm_gpu_hardware_limits.h).
 SETTINGS = {"link_errors": 0}
-CHECK: Check[Nothing] = Check(__name__, "GPU006", "nvlink", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU006", "nvlink", Stage.GPU, Scope.HOST)

@@ -168,4 +168,4 @@ def recovery_of(wanted: int) -> tuple[str, Action]:
 
 
 skip = devices.skip
-CHECK: Check[Nothing] = Check(__name__, "GPU007", "fabric", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU007", "fabric", Stage.GPU, Scope.HOST)

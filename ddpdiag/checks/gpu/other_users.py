@@ -190,4 +190,4 @@ def used_meanwhile(uses: Sequence[tuple[str, GpuUsers]]) -> Iterator[str]:
 skip = devices.skip
 # GCM's limit: an idle driver holds a few MiB.
 SETTINGS = {"used_mib": 15}
-CHECK: Check[Nothing] = Check(__name__, "GPU008", "gpu-users", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU008", "gpu-users", Stage.GPU, Scope.HOST)

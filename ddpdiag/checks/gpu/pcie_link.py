@@ -102,4 +102,4 @@ def report(seen: Seen[Nothing]) -> Contribution:
 
 
 skip = devices.skip
-CHECK: Check[Nothing] = Check(__name__, "GPU004", "pcie-link", Stage.GPU, Scope.NODE)
+CHECK: Check[Nothing] = Check(__name__, "GPU004", "pcie-link", Stage.GPU, Scope.HOST)

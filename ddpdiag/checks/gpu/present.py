@@ -125,8 +125,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from isolated_ranks(seen, hosts)
     models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in used if h.gpus}
     if odd := odd_ones_out(models):
-        said = "; ".join(f"{names} on {names_text(seen.world.nodes_of(of), 4)}" for names, of in odd.groups.items())
-        others = seen.world.nodes_of(odd.ranks)
+        said = "; ".join(f"{names} on {names_text(seen.world.hosts_of(of), 4)}" for names, of in odd.groups.items())
+        others = seen.world.hosts_of(odd.ranks)
         yield seen.finding(
             "unlike-hosts",
             "hosts have different GPU models",

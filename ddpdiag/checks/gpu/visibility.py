@@ -236,7 +236,7 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
             f"{names_text(masked)}: CUDA_VISIBLE_DEVICES shows each rank one GPU, as cuda:0. NCCL still reaches the "
             "other GPUs. A script that uses cuda:LOCAL_RANK fails.",
             severity=Severity.NOTE,
-            nodes=masked,
+            hosts=masked,
             fix="Nothing to do if the script uses cuda:0 on every rank. Otherwise set CUDA_VISIBLE_DEVICES to the same "
             "list on all ranks of a host.",
         )

@@ -67,7 +67,7 @@ def plan(seen: Seen[Data]) -> tuple[Trial, ...]:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for rank, data in seen.by_rank.items():
-        node = seen.world.node_of(rank)
+        node = seen.world.host_of(rank)
         for product in data.products:
             where = begun(f"{product.device} on {node}{f' ({product.uuid})' if product.uuid else ''}")
             is_cpu = not product.device.startswith("GPU")
@@ -77,7 +77,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                     "failed",
                     f"{product.device} cannot compute",
                     f"{where} failed to multiply two matrices of {product.size} x {product.size}: {product.error}.",
-                    nodes=(node,),
+                    hosts=(node,),
                     gpus=(product.uuid,) if product.uuid else (),
                     evidence={"error": product.error},
                     fix=f"Run `nvidia-smi` on {node}, and as root `dmesg -T | grep -i xid`. Then, as root, reset the "
@@ -91,7 +91,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                     f"{product.device} computes wrong values",
                     f"{where} computed {product.wrong:,} of {elements:,} elements of a matrix product wrong. The "
                     "product is of small integers, so every element must be exact.",
-                    nodes=(node,),
+                    hosts=(node,),
                     gpus=(product.uuid,) if product.uuid else (),
                     evidence={"wrong_elements": product.wrong, "elements": elements},
                     fix=f"Do not train on {node}: {leave_out([node])}. Ask the administrator to test the "
@@ -108,7 +108,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"A process group of only one rank over {group.backend} "
                 f"{f'computed a wrong sum on {node}' if group.error is None else f'failed on {node}: {group.error}'}. "
                 f"No other rank or host took part, so the cause is on {node}: {cause}.",
-                nodes=(node,),
+                hosts=(node,),
                 evidence={"backend": group.backend, "error": group.error},
                 fix=fix,
                 known=known_error(group.error or ""),

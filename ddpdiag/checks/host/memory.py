@@ -141,4 +141,4 @@ SETTINGS = {
     "least_mib": 256.0,
 }
 # A control group that limits memory holds a job or a container, not one rank of it.
-CHECK: Check[Data] = Check(__name__, "HST002", "memory", Stage.HOST, Scope.NODE)
+CHECK: Check[Data] = Check(__name__, "HST002", "memory", Stage.HOST, Scope.HOST)

@@ -96,7 +96,7 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
     alone = len(seen.world.hosts) == 1 and limits and all(own.rdma == () for own in limits)
     if seen.trials or alone:
         return ()
-    leaders = [group[0] for group in scope_groups(Scope.NODE, seen.world)]
+    leaders = [group[0] for group in scope_groups(Scope.HOST, seen.world)]
     # All get the address of the second host. That host gets its own address, which is the one that leads to the first.
     params = {"towards": seen.world.arrivals[leaders[1]].address} if len(leaders) > 1 else {}
     return (new_trial(seen, params=params),)
@@ -211,7 +211,7 @@ def _finding(
         f"{begun(_some(lines))}.{kind.sentence}{end}",
         severity=Severity.ERROR if breaks else None,
         # It was its peer that was late, and the counter does not tell which one.
-        nodes=() if shared or kind.word == "not-ready" else names,
+        hosts=() if shared or kind.word == "not-ready" else names,
         evidence={
             "ports": [delta.port.name for delta in some],
             "pci": [delta.port.pci for delta in some],
@@ -278,7 +278,7 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
         f"damaged TCP segments arrived on {names_text(names)}",
         f"{begun(_some(lines))}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
         f"data are damaged in a switch, a network card or a host's memory.{sender}",
-        nodes=blamed,
+        hosts=blamed,
         evidence={
             "hosts": [*names[:_LISTED]],
             "before": [start for _, start, _ in found[:_LISTED]],
@@ -305,4 +305,4 @@ SETTINGS = {
     # A stray packet from outside of the cluster is none of the job's.
     "damaged_segments": 3,
 }
-CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.NODE)
+CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)

@@ -195,15 +195,15 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     ranks = [rank for rank, data in seen.by_rank.items() if data.adapters is None]
     # Within one host, and over gloo, no job needs RDMA.
     if ranks and len(seen.world.hosts) > 1 and seen.world.backend == "nccl":
-        nodes = seen.world.nodes_of(ranks)
+        unreadable = seen.world.hosts_of(ranks)
         yield seen.finding(
             "unreadable",
-            f"RDMA adapters of {names_text(nodes)} cannot be read",
-            f"/sys/class cannot be listed there. So it is not known whether {'its' if len(nodes) == 1 else 'their'} "
+            f"RDMA adapters of {names_text(unreadable)} cannot be read",
+            f"/sys/class cannot be listed there. So it is not known whether {'its' if len(unreadable) == 1 else 'their'} "
             "RDMA ports work.",
-            nodes=nodes,
+            hosts=unreadable,
             fix="Mount /sys into the container (`docker run -v /sys:/sys:ro ...`), and run ddpdiag again. Or run "
-            f"`ibstat` on {nodes[0]} outside of the container: every port that the job needs should be Active.",
+            f"`ibstat` on {unreadable[0]} outside of the container: every port that the job needs should be Active.",
         )
     hosts = tuple(_hosts(seen))
     yield from _allow_nothing(seen, [own for own in hosts if own.has_no_allowed_port])
@@ -241,7 +241,7 @@ def _allow_nothing(seen: Seen[Data], hosts: Sequence[HostPorts]) -> Iterator[Fin
             "which are much slower.",
             # A rule that excludes all ports may be intended.
             severity=Severity.WARNING if port_rule(rule).excludes or len(seen.world.hosts) == 1 else Severity.ERROR,
-            nodes=[own.name for own in alike],
+            hosts=[own.name for own in alike],
             evidence={"NCCL_IB_HCA": rule, "ports": [*states]},
             fix="Run `unset NCCL_IB_HCA` in the job script (or remove it from /etc/nccl.conf or ~/.nccl.conf): NCCL "
             "then uses every port that is up. Or name adapters whose ports are up.",
@@ -544,7 +544,7 @@ def _odd_port_finding(
         f"{subject} on {own.name} {what.verbs[not is_one]} {what.predicate}",
         f"{named}; {expected} is expected{where}.{what.effect}",
         severity=severity,
-        nodes=[own.name],
+        hosts=[own.name],
         evidence={
             "ports": [port.name for port in ports],
             "values": [values[port].text for port in ports],
@@ -577,7 +577,7 @@ def _missing_ports(seen: Seen[Data], own: HostPorts, usual: Sequence[HostPorts],
         f"{own.name} has {count(missing, 'RDMA port')} fewer than most hosts",
         f"{own.name} has {_layers_text(own)}; {len(usual)} of {hosts} hosts have {_layers_text(usual[0])}.{at}",
         severity=Severity.WARNING if own.up else _severity(seen),
-        nodes=[own.name],
+        hosts=[own.name],
         evidence={"ports": [port.name for port in own.ports], "missing": missing, "missing_pci": [*gone]},
         fix=f"{fix} Until then {leave_out([own.name])}.",
     )
@@ -604,4 +604,4 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(inventory=inventory, figures=figures)
 
 
-CHECK: Check[Data] = Check(__name__, "HST007", "rdma-ports", Stage.HOST, Scope.NODE)
+CHECK: Check[Data] = Check(__name__, "HST007", "rdma-ports", Stage.HOST, Scope.HOST)

@@ -131,4 +131,4 @@ SETTINGS = {
     "least_mib_per_rank": 64.0,
     "enough_mib": ENOUGH_MIB,
 }
-CHECK: Check[Data] = Check(__name__, "HST003", "shared-memory", Stage.HOST, Scope.NODE)
+CHECK: Check[Data] = Check(__name__, "HST003", "shared-memory", Stage.HOST, Scope.HOST)

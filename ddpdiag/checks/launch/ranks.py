@@ -97,7 +97,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
             "hosts run different numbers of ranks",
             f"{counts}. The same number is expected on every host." + no_majority(odd.ranks, "host"),
             ranks=tuple(rank for first in odd.ranks for rank in hosts[first].ranks),
-            nodes=tuple(hosts[first].name for first in odd.ranks),
+            hosts=tuple(hosts[first].name for first in odd.ranks),
             fix=f"Start the same number on every host: `torchrun --nproc-per-node={each} ...` on each, or without "
             f"torchrun `srun --nodes={len(hosts)} --ntasks={each * len(hosts)} --ntasks-per-node={each} ...`. If the "
             "difference is intended, there is nothing to do.",
@@ -113,18 +113,18 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
     for event in seen.recording.events:
         if event.kind is EventKind.DUPLICATE and event.rank is not None:
             # The event tells the processes apart, as "host (pid 17)".
-            again[event.rank][event.node or "?"] = event.detail or seen.world.node_of(event.rank)
+            again[event.rank][event.host or "?"] = event.detail or seen.world.host_of(event.rank)
     for rank, processes in again.items():
         first, others = next(iter(processes.values())), list(processes)
         more = f" and {len(others) - _SHOWN} more processes" if len(others) > _SHOWN else ""
-        nodes = (seen.world.node_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
+        nodes = (seen.world.host_of(rank), *(other.partition(" (")[0] for other in others[:_SHOWN]))
         yield seen.finding(
             "duplicate",
             f"{'two' if len(others) == 1 else 1 + len(others)} processes joined as rank {rank}",
             f"Rank {rank} joined from {first} and again from {', '.join(others[:_SHOWN])}{more}. Each rank must be "
             "started exactly once.",
             ranks=(rank,),
-            nodes=tuple(dict.fromkeys(nodes)),
+            hosts=tuple(dict.fromkeys(nodes)),
             evidence={"first": first, "second": others[0]},
             fix="If the job script exports RANK or WORLD_SIZE, remove these lines; otherwise every process gets the "
             "same value. With torchrun start one torchrun per host, under Slurm with `srun --nodes=N --ntasks=N "
@@ -135,11 +135,11 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
     """World sizes that arrivals state, and those (in the event's detail) of ranks that were turned away for theirs."""
     stated = {rank: str(place.world_size) for rank, place in seen.world.places.items()}
-    nodes = {rank: place.node for rank, place in seen.world.places.items()}
+    nodes = {rank: place.host for rank, place in seen.world.places.items()}
     for event in seen.recording.events:
         if event.kind is EventKind.MISMATCH and event.rank is not None:
             stated[event.rank] = event.detail or "another"
-            nodes[event.rank] = event.node or nodes.get(event.rank, "?")
+            nodes[event.rank] = event.host or nodes.get(event.rank, "?")
     if odd := odd_ones_out(stated):
         yield odd_finding(
             seen,
@@ -147,7 +147,7 @@ def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:
             odd,
             "ranks have different world sizes",
             f"The world size is {odd_text(odd, missing='unknown')}. It must be the same on every rank.",
-            nodes=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
+            hosts=tuple(dict.fromkeys(nodes[rank] for rank in odd.ranks)),
             fix="Start torchrun on every host with the same `--nnodes` and `--nproc-per-node`. If the job script "
             "exports WORLD_SIZE, remove that line, or export the same total number of ranks on every host.",
         )

@@ -95,7 +95,7 @@ class SlurmStep(NamedTuple):
 
     name: str
     tasks: int
-    nodes: int
+    hosts: int
     variables: Mapping[str, str]
 
     def count_in(self, variable: str) -> int | None:
@@ -163,30 +163,30 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     agents = step.count_in("GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
-    shared = step.tasks > step.nodes
+    shared = step.tasks > step.hosts
     # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
     bound = step.gpus_per_task is not None
     effect = (
         "and those on one host use the same GPUs and ports" if shared else "and this run tests only a part of the hosts"
     )
-    each = "gpu" if seen.world.gpus else max(1, step.tasks // step.nodes)
+    each = "gpu" if seen.world.gpus else max(1, step.tasks // step.hosts)
     meet = "--standalone"
-    if step.nodes > 1:
+    if step.hosts > 1:
         meet = (
-            f"--nnodes={step.nodes} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
-            f"--rdzv-endpoint={seen.world.node_of(0)}:29500"
+            f"--nnodes={step.hosts} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+            f"--rdzv-endpoint={seen.world.host_of(0)}:29500"
         )
     else:
         meet += f" --nproc-per-node={each}"
     yield seen.finding(
         "torchruns",
         "each srun task started a torchrun of its own",
-        f"Step {step.name} has {step.tasks} tasks on {count(step.nodes, 'host')}, and each task started a torchrun. "
+        f"Step {step.name} has {step.tasks} tasks on {count(step.hosts, 'host')}, and each task started a torchrun. "
         f"Only {agents} of the {step.tasks} joined this rendezvous, so the torchruns train separately, {effect}. One "
         "torchrun per host is expected, all in one rendezvous.",
         severity=Severity.ERROR if shared and not bound else Severity.WARNING,
-        evidence={"tasks": step.tasks, "hosts": step.nodes, "torchruns_that_met": agents},
-        fix=f"Start one torchrun per host: `srun --nodes={step.nodes} --ntasks={step.nodes} torchrun {meet} -m ddpdiag "
+        evidence={"tasks": step.tasks, "hosts": step.hosts, "torchruns_that_met": agents},
+        fix=f"Start one torchrun per host: `srun --nodes={step.hosts} --ntasks={step.hosts} torchrun {meet} -m ddpdiag "
         "check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
         of_the_run=True,
     )
@@ -199,7 +199,7 @@ def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
     if not short:
         return
     first = min(short)
-    cpus, where = seen.by_rank[first].cpus, f"rank {first} on {seen.world.node_of(first)}"
+    cpus, where = seen.by_rank[first].cpus, f"rank {first} on {seen.world.host_of(first)}"
     less = f"{where} may use only {count(cpus, 'CPU')}"
     if len(short) > 1:
         less = f"{ranks_text(tuple(short))} have fewer: {where} may use {count(cpus, 'CPU')}"
@@ -260,13 +260,13 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     """What the step is; no rank is blamed."""
     own, job_nodes = step.variables, step.count_in("SLURM_JOB_NUM_NODES")
-    part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.nodes else ""
-    hosts = "host" if step.nodes == 1 and not part else "hosts"
+    part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.hosts else ""
+    hosts = "host" if step.hosts == 1 and not part else "hosts"
     nodelist = own.get("SLURM_STEP_NODELIST", "")
     named = f" ({nodelist})" if 0 < len(nodelist) <= _MOST_SHOWN else ""
     # How tasks are numbered, where Slurm reports it and it makes a difference.
     form = own.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0]
-    order = f"; {_FORMS[form]}" if form in _FORMS and 1 < step.nodes < step.tasks else ""
+    order = f"; {_FORMS[form]}" if form in _FORMS and 1 < step.hosts < step.tasks else ""
     sees, renumbered = "no GPU", ""
     if seen.world.gpus:
         on_node = step.count_in("SLURM_GPUS_ON_NODE")
@@ -285,7 +285,7 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
     return seen.finding(
         "step",
         f"this run is Slurm step {step.name}",
-        f"Step {step.name} has {count(step.tasks, 'task')} on {step.nodes}{part} {hosts}{named}{order}. Each task may "
+        f"Step {step.name} has {count(step.tasks, 'task')} on {step.hosts}{part} {hosts}{named}{order}. Each task may "
         f"use {cpus} and sees {sees}.{renumbered}{ends}",
         fix="Nothing to do if this is the layout that you want. Otherwise change the options of srun: `--nodes`, "
         "`--ntasks`, `--distribution`, `--cpus-per-task`, `--gpus-per-task`.",
@@ -305,7 +305,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
         facts = {
             "step": step.name,
             "tasks": step.tasks,
-            "hosts": step.nodes,
+            "hosts": step.hosts,
             "job_hosts": step.count_in("SLURM_JOB_NUM_NODES"),
             "distribution": step.variables.get("SLURM_DISTRIBUTION"),
             "cpus_per_task": step.count_in("SLURM_CPUS_PER_TASK"),

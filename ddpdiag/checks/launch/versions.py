@@ -182,7 +182,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "not-forked",
             "importing torch starts CUDA in this environment",
-            f"On {ranks_text(ranks)} ({names_text(seen.world.nodes_of(ranks))}) {seen.by_rank[ranks[0]].not_forked}, "
+            f"On {ranks_text(ranks)} ({names_text(seen.world.hosts_of(ranks))}) {seen.by_rank[ranks[0]].not_forked}, "
             "so an imported module starts CUDA. A process that is forked after that cannot use CUDA. ddpdiag therefore "
             "imported torch again in each worker, which took longer.",
             fix="ddpdiag itself needs no change. If your DataLoader workers use CUDA, give it "
@@ -203,7 +203,7 @@ def _differing(seen: Seen[Data], word: str, severity: Severity) -> Iterator[Find
     values = odd_text(
         odd,
         missing="missing",
-        where=lambda ranks: f"{names_text(seen.world.nodes_of(ranks), 3)} ({ranks_text(ranks)})",
+        where=lambda ranks: f"{names_text(seen.world.hosts_of(ranks), 3)} ({ranks_text(ranks)})",
     )
     said = f"{part.name} is {values}" if None in odd.groups else f"{part.said} {values}"
     yield odd_finding(
@@ -221,7 +221,7 @@ def _driver_fix(seen: Seen[Data], odd: Odd) -> str:
     begin = "If the other checks pass, there is nothing to do. If CUDA or NCCL fails,"
     if not odd.ranks:
         return f"{begin} ask the administrator to install the same driver on all hosts."
-    out = leave_out(seen.world.nodes_of(odd.ranks))
+    out = leave_out(seen.world.hosts_of(odd.ranks))
     return f"{begin} {out}, and ask the administrator to install driver {odd.usual} there."
 
 
@@ -235,7 +235,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     }
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for rank, seconds in took.items():
-        by_host[seen.world.node_of(rank)].append(seconds)
+        by_host[seen.world.host_of(rank)].append(seconds)
     medians = {node: median(seconds) for node, seconds in by_host.items()}
     ordered = sorted(medians.values())
     # Of each host the median of the others.
@@ -244,15 +244,15 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         rank: seconds
         for rank, seconds in took.items()
         if seconds > most
-        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(seen.world.node_of(rank), math.inf))
+        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(seen.world.host_of(rank), math.inf))
     }
     if slow:
         worst = max(slow, key=lambda rank: slow[rank])
-        own, node = seen.by_rank[worst], seen.world.node_of(worst)
+        own, node = seen.by_rank[worst], seen.world.host_of(worst)
         core, others = own.import_core_seconds, usual.get(node)
         median_text = f", and the median of the other hosts is {others:.1f} s" if others is not None else ""
         several = f" It is too slow on {ranks_text(tuple(slow))}." if len(slow) > 1 else ""
-        names = tuple(dict.fromkeys(seen.world.node_of(rank) for rank in slow))
+        names = tuple(dict.fromkeys(seen.world.host_of(rank) for rank in slow))
         busy = core is not None and not _waits_for_files(own)
         spent = ""
         if core is not None:
@@ -284,7 +284,7 @@ def _sharing(seen: Seen[Data]) -> dict[int, tuple[int, ...]]:
     groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for rank, own in seen.by_rank.items():
         if own.import_pid is not None and own.not_forked is None:
-            groups[seen.world.node_of(rank), own.import_pid].append(rank)
+            groups[seen.world.host_of(rank), own.import_pid].append(rank)
     return {rank: tuple(ranks) for ranks in groups.values() if len(ranks) > 1 for rank in ranks}
 
 

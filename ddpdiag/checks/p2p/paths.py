@@ -169,7 +169,7 @@ def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         "P2P is not allowed between GPUs",
         f"{paths.host.name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory for these pairs.",
-        nodes=(paths.host.name,),
+        hosts=(paths.host.name,),
         gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
         links=[f"{paths.host.name}: GPU {pair.one.index} <-> GPU {pair.other.index}" for pair in pairs],
         evidence={
@@ -206,7 +206,7 @@ def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             )
             + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
             + ". Both directions are expected.",
-            nodes=(paths.host.name,),
+            hosts=(paths.host.name,),
             links=[f"{paths.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
             evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
             fix=f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {first_two}`), or reboot "
@@ -229,7 +229,7 @@ def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             f"{paths.host.name}: NVML reports that {len(pairs)} of {len(paths.unlinked)} pairs of GPUs without NVLinks "
             f"cannot do P2P ({pairs_text(pairs)}: {_reasons(pairs)}). NCCL uses the host's shared memory for these "
             "pairs. Expect the bandwidth of shared memory there.",
-            nodes=(paths.host.name,),
+            hosts=(paths.host.name,),
             evidence={"pairs": len(pairs), "gpus": [label(gpu) for gpu in gpus_of(pairs)]},
             fix="Nothing to do for consumer cards: most do not support P2P. For data-centre GPUs show `nvidia-smi "
             "topo -p2p r` to the administrator: the mainboard, the BIOS or a virtual machine may prevent it.",
@@ -265,7 +265,7 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         f"NVLinks. {harm} On some mainboards NCCL hangs or sums wrong values. NCCL's troubleshooting guide expects ACS "
         "to be off on a host that is not a virtual machine.",
         severity=Severity.WARNING if detours else Severity.NOTE,
-        nodes=(paths.host.name,),
+        hosts=(paths.host.name,),
         evidence={
             "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
             "gpus": [label(gpu) for gpu in gpus_of(pairs)],
@@ -291,7 +291,7 @@ def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
             f"{paths.host.name}: the IOMMU translates addresses for {len(own)} GPUs without NVLinks between them "
             f"(domain type {', '.join(domains)}). Passthrough (domain type identity) is the safe setting for P2P over "
             "PCIe." + (hidden if hides_acs(paths, pairs) else ""),
-            nodes=(paths.host.name,),
+            hosts=(paths.host.name,),
             evidence={
                 "gpus": [label(gpu) for gpu in own],
                 "kernel_parameters": list(paths.around.parameters),
@@ -338,4 +338,4 @@ def report(seen: Seen[Data]) -> Contribution:
 
 plan = memory_errors.plan
 # As GPU003: without persistence mode the driver starts every GPU anew, for 1 to 3 s each.
-CHECK: Check[Data] = Check(__name__, "P2P001", "topology", Stage.P2P, Scope.NODE, deadline=45.0)
+CHECK: Check[Data] = Check(__name__, "P2P001", "topology", Stage.P2P, Scope.HOST, deadline=45.0)

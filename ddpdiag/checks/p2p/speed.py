@@ -232,7 +232,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         return
     causes = [*_causes(seen, path)]
     shown = again or first
-    nodes = seen.world.nodes_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
+    nodes = seen.world.hosts_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
     where = f" on {nodes[0]}" if nodes else ""
     rate, backend = shown.busbw_bytes_per_s, seen.world.backend
     both = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if again else ""
@@ -243,7 +243,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
         f"{causes_text(causes)}{doubts_text(doubts)}",
         severity=severity,
-        nodes=nodes,
+        hosts=nodes,
         evidence={
             "busbw_bytes_per_s": rate,
             "first_busbw_bytes_per_s": first.busbw_bytes_per_s,

@@ -119,7 +119,7 @@ class TransportLog:
 
     @cached_property
     def _ports(self) -> Mapping[str, tuple[Port, ...]]:
-        return {self.seen.world.node_of(rank): data.usable_ports for rank, data in self.rows.items()}
+        return {self.seen.world.host_of(rank): data.usable_ports for rank, data in self.rows.items()}
 
     def reasons(self, ranks: Sequence[int], names: Sequence[str] = _CHOOSING) -> tuple[str, ...]:
         """Why NCCL chose so on these ranks: variables that are set, and its own messages."""
@@ -183,14 +183,14 @@ def versions(nccl: TransportLog) -> Iterator[Finding]:
 
 def sockets(nccl: TransportLog) -> Iterator[Finding]:
     """Sockets between hosts whose InfiniBand (or RoCE) ports are up on both ends, unless HST007 reports why."""
-    told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.nodes}
+    told = {node for own in nccl.seen.findings_of("HST007") if own.code == "HST007.hca" for node in own.hosts}
     crossing = [hop for hop in nccl.outside if hop.name == SOCKET]
-    ends = [(hop, {nccl.seen.world.node_of(hop.source), nccl.seen.world.node_of(hop.target)}) for hop in crossing]
+    ends = [(hop, {nccl.seen.world.host_of(hop.source), nccl.seen.world.host_of(hop.target)}) for hop in crossing]
     taken = [hop for hop, hosts in ends if not hosts & told and all(map(nccl.ports, hosts))]
     ranks = sorted({rank for hop in taken for rank in (hop.source, hop.target)})
     if not ranks:
         return
-    first, *_ = hosts = nccl.seen.world.nodes_of(ranks)
+    first, *_ = hosts = nccl.seen.world.hosts_of(ranks)
     ports = [port for host in hosts for port in nccl.ports(host)]
     plugin = any(port.needs_plugin for port in ports)
     kind = "EFA" if plugin else "InfiniBand" if all(port.infiniband for port in ports) else "RoCE"
@@ -216,7 +216,7 @@ def sockets(nccl: TransportLog) -> Iterator[Finding]:
 
 def _cost(nccl: TransportLog, ranks: Sequence[int]) -> tuple[str, dict[str, Scalar | list[Scalar]]]:
     """What the slowest host loses, as far as the rates are known."""
-    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in nccl.seen.world.nodes_of(ranks)]
+    rates = [[port.bytes_per_s for port in nccl.ports(host)] for host in nccl.seen.world.hosts_of(ranks)]
     if any(None in own for own in rates):
         return "", {}
     rdma = min(sum(rate or 0.0 for rate in own) for own in rates)
@@ -240,7 +240,7 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
     ends = {rank for hop in nccl.outside if hop.name != SOCKET for rank in (hop.source, hop.target)} & nccl.logs.keys()
     # Each end decides for itself. One direction is enough: GPUs before Ampere are not read directly (graph/paths.cc).
     direct = {rank for rank in ends if any(hop.gdr for hop in nccl.logs[rank].hops)}
-    host_of = nccl.seen.world.node_of
+    host_of = nccl.seen.world.host_of
     having = {host_of(rank): True for rank in sorted(ends)} | {host_of(rank): False for rank in ends - direct}
     if len(set(having.values())) > 1:
         without = [host for host, has in having.items() if not has]
@@ -255,7 +255,7 @@ def gpudirect(nccl: TransportLog) -> Iterator[Finding]:
             f"{blame} {_gdr_reason(nccl, ranks)}",
             severity=Severity.WARNING,
             ranks=ranks if odd else (),
-            nodes=odd,
+            hosts=odd,
             evidence={"without": [*without]},
             fix=f"On {names_text(without)} run `modprobe nvidia-peermem` as root, or install a driver and kernel with "
             "DMA-BUF as on the other hosts. NCCL_NET_GDR_LEVEL must be the same on all hosts.",
@@ -295,14 +295,14 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
         linked = nccl.are_linked(hop.source, hop.target)
         # SHM between GPUs that only PCIe connects, or NET over their adapters, may well be faster.
         if (linked and hop.kind != "P2P") or (hop.kind == "NET" and hop.name == SOCKET):
-            by_host[nccl.seen.world.node_of(hop.source)].append(hop)
+            by_host[nccl.seen.world.host_of(hop.source)].append(hop)
     known = len(nccl.seen.world.hosts)
     for host, hops in by_host.items():
         ranks = sorted({rank for hop in hops for rank in (hop.source, hop.target)})
         linked = any(nccl.are_linked(hop.source, hop.target) for hop in hops)
         over = ", ".join(sorted({hop.text for hop in hops}))
         why = nccl.reasons(ranks)
-        nodes = next((log.nodes for rank in ranks if (log := nccl.logs.get(rank)) and log.nodes), None)
+        nodes = next((log.hosts for rank in ranks if (log := nccl.logs.get(rank)) and log.hosts), None)
         apart = f" NCCL counts {nodes} hosts for these ranks; they are on {known}." if nodes and nodes > known else ""
         host_ids = any(finding.code == "LCH002.host-id" for finding in nccl.seen.findings_of("LCH002"))
         see = " See LCH002.host-id." if host_ids else ""
@@ -332,7 +332,7 @@ def nvls(nccl: TransportLog) -> Iterator[Finding]:
     yield nccl.seen.finding(
         "nvls",
         "not all GPUs offer NVLS (NVLink SHARP)",
-        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.nodes_of(without))}), but is on "
+        f"NVLS is not available on {ranks_text(without)} ({names_text(nccl.seen.world.hosts_of(without))}), but is on "
         f"{len(offered) - len(without)} of {len(offered)} ranks. NCCL uses it only if all ranks have it."
         + no_majority(blamed),
         severity=Severity.WARNING if blamed else Severity.NOTE,
@@ -358,7 +358,7 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
             "warned",
             "NCCL printed warnings",
             f"NCCL printed warnings although the all-reduces worked: {'; '.join(lines[:_LOG_LINES])}{more}.",
-            nodes=nccl.seen.world.nodes_of(ranks),
+            hosts=nccl.seen.world.hosts_of(ranks),
             evidence={"warnings": [line[:240] for line in lines[:16]]},
             fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
             "means a link that goes down and up: have its cable checked.",

@@ -128,7 +128,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"gloo on {host.name} offers a loopback address",
                 f"{host.name} {said} to the other ranks, but {end}",
                 severity=Severity.WARNING if works or seen.world.backend != "gloo" else Severity.ERROR,
-                nodes=[host.name],
+                hosts=[host.name],
                 evidence={"own_addresses": list(data.own_addresses or ())},
                 fix="Name the network interface for gloo in the job script: `export GLOO_SOCKET_IFNAME=INTERFACE`. `ip "
                 f'route get ADDRESS`, with the address of another host, shows it behind "dev". Or, as root, {fix}',
@@ -150,10 +150,10 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             f"{'no answer to a name' if answer is None else 'slow name'} look-up on {node}",
             f"{node} {took} {data.name} (MASTER_ADDR); at most {limit:g} s is expected.",
             severity=Severity.ERROR if answer is None else Severity.WARNING,
-            nodes=[node],
+            hosts=[node],
             fix=f"Run `time getent ahosts {quote(data.name)}` on {node}, and ask each name server of /etc/resolv.conf "
             f"by itself: `dig @SERVER {quote(data.name)}`. As root remove servers that do not answer, or add the line "
-            f"`options timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.node_of(0)}, rank 0's "
+            f"`options timeout:1 attempts:1`. Or set MASTER_ADDR to an IP address of {seen.world.host_of(0)}, rank 0's "
             "host: it needs no look-up.",
         )
     back = data.reverse_seconds
@@ -165,7 +165,7 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             f"slow reverse look-up on {node}",
             f"{node} {late} the name of {answer[0]}, the address of MASTER_ADDR {data.name}; at most {limit:g} s is "
             "expected. torch does this look-up at each connection, so the job starts slowly.",
-            nodes=[node],
+            hosts=[node],
             evidence={"address": answer[0], "seconds": back},
             fix=f"Run `time getent hosts {quote(answer[0])}` on {node} to see it. As root add the addresses and names "
             "of the "
@@ -178,8 +178,8 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
             f"{node} cannot resolve MASTER_ADDR {data.name}",
             f"MASTER_ADDR is {data.name}, but the resolver of {node} knows no such name. So the ranks on {node} cannot "
             "connect to rank 0.",
-            nodes=[node],
-            fix=f"{use_address(seen.world.node_of(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
+            hosts=[node],
+            fix=f"{use_address(seen.world.host_of(0))} Or, as root, add the name to the DNS, or the line `ADDRESS "
             f"{data.name}` to /etc/hosts of {node}.",
         )
 
@@ -187,7 +187,7 @@ def _look_ups(seen: Seen[Data], node: str, data: Data) -> Iterator[Finding]:
 def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...], *, coordinator: bool) -> Finding:
     met = seen.of(methods.CHECK)
     harmless = coordinator and any(t.params.get("method") == "tcp" and met.succeeded(t) for t in met.trials)
-    first = seen.world.node_of(0)
+    first = seen.world.host_of(0)
     message = (
         f"On {node} MASTER_ADDR {name} resolves to {addresses[0]}, which is {node} itself. So the ranks on {node} "
         f"cannot connect to rank 0 on {first}."
@@ -203,7 +203,7 @@ def _loopback(seen: Seen[Data], node: str, name: str, addresses: tuple[str, ...]
         f"MASTER_ADDR {name} resolves to loopback on {node}",
         message,
         severity=Severity.WARNING if harmless else Severity.ERROR,
-        nodes=[node],
+        hosts=[node],
         evidence={"addresses": list(addresses)},
         fix=f"{use_address(first)} Or, as root, remove {name} from the line with {addresses[0]} in /etc/hosts of "
         f"{node}.",
@@ -222,7 +222,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
     odd = [node for node, addresses in found.items() if addresses.isdisjoint(usual)]
     if not odd:
         return
-    name, first = next(iter(answers.values())).name, seen.world.node_of(0)
+    name, first = next(iter(answers.values())).name, seen.world.host_of(0)
     blamed = odd if 2 * holders > len(found) else []
     where = f"{len(odd)} hosts differ: {names_text(odd)}. The ranks there" if len(odd) > 1 else f"The ranks on {odd[0]}"
     doubt = "" if blamed else " There is no majority, so no host is blamed."
@@ -236,7 +236,7 @@ def _differs(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding]
         f"MASTER_ADDR {name} has different addresses on the hosts",
         f"{name} resolves to {address} on {holders} of {len(found)} hosts, but to {', '.join(sorted(found[odd[0]]))} "
         f"on {odd[0]}. {where} may connect to another machine than rank 0's.{doubt}",
-        nodes=blamed,
+        hosts=blamed,
         evidence={node: ", ".join(sorted(found[node])) for node in odd[:_MAX_HOSTS]},
         fix=f"Set MASTER_ADDR to the address of rank 0's host instead of the name, in every process: {export}. Or, as "
         f"root, correct the name in the DNS or in /etc/hosts of {names_text(blamed) or 'the hosts that are wrong'} "
@@ -251,7 +251,7 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
         addresses = answers[node].addresses or ()
         found = {family_of(address) for address in addresses if is_reachable(address)}
         if found and found.isdisjoint(own):
-            theirs, first = sorted(found)[0], seen.world.node_of(0)
+            theirs, first = sorted(found)[0], seen.world.host_of(0)
             only = f"an {theirs} address" if len(addresses) == 1 else f"{theirs} addresses"
             enabled = "; `sysctl net.ipv6.conf.all.disable_ipv6` must be 0 there" if theirs == "IPv6" else ""
             yield seen.finding(
@@ -259,7 +259,7 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
                 f"{node} and MASTER_ADDR have no IP version in common",
                 f"MASTER_ADDR {answers[node].name} has only {only} ({', '.join(addresses)}), but {node} has only "
                 f"{own[0]} addresses. So the ranks on {node} cannot connect to rank 0.",
-                nodes=(node,),
+                hosts=(node,),
                 fix=f"If {first}, rank 0's host, has an {own[0]} address (`ip -{own[0][-1]} -br addr` there), set "
                 f"MASTER_ADDR to it in every process. Otherwise, as root, give {node} an {theirs} address{enabled}.",
             )
@@ -274,7 +274,7 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
             "hosts have no IP version in common",
             f"{odd[0]} has only {alone[odd[0]]} addresses, and {like} has only {usual} addresses, so they cannot "
             "connect.",
-            nodes=blamed,
+            hosts=blamed,
             fix="Give every host an address of the same IP version (as root; `ip -br addr` shows them)"
             + (f", or {leave_out(blamed)}." if blamed else "."),
         )
@@ -295,4 +295,4 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 SETTINGS = {"slow_seconds": 1.0}
-CHECK: Check[Data] = Check(__name__, "RDZ002", "coordinator-name", Stage.RENDEZVOUS, Scope.NODE, deadline=40)
+CHECK: Check[Data] = Check(__name__, "RDZ002", "coordinator-name", Stage.RENDEZVOUS, Scope.HOST, deadline=40)

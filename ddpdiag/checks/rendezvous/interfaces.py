@@ -149,7 +149,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 f"the interfaces of {host.name} cannot be listed",
                 f"{host.name} does not report its network interfaces. So it is not known which of them a job would "
                 "use.",
-                nodes=[host.name],
+                hosts=[host.name],
                 fix=f"Run `ip -br addr` in the job on {host.name}. If it fails in a container, mount /proc, and allow "
                 "netlink sockets in the seccomp profile (`docker run --security-opt seccomp=unconfined` allows every "
                 "call).",
@@ -188,7 +188,7 @@ def _finding(
         title,
         message,
         severity=severity or choice.severity,
-        nodes=[choice.host.name],
+        hosts=[choice.host.name],
         evidence={
             "address": choice.address,
             "source_towards_coordinator": choice.data.source,
@@ -264,7 +264,7 @@ def _shared(seen: Seen[Data], address: str, choices: Sequence[Choice]) -> Iterat
         f"On {names_text(names)} {choices[0].library} offers {address} ({interface.name if interface else '?'}) to the "
         "other ranks. A rank that connects to this address reaches its own host instead of the other one.",
         severity=choices[0].severity,
-        nodes=names,
+        hosts=names,
         evidence={"address": address},
         fix=fix,
         env=_env(seen),
@@ -342,4 +342,4 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 skip = mesh.skip  # within one host every address will do
-CHECK: Check[Data] = Check(__name__, "RDZ003", "interface", Stage.RENDEZVOUS, Scope.NODE, deadline=15)
+CHECK: Check[Data] = Check(__name__, "RDZ003", "interface", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

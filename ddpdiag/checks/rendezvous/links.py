@@ -23,9 +23,9 @@ AT_END = "at end"
 _NOBODY = (Reach.UNREACHABLE, Reach.UNKNOWN_NAME, Reach.SLOW_NAME)
 _SHOWN_LINKS = 8
 _WHERE = {
-    "host": "between {node} and the other hosts",
-    "sender": "from {node} to the other hosts",
-    "receiver": "from the other hosts to {node}",
+    "host": "between {host} and the other hosts",
+    "sender": "from {host} to the other hosts",
+    "receiver": "from the other hosts to {host}",
     "links": "on {links}",
     "pair": "on {links}",
     "islands": "between groups of hosts ({group})",
@@ -49,7 +49,7 @@ class Subject(NamedTuple):
 
     kind: str
     where: str
-    nodes: tuple[str, ...]
+    hosts: tuple[str, ...]
     links: tuple[str, ...]
     cells: Mapping[Link, Cell]
 
@@ -92,7 +92,7 @@ class Mesh(Struct, frozen=True):
                 links = tuple(f"{self.names[a]} -> {self.names[b]}" for a, b in cells)
                 nodes = tuple(self.names[host] for host in hosts)
                 where = _WHERE[kind].format(
-                    node=nodes[0] if nodes else "",
+                    host=nodes[0] if nodes else "",
                     links=names_text(links, _SHOWN_LINKS),
                     group=names_text([self.names[rank] for rank in group]),
                 )
@@ -119,7 +119,7 @@ def mesh_of(seen: Seen[Data]) -> Mesh:
     inside = {(a, b) for a, b in merged if machines.get(a, a) == machines.get(b, b)}
     if len(set(machines.values())) < 2:
         inside.clear()
-    names = {rank: seen.world.node_of(rank) for rank in answered}
+    names = {rank: seen.world.host_of(rank) for rank in answered}
     return Mesh(groups, merged, names, frozenset(inside), frozenset(cut))
 
 

@@ -143,7 +143,7 @@ def _is_own(found: PortAnswer | None) -> bool | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One group of one rank per host, rank 0's first."""
-    leaders = [rank for group in scope_groups(Scope.NODE, seen.world) for rank in group]
+    leaders = [rank for group in scope_groups(Scope.HOST, seen.world) for rank in group]
     if seen.trials or 0 not in leaders:
         return ()
     agent = any(arrival.agent_store for arrival in seen.world.arrivals.values())
@@ -153,7 +153,7 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """First what is wrong on rank 0's host: it explains what the others met."""
     answers = seen.by_rank
-    first, node = answers.get(0), seen.world.node_of(0)
+    first, node = answers.get(0), seen.world.host_of(0)
     if first is not None and first.error is not None:
         yield _not_listening(seen, node, first)
     elif first is not None and (own := _failure(seen, 0, first)) is not None:
@@ -213,7 +213,7 @@ def _not_listening(seen: Seen[Data], node: str, first: Data) -> Finding:
             f"rank 0 cannot listen on MASTER_PORT {first.port}",
             f"Rank 0 on {node} cannot listen on port {first.port}: {errno_text(first.error or '')}."
             + (" Only root may use ports below 1024." if privileged else ""),
-            nodes=[node],
+            hosts=[node],
             evidence={"port": first.port, "error": first.error},
             fix=f"Choose another port in every process: `export MASTER_PORT={higher}`.",
         )
@@ -270,12 +270,12 @@ def _not_even_itself(seen: Seen[Data], node: str, first: Data, why: str) -> Find
             "port: `export MASTER_PORT=PORT`."
         )
     evidence = _evidence({node: first})
-    return seen.finding(word, title, message, nodes=[node], evidence=evidence, fix=fix)
+    return seen.finding(word, title, message, hosts=[node], evidence=evidence, fix=fix)
 
 
 def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
     """Hosts for which MASTER_ADDR is an address of their own, so that they never asked rank 0's."""
-    first, hosts = next(iter(asked.values())), seen.world.nodes_of(list(asked))
+    first, hosts = next(iter(asked.values())), seen.world.hosts_of(list(asked))
     names, address = names_text(hosts), first.address
     one = len(hosts) == 1
     also = f"resolves to {address}, which is also an address of {f'{names} itself' if one else 'these hosts'}"
@@ -288,7 +288,7 @@ def _itself(seen: Seen[Data], node: str, asked: Mapping[int, Data]) -> Finding:
         f"MASTER_ADDR leads {names} to {'itself' if one else 'themselves'}",
         f"{message} So their ranks connect to their own host instead of {node}, rank 0's host.",
         links=[f"{host} -> {node}" for host in hosts],
-        evidence=_evidence({seen.world.node_of(rank): data for rank, data in asked.items()}),
+        evidence=_evidence({seen.world.host_of(rank): data for rank, data in asked.items()}),
         fix=f"Set MASTER_ADDR to an IP address that only {node} has, in every process: `export MASTER_ADDR=ADDRESS` "
         f"(`ip -br addr` on {node} shows its addresses; docker0's is the same on every host)."
         + ("" if address == first.name else f" Or, as root, correct {first.name} in /etc/hosts of {names}."),
@@ -309,19 +309,19 @@ _CAUSES = {
 }
 # `first` is one of the failing hosts (`names`), `node` rank 0's.
 _FIREWALLS = (
-    "s root open TCP port {port} between {names} and {node} in their firewalls ({rules} the rules; in a cloud, the "
+    "s root open TCP port {port} between {names} and {host} in their firewalls ({rules} the rules; in a cloud, the "
     "security group). Or choose a port that is open: `export MASTER_PORT=PORT`."
 )
 _FIXES = {
-    "refused": "If `ip -br addr` on {node} does not show {address}, set MASTER_ADDR to an address of {node} in every "
+    "refused": "If `ip -br addr` on {host} does not show {address}, set MASTER_ADDR to an address of {host} in every "
     f"process (`export MASTER_ADDR=ADDRESS`). If it does: a{_FIREWALLS}",
     "dropped": f"A{_FIREWALLS}",
     "unreachable": "Run `ip route get {address}` and `ip -br addr` on {first}: the route should leave by the interface "
-    "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of {node} "
-    "({rules} its rules). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of {node} "
+    "that leads to the other hosts. If it does, a firewall answers in its place: as root look at the rules of {host} "
+    "({rules} its rules). Otherwise ask the administrator to add the route, or set MASTER_ADDR to an address of {host} "
     "that {names} can reach (`ping ADDRESS`).",
-    "stranger": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {node}. If {address} is not an "
-    "address of {node}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`) or, as root, correct "
+    "stranger": "Compare `getent ahosts {name}` on {first} with `ip -br addr` on {host}. If {address} is not an "
+    "address of {host}, set MASTER_ADDR to one in every process (`export MASTER_ADDR=ADDRESS`) or, as root, correct "
     "the name in the DNS or /etc/hosts of {names}. If it is, ask the network administrator which machine, proxy or NAT "
     "answers {names} there.",
 }
@@ -329,8 +329,8 @@ _FIXES = {
 
 def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, got: int, of: int) -> Finding:
     """Hosts with one kind of failure, where `got` of `of` other hosts reached rank 0's."""
-    node, data = seen.world.node_of(0), next(iter(failed.values()))
-    hosts = seen.world.nodes_of(list(failed))
+    node, data = seen.world.host_of(0), next(iter(failed.values()))
+    hosts = seen.world.hosts_of(list(failed))
     names = names_text(hosts)
     # A host that another machine answered did not get as far as rank 0's host.
     is_rank_0 = got == 0 and of > 1 and why != "stranger"
@@ -344,7 +344,7 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
             f"the cause is most likely on {node}." if is_rank_0 else f"the fault may still be on {node}."
         )
     fix = _FIXES[why].format(
-        node=node,
+        host=node,
         names=names,
         first=hosts[0],
         name=quote(data.name),
@@ -357,9 +357,9 @@ def _failure_finding(seen: Seen[Data], failed: Mapping[int, Data], why: str, *, 
         title,
         f"The connection to {data.name}:{data.port}{_address(data)}, where rank 0 listens on {node}, {_ENDS[why]}. "
         f"{_CAUSES[why]} {so}",
-        nodes=[node] if is_rank_0 else (),
+        hosts=[node] if is_rank_0 else (),
         links=[f"{host} -> {node}" for host in hosts],
-        evidence=_evidence({seen.world.node_of(rank): own for rank, own in failed.items()}),
+        evidence=_evidence({seen.world.host_of(rank): own for rank, own in failed.items()}),
         fix=fix if is_rank_0 else f"{fix} Until then {leave_out(hosts)}.",
     )
 
@@ -394,4 +394,4 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(figures=figures(seen))
 
 
-CHECK: Check[Data] = Check(__name__, "RDZ005", "master-port", Stage.RENDEZVOUS, Scope.NODE, deadline=15)
+CHECK: Check[Data] = Check(__name__, "RDZ005", "master-port", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

@@ -149,7 +149,7 @@ def skip(seen: Seen[Any]) -> SkipReason | None:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """All links once, and once more if one of them looks bad; at the end, if ranks waited for each other since then."""
-    groups = _groups([group[0] for group in scope_groups(Scope.NODE, seen.world)])
+    groups = _groups([group[0] for group in scope_groups(Scope.HOST, seen.world)])
     params: dict[str, str | int | float | bool] = {"library": library_of(seen.world.backend)}
     if seen.is_last:
         due = _waited(seen) and not any(trial.params.get(AT_END) for trial in seen.trials)
@@ -181,7 +181,7 @@ def _waited(seen: Seen[Data]) -> bool:
         outcomes = [o for o in seen.recording.outcomes if o.trial == trial.number]
         for group in trial.groups:
             blame = blamed([o for o in outcomes if o.rank in group])
-            if blame and len(seen.world.nodes_of(group)) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
+            if blame and len(seen.world.hosts_of(group)) > 1 and not (blame.ranks and blame.status is not Status.HUNG):
                 return True
     return False
 
@@ -300,7 +300,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
         fail = "fails: the one" if len(subject.cells) == 1 else "fail: those"
         port, address = seen.by_rank[cell.peer].port, cell.address or "unknown"
         at = f"{mesh.names[a]} -> {mesh.names[b]} (address {address}, port {port})"
-        contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.node_of(0))
+        contrast = _CONTRASTS.get(subject.kind, f"{begun(_REACHED)}.").format(first=seen.world.host_of(0))
         if word == "unreachable":
             fix = find_route(subject, mesh.names[a], mesh.names[b], cell.address)
         else:
@@ -311,7 +311,7 @@ def _failures(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             f"{len(subject.cells)} of the {len(mesh.cells)} tested TCP connections {fail} {subject.where}. For example "
             f"{at} {_ONE[word]}.{since} {_WORKS if works else contrast} {subject.doubt}".strip(),
             severity=Severity.WARNING if works else Severity.ERROR,
-            nodes=subject.nodes,
+            hosts=subject.hosts,
             links=subject.links,
             evidence={"ways": _links(mesh, subject), "ports": ports},
             fix=fix,
@@ -335,7 +335,7 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
             f"Messages of {size_text(stalled)} {subject.where} do not arrive, but smaller ones do "
             f"({len(subject.cells)} of {len(mesh.cells)} tested links). So packets of full size are lost, most likely "
             f"because a switch or tunnel has a smaller MTU. {subject.doubt}".strip(),
-            nodes=subject.nodes,
+            hosts=subject.hosts,
             links=subject.links,
             evidence={
                 "interfaces": [f"{name} {interface.name}: mtu {interface.mtu}" for name, interface in in_use[:_SHOWN]],
@@ -416,7 +416,7 @@ def _slow(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
             f"{count(len(subject.cells), 'link')}). {rate_text(expected.bytes_per_s)} is {expected.source}.{again} "
             f"{subject.doubt}".strip(),
             severity=Severity.ERROR if very or _lossy_interfaces(seen, subject) else Severity.WARNING,
-            nodes=subject.nodes,
+            hosts=subject.hosts,
             links=subject.links,
             evidence={
                 "bytes_per_s": rate,
@@ -442,7 +442,7 @@ def _lossy(seen: Seen[Data], mesh: Mesh, rates: Rates) -> Iterator[Finding]:
             f"{100 * share:.2g} % of the TCP segments {subject.where} had to be sent again, {each}. At most "
             f"{100 * seen.number('lost_share'):g} % is expected.{job} {subject.doubt}".strip(),
             severity=Severity.ERROR if used else Severity.WARNING,
-            nodes=subject.nodes,
+            hosts=subject.hosts,
             links=subject.links,
             evidence={
                 "lost_share": share,
@@ -471,10 +471,10 @@ def _lossy_interfaces(seen: Seen[Data], subject: Subject) -> tuple[str, ...]:
         if data.offered in interface.addresses
     }
     links = [link for link, cell in subject.cells.items() if link[0] in used and cell.address == offered.get(link[1])]
-    names = {rank: seen.world.node_of(rank) for link in links for rank in link if rank in used}
+    names = {rank: seen.world.host_of(rank) for link in links for rank in link if rank in used}
     senders = {names[a] for a, _ in links}
     return tuple(
-        f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.nodes or senders)
+        f"{used[rank]} of {name}" for rank, name in sorted(names.items()) if name in (subject.hosts or senders)
     )
 
 
@@ -508,12 +508,12 @@ _HEADER_BYTES = 28
 
 
 def _until(subject: Subject) -> str:
-    return f" Until then {leave_out(subject.nodes)}." if subject.nodes else ""
+    return f" Until then {leave_out(subject.hosts)}." if subject.hosts else ""
 
 
 def open_ports(subject: Subject, ports: str) -> str:
     """Where connections are refused or get no answer."""
-    return _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.nodes)) + _until(subject)
+    return _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.hosts)) + _until(subject)
 
 
 def find_route(subject: Subject, sender: str, receiver: str, address: str | None) -> str:
@@ -530,8 +530,8 @@ def find_route(subject: Subject, sender: str, receiver: str, address: str | None
 def ask_who_answers(subject: Subject, word: str) -> str:
     """Where connections are accepted, and then no data arrive, or they are closed."""
     who, between = "these hosts", "these hosts"
-    if subject.nodes:
-        who = names_text(subject.nodes)
+    if subject.hosts:
+        who = names_text(subject.hosts)
         between = f"{who} and the other hosts"
     overloaded = "accepts connections but does not serve them" if word == "silent" else "may close connections at once"
     return (
@@ -551,14 +551,14 @@ def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) 
         f"largest that passes, plus {_HEADER_BYTES}, is the MTU of the path. As root set this MTU on every host (`ip "
         f"link set dev {quote(other.name if other else 'INTERFACE')} mtu MTU`), or let TCP find it (`sysctl -w "
         "net.ipv4.tcp_mtu_probing=1`). Without root "
-        f"{leave_out(subject.nodes) if subject.nodes else 'ask the administrator'}."
+        f"{leave_out(subject.hosts) if subject.hosts else 'ask the administrator'}."
     )
 
 
 def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *, is_slow: bool) -> str:
     """Where links are slow or lose packets: what to compare between hosts."""
     (sender, receiver), cell = next(iter(subject.cells.items()))
-    blamed = next((rank for rank, name in mesh.names.items() if name in subject.nodes), sender)
+    blamed = next((rank for rank, name in mesh.names.items() if name in subject.hosts), sender)
     known = interfaces.get(blamed)
     name = quote(known.name if known else "INTERFACE")
     counters, speed = f"`ip -s link show {name}` (errors, dropped)", f"`ethtool {name}` (Speed, Duplex)"
@@ -585,9 +585,9 @@ def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *
             return (
                 f"Run {counters} on the hosts, and ask the network administrator to look at the switches between them."
             )
-    other = next((host for host in mesh.names.values() if host not in subject.nodes), mesh.names[receiver])
+    other = next((host for host in mesh.names.values() if host not in subject.hosts), mesh.names[receiver])
     return (
-        f"Run {commands} on {names_text(subject.nodes)}, and compare with {other}. Ask the administrator to try "
+        f"Run {commands} on {names_text(subject.hosts)}, and compare with {other}. Ask the administrator to try "
         f"another cable and another switch port.{_until(subject)}"
     )
 
@@ -602,4 +602,4 @@ SETTINGS = {
     "lossy_share": 1e-2,
     "lost_segments": 10.0,
 }
-CHECK: Check[Data] = Check(__name__, "RDZ004", "mesh", Stage.RENDEZVOUS, Scope.NODE, deadline=15)
+CHECK: Check[Data] = Check(__name__, "RDZ004", "mesh", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

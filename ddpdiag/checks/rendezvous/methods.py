@@ -196,7 +196,7 @@ def _repair(seen: Seen[Data], method: str) -> str:
         case "tcp" | "TCPStore":
             return (
                 f"As root open TCP ports {seen.options.port_range or '32768-60999'} for the other hosts in the "
-                f"firewall of {seen.world.node_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
+                f"firewall of {seen.world.host_of(0)}, rank 0's host (`nft list ruleset` shows its rules)."
             )
         case "file" | "FileStore":
             return "Give a directory that all hosts share and that has locks: `--shared-dir DIRECTORY`."
@@ -211,7 +211,7 @@ def _start(seen: Seen[Data], method: str) -> str:
         case "env":
             return "`init_process_group()` uses it unless init_method or store is given"
         case "tcp":
-            arguments = f'init_method="tcp://{seen.world.node_of(0)}:29500"'
+            arguments = f'init_method="tcp://{seen.world.host_of(0)}:29500"'
         case "file":
             arguments = 'init_method="file:///SHARED_DIRECTORY/FILE"'
         case "mpi":

@@ -173,7 +173,7 @@ def measure(ctx: Context) -> Data:
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One group of one rank per host."""
-    leaders = tuple(rank for group in scope_groups(Scope.NODE, seen.world) for rank in group)
+    leaders = tuple(rank for group in scope_groups(Scope.HOST, seen.world) for rank in group)
     return () if seen.trials else (new_trial(seen, groups=(leaders[:MAX_HOSTS],)),)
 
 
@@ -222,7 +222,7 @@ def usable(seen: Seen[Data]) -> bool:
 
 def _where(seen: Seen[Data], ranks: Sequence[int], hosts: int) -> tuple[str, tuple[str, ...]]:
     """The hosts of these ranks in words, and those to blame: none of all, since then the directory is at fault."""
-    names = seen.world.nodes_of(ranks)
+    names = seen.world.hosts_of(ranks)
     return ("every host", ()) if len(ranks) == hosts > 1 else (names_text(names), names)
 
 
@@ -234,13 +234,13 @@ def _unwritable(seen: Seen[Data], answers: Mapping[int, Data]) -> Iterator[Findi
         word, state, fix = _WRITE_ERRORS.get(error, _OTHER_ERROR)
         data, (where, nodes) = answers[ranks[0]], _where(seen, ranks, len(answers))
         room = f"; {data.room}" if word == "full" and data.room else ""
-        repair = fix.format(directory=quote(data.directory), where=where, host=seen.world.node_of(ranks[0]))
+        repair = fix.format(directory=quote(data.directory), where=where, host=seen.world.host_of(ranks[0]))
         yield seen.finding(
             word,
             f"{data.directory} {state} on {where}",
             f"Writing a small file to {data.name} gave {errno_text(error)}{room}. torch would report it only after "
             "five minutes of silence.",
-            nodes=nodes,
+            hosts=nodes,
             evidence={"error": error, **data.evidence},
             fix=f"{repair} Or {leave_out(nodes) + ', or ' if nodes else ''}{_OTHER}",
         )
@@ -258,7 +258,7 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         reason = f"locking a file with flock gave {gave} on {where}"
     else:
         where, nodes = _where(seen, local, len(writers) - 1)
-        first = seen.world.node_of(min(writers))
+        first = seen.world.host_of(min(writers))
         reason = f"{first} held a lock (flock), and {where if nodes else 'every other host'} got the same lock"
         if len(writers) == 2:
             nodes = ()
@@ -268,7 +268,7 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         "locks",
         f"file locks do not work in {data.directory}",
         f"In {data.name}, {reason}. torch's FileStore (file://) needs locks that all hosts share.",
-        nodes=nodes,
+        hosts=nodes,
         evidence=data.evidence,
         fix="Use tcp:// or env:// for the rendezvous; they need no locks. Or, as root, mount the directory with locks "
         "that all hosts share: NFS without `nolock` and `local_lock`, Lustre with `-o flock`.",
@@ -286,7 +286,7 @@ def _little_room(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Find
             "little-room",
             f"{data.directory} is nearly full",
             f"{data.name} has only {data.room} on {where}. At least {free_mib:g} MiB and one free inode are expected.",
-            nodes=nodes,
+            hosts=nodes,
             evidence=data.evidence,
             fix=f"Run `df -h {quote(data.directory)}; df -i {quote(data.directory)}`, and remove files there. Or give "
             "another directory: `--shared-dir DIRECTORY`.",
@@ -295,16 +295,16 @@ def _little_room(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Find
 
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """Hosts whose view differs from the one that most have: each should see every file that was written."""
-    unseen = {seen.world.node_of(rank): seen.world.nodes_of(own.unseen) for rank, own in writers.items() if own.unseen}
+    unseen = {seen.world.host_of(rank): seen.world.hosts_of(own.unseen) for rank, own in writers.items() if own.unseen}
     if not unseen:
         return
     odd = odd_ones_out({rank: frozenset(writers) - frozenset(data.unseen) for rank, data in writers.items()})
     blamed = odd.ranks if odd is not None else ()
     rank = next(rank for rank in (*blamed, *writers) if writers[rank].unseen)
-    node, data = seen.world.node_of(rank), writers[rank]
+    node, data = seen.world.host_of(rank), writers[rank]
     whose = "" if blamed else " There is no majority, so no host is blamed."
     # What lies there on one host, and on the first of those whose file it does not see.
-    mounts = [(seen.world.node_of(own), writers[own].mount) for own in (rank, data.unseen[0]) if own in writers]
+    mounts = [(seen.world.host_of(own), writers[own].mount) for own in (rank, data.unseen[0]) if own in writers]
     known = [f"{name} has {mount.kind} ({mount.source})" for name, mount in mounts if mount]
     known[:1] = [f"{first} mounted there" for first in known[:1]]
     mounted = f" {', '.join(known)}." if known else ""
@@ -313,8 +313,8 @@ def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Findi
         f"{data.directory} is not the same directory on all hosts",
         f"{node} does not see the {'files' if len(data.unseen) > 1 else 'file'} that {names_text(unseen[node])} wrote "
         f"in {data.directory}; it looked for {shared_files.LOOK_SECONDS:g} s.{mounted}{whose}",
-        nodes=seen.world.nodes_of(blamed),
-        links=[f"{seen.world.node_of(other)} -> {node}" for other in data.unseen],
+        hosts=seen.world.hosts_of(blamed),
+        links=[f"{seen.world.host_of(other)} -> {node}" for other in data.unseen],
         evidence={host: f"does not see {names_text(others)}" for host, others in unseen.items()},
         fix=f"As root mount the same file system at {data.directory} on every host; `findmnt -T "
         f"{quote(data.directory)}` "
@@ -327,14 +327,14 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     limit = seen.number("slow_seconds")
     if slow := {rank: data for rank, data in writers.items() if data.seconds > limit}:
         rank = max(slow, key=lambda rank: slow[rank].seconds)
-        data, node, (where, nodes) = slow[rank], seen.world.node_of(rank), _where(seen, tuple(slow), len(writers))
+        data, node, (where, nodes) = slow[rank], seen.world.host_of(rank), _where(seen, tuple(slow), len(writers))
         yield seen.finding(
             "slow",
             f"files appear late in {data.directory} on {where}",
             f"{node} saw a file that another host wrote in {data.name} only after {data.seconds:.1f} s; at most "
             f"{limit:g} s is expected. A rendezvous over file:// is slow there.",
-            nodes=nodes,
-            evidence={seen.world.node_of(rank): own.seconds for rank, own in slow.items()},
+            hosts=nodes,
+            evidence={seen.world.host_of(rank): own.seconds for rank, own in slow.items()},
             fix="Use tcp:// or env:// for the rendezvous. Or ask the administrator to mount the directory with a "
             "shorter cache time (NFS: the option `actimeo=1` or `noac`).",
         )
@@ -358,4 +358,4 @@ def report(seen: Seen[Data]) -> Contribution:
 
 
 SETTINGS = {"slow_seconds": 1.0, "free_mib": 16.0}
-CHECK: Check[Data] = Check(__name__, "RDZ006", "shared-directory", Stage.RENDEZVOUS, Scope.NODE, deadline=15)
+CHECK: Check[Data] = Check(__name__, "RDZ006", "shared-directory", Stage.RENDEZVOUS, Scope.HOST, deadline=15)

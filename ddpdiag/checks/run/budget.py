@@ -131,7 +131,7 @@ def _unfinished(seen: Seen[Nothing]) -> Iterator[Finding]:
                 if hurried
                 else f"Run again with --set {trial.code}.deadline_seconds={2 * trial.deadline_seconds:.0f}"
             )
-            + f", or find what keeps {seen.world.node_of(first.rank)} busy (`top`).",
+            + f", or find what keeps {seen.world.host_of(first.rank)} busy (`top`).",
         )
 
 

@@ -58,7 +58,7 @@ def undecided(seen: Seen[Nothing], trial: Trial, blame: Blame, outcomes: Sequenc
     what = _what(trial)
     first = next(o for o in outcomes if o.status not in (Status.DONE, Status.SKIPPED))
     verb = _VERBS[blame.status]
-    shared = _SHARED if len(seen.world.nodes_of(trial.ranks)) > 1 else _SHARED_HERE
+    shared = _SHARED if len(seen.world.hosts_of(trial.ranks)) > 1 else _SHARED_HERE
     told = " ".join(filter(None, (waits_text(blame, outcomes), _own_words(first))))
     return seen.finding(
         word_of(blame),
@@ -113,7 +113,7 @@ def explained(
         word_of(blame),
         f"{_what(trial)} {_VERBS[blame.status]} on {ranks_text(trial.ranks)}, as {cause.code} explains",
         told or f"The cause: {cause.title}.",
-        nodes=tuple(dict.fromkeys(node for found in own for node in found.nodes)),
+        hosts=tuple(dict.fromkeys(node for found in own for node in found.hosts)),
         links=tuple(dict.fromkeys(link for found in own for link in found.links)),
         evidence=_measured(first, trial) | standings((), outcomes),
         fix=f"See {cause.code}.",
@@ -176,7 +176,7 @@ def _evidence(
 
 
 def _fix(seen: Seen[Nothing], outcome: Outcome, blame: Blame) -> str:
-    nodes, alone = seen.world.nodes_of(blame.ranks), seen.options.alone
+    nodes, alone = seen.world.hosts_of(blame.ranks), seen.options.alone
     if outcome.process is not None and outcome.process.survived:
         node = nodes[0] if nodes else "?"
         return f"Reboot {node}, or reset the device that process {outcome.process.pid} waits for; it cannot be killed."

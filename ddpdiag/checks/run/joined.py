@@ -69,7 +69,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         f"{who} never joined",
         came + where + doubt,
         ranks=blamed,
-        nodes=_named(homes, blamed),
+        hosts=_named(homes, blamed),
         evidence=evidence,
         fix=fix,
     )
@@ -80,7 +80,7 @@ def _homes(seen: Seen[Nothing], absent: Sequence[int]) -> dict[int, str]:
     layout = seen.recording.header.layout
     places = seen.world.places
     if len(layout) != seen.world.size or any(
-        short_name(layout[rank]) != short_name(places[rank].node) for rank in places
+        short_name(layout[rank]) != short_name(places[rank].host) for rank in places
     ):
         return {}
     return {rank: layout[rank] for rank in absent}
@@ -98,7 +98,7 @@ def _blamed(seen: Seen[Nothing], absent: Sequence[int], homes: Mapping[int, str]
     if len(seen.world.hosts) != 1 or (0 in arrivals and arrivals[0].coordinator.startswith(_LOOPBACK)):
         return absent, ""
     place = next(iter(seen.world.places.values()))
-    only, size = place.node, place.local_world_size or 1
+    only, size = place.host, place.local_world_size or 1
     # Those that belong on the only host from which ranks joined: by its name where it is known, else by their numbers.
     beside = {rank for rank in absent if size >= seen.world.size or rank // size == place.rank // size}
     at_home = {rank for rank, home in homes.items() if short_name(home) == short_name(only)}
@@ -118,7 +118,7 @@ def _likely_hosts(seen: Seen[Nothing], absent: Sequence[int], they: str) -> str:
     if len(sizes) != 1 or not (size := sizes.pop()):
         return ""
     homes = {rank // size for rank in absent}
-    known = {place.rank // size: place.node for place in seen.world.places.values()}
+    known = {place.rank // size: place.host for place in seen.world.places.values()}
     named = [known[home] for home in sorted(homes) if home in known]
     return f" {they} on {', '.join(named)} if ranks are numbered host by host." if named else ""
 

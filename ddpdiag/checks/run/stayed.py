@@ -96,7 +96,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 f"All ranks of host {loss.name} ({who}) stopped responding together: {first.detail}. This was noticed "
                 f"{loss.seconds:.1f} s after the start of the run.{_state(loss)}",
                 ranks=loss.ranks,
-                nodes=[loss.name],
+                hosts=[loss.name],
                 evidence={"seconds": round(loss.seconds, 1)},
                 fix=_fix(loss),
             )
@@ -160,8 +160,8 @@ def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequenc
         f"{seconds:.1f} s after the start rank {viewpoint} on {here} received no more messages from any "
         f"of the {len(names)} other hosts ({names_text(names)}), and TCP connects from {here} to all of them fail. "
         f"All failing connections have {here} in common.",
-        ranks=[r for r, place in seen.world.places.items() if place.node == here],
-        nodes=[here],
+        ranks=[r for r, place in seen.world.places.items() if place.host == here],
+        hosts=[here],
         evidence={"hosts": len(names), "seconds": round(seconds, 1)},
         fix=f"On {here} run `ip -br link`, `ip route` and `dmesg -T`, and check its firewall (`nft list ruleset`, as "
         f"root). Otherwise {leave_out([here])}, and have its cable and switch port checked.",

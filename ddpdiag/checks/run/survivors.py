@@ -33,7 +33,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         if outcome.process is not None and outcome.process.survived:
             survivors.insert(0, (outcome.process, f"survived SIGKILL in {outcome.code}"))
         for process, what in survivors:
-            node = seen.world.node_of(outcome.rank)
+            node = seen.world.host_of(outcome.rank)
             where = f"; it waits in {process.wchan}" if process.wchan else ""
             yield seen.finding(
                 "survived",

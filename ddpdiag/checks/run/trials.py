@@ -243,7 +243,7 @@ def failures(seen: Seen[D]) -> Iterator[Failure]:
     for trial in trials.values():
         for group in trial.groups:
             outcomes = [known[trial.number, rank] for rank in group if (trial.number, rank) in known]
-            nodes = frozenset(seen.world.nodes_of(group))
+            nodes = frozenset(seen.world.hosts_of(group))
             own, bypassed = _known_causes(seen, trial, outcomes)
             own = own or between(known_causes, nodes)
             blame = blamed(outcomes, "; ".join(cause.title for cause in own))
@@ -272,7 +272,7 @@ def between(known: Sequence[Finding], nodes: Set[str]) -> tuple[Finding, ...]:
     def concerns(finding: Finding) -> bool:
         if finding.links:
             return any(nodes >= {*link.split(" -> ")} for link in finding.links)
-        return not finding.nodes or not nodes.isdisjoint(finding.nodes)
+        return not finding.hosts or not nodes.isdisjoint(finding.hosts)
 
     return tuple(filter(concerns, known)) if len(nodes) > 1 else ()
 
@@ -311,15 +311,15 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
         slow = [o for o in done if o.timings.get(step, 0.0) > limit]
         if slow:
             slowest = max(slow, key=lambda own: own.timings[step])
-            seconds, node = slowest.timings[step], seen.world.node_of(slowest.rank)
-            slow_nodes = seen.world.nodes_of(sorted({o.rank for o in slow}))
+            seconds, node = slowest.timings[step], seen.world.host_of(slowest.rank)
+            slow_nodes = seen.world.hosts_of(sorted({o.rank for o in slow}))
             yield seen.finding(
                 "slow-start",
                 f"{what} takes {seconds:.1f} s",
                 f"In {slowest.code}, {what} took {seconds:.1f} s on rank {slowest.rank} ({node}); at most {limit:g} s "
                 "is expected. Each start of a training job takes as long.",
                 ranks=sorted({o.rank for o in slow}) if step == CONTEXT_STEP else (),
-                nodes=slow_nodes if step == NVML_STEP else (),
+                hosts=slow_nodes if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
                 fix=fix,
             )

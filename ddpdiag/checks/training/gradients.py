@@ -111,7 +111,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         + (
             f"{leave_out(nodes)}, and run `ddpdiag check --depth deep` on {names_text(nodes)} alone, which tests "
             "memory and arithmetic."
-            if (nodes := seen.world.nodes_of(blamed))
+            if (nodes := seen.world.hosts_of(blamed))
             else "run `ddpdiag check --depth deep` on each host alone, which tests memory and arithmetic."
         ),
     )
@@ -139,7 +139,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         ranks=blamed,
         evidence={"ranks": [*wrong]},
         fix=f"Run {_SUMS}."
-        + (f" If it passes, have the memory of {names_text(seen.world.nodes_of(blamed))} tested." if blamed else ""),
+        + (f" If it passes, have the memory of {names_text(seen.world.hosts_of(blamed))} tested." if blamed else ""),
     )
 
 
@@ -158,7 +158,7 @@ def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
         f"of the largest element; at most {tolerance(proofs[wrong[0]]):g} is expected.",
         ranks=blamed,
         evidence={"error": worst, "ranks": [*wrong]},
-        fix=f"Run `ddpdiag check --depth deep` on {names_text(seen.world.nodes_of(blamed))}: it tests the arithmetic "
+        fix=f"Run `ddpdiag check --depth deep` on {names_text(seen.world.hosts_of(blamed))}: it tests the arithmetic "
         "there."
         if blamed
         else f"Run {_SUMS}.",

@@ -115,7 +115,7 @@ def stolen_cores(
         is_felt = waited >= waited_share and others.busy >= _LEAST_BUSY * others.cores
         if others.share < least or not (is_felt or is_virtual):
             continue
-        nodes = seen.world.nodes_of(others.ranks)
+        nodes = seen.world.hosts_of(others.ranks)
         where, cores = names_text(nodes), count(others.cores, "core")
         evidence: dict[str, Scalar | list[Scalar]] = {"others_share": others.share, "cores": others.cores}
         evidence |= {"waited_share": waited, "pids": [process.pid for process in others.processes]}
@@ -125,7 +125,7 @@ def stolen_cores(
                 f"the hypervisor gives others {share_text(others.share)} of the cores of {where}",
                 f"While {ranks_text(others.ranks)} on {where} trained, {others.steal:.1f} of their {cores} were given "
                 "to other virtual machines (steal time in /proc/stat).",
-                nodes=nodes,
+                hosts=nodes,
                 evidence=evidence,
                 fix=f"Ask the provider for dedicated processors, or {leave_out(nodes)}.",
             )
@@ -141,7 +141,7 @@ def stolen_cores(
                 else "No busy process can be seen from here: they are in other containers, of another user, or ended "
                 "meanwhile."
             ),
-            nodes=nodes,
+            hosts=nodes,
             evidence=evidence | {"slower_share": waited},
             fix=f"Run `top` on {where}, and end what need not run there. Or ask for cores that no other job has: "
             "`sbatch --exclusive`.",

@@ -172,7 +172,7 @@ def step_findings(
         yield seen.finding(
             "straggler",
             f"all ranks wait for rank {rank}: {_CLASSES[why]}",
-            f"Rank {rank} on {seen.world.node_of(rank)} is {times_text(own.ratio)} slower than the others "
+            f"Rank {rank} on {seen.world.host_of(rank)} is {times_text(own.ratio)} slower than the others "
             f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms of work in a training step), and they wait for it "
             f"in the all-reduce.{f' On its cores {processes_text(beside)}.' if beside else ''}",
             ranks=(rank,),
@@ -194,9 +194,9 @@ def _network_findings(seen: Seen[D], steps: Mapping[int, Steps]) -> Iterator[Fin
     """The host, or on a single one the rank, whose network all wait for."""
     hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
     # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
-    known = {host for finding in seen.findings_of("RDZ004") for host in finding.nodes}
+    known = {host for finding in seen.findings_of("RDZ004") for host in finding.hosts}
     for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
-        nodes, within_one = seen.world.nodes_of(own.ranks), len(seen.world.hosts) == 1
+        nodes, within_one = seen.world.hosts_of(own.ranks), len(seen.world.hosts) == 1
         if known.difference(nodes):
             continue
         first = f"rank {own.ranks[0]}"
@@ -207,7 +207,7 @@ def _network_findings(seen: Seen[D], steps: Mapping[int, Steps]) -> Iterator[Fin
             f"The ranks work equally long, but {who} is {times_text(own.ratio)} slower than the others "
             f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms to exchange 1 MiB with a neighbour).",
             ranks=own.ranks if within_one else (),
-            nodes=nodes,
+            hosts=nodes,
             evidence={
                 "class": own.why.value,
                 "own_seconds": own.own,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from enum import IntEnum
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ddpdiag.model.bench import Peer
 from ddpdiag.model.trial import NVML_STEP
@@ -83,7 +83,7 @@ class Paths(Struct, frozen=True, kw_only=True):
     """What was found: GPUs and the paths between them, both directions of each; or in `error` why there are none."""
 
     gpus: tuple[PathGpu, ...] = ()
-    paths: tuple[GpuPath, ...] = field(default=(), name="ways")
+    paths: tuple[GpuPath, ...] = ()
     error: str | None = None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ddpdiag.probes.host.environment import is_recorded
 
@@ -109,11 +109,11 @@ class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hops: tuple[Hop, ...] = ()
     nvls: bool | None = None
     nvls_channels: int | None = None
-    nodes: int | None = None
+    hosts: int | None = None
     nvlinked: dict[int, tuple[int, ...]] = {}
     choices: tuple[Choice, ...] = ()
     settings: dict[str, str] = {}
-    notes: tuple[str, ...] = field(default=(), name="remarks")
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     collnet: str | None = None
 
@@ -147,7 +147,7 @@ def parse(text: str) -> Log:
         hops=_hops(_of_the_largest(told)),
         nvls=None if nvls is None else not nvls,
         nvls_channels=_number(_said(lines, r"\d+ coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")),
-        nodes=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
+        hosts=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
         nvlinked=_nvlinked(lines),
         choices=_choices(lines),
         settings=_settings(lines),

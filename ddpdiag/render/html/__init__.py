@@ -129,7 +129,7 @@ def page_of(report: Report, features: Sequence[Feature | Sections] = ()) -> Page
         verdict=report.verdict.value,
         verdict_text=report.verdict_text,
         sentence=words(report.sentence),
-        head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.nodes), 'host')}"),
+        head=words(f"{report.verdict_text}: {count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"),
         facts=tuple(Fact(words(name), words(value)) for name, value in _facts(report)),
         commands=tuple(Fact(words(says), printable(text)) for says, text in commands),
         findings=boxes(report.findings),
@@ -160,7 +160,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "ranks", f"{world.size:,}"
     yield (
         "hosts",
-        f"{len(world.nodes):,} ({fold_hosts(world.nodes, limit=_NAMES_SHOWN)})" if world.nodes else "none known",
+        f"{len(world.hosts):,} ({fold_hosts(world.hosts, limit=_NAMES_SHOWN)})" if world.hosts else "none known",
     )
     gpus = {uuid for row in report.ranks if (uuid := row.get("gpu_uuid")) is not None}
     if gpus:

@@ -153,7 +153,7 @@ def _draw_timeline(block: Timeline) -> str:
     """The SVG element."""
     timeline = block.timeline
     colors = {stage: _color(number) for number, stage in enumerate(dict.fromkeys(bar.stage for bar in timeline.trials))}
-    names = {lane.rank: _cut(f"{lane.rank} {lane.node}", _NAME_OF_RANK) for lane in timeline.lanes}
+    names = {lane.rank: _cut(f"{lane.rank} {lane.host}", _NAME_OF_RANK) for lane in timeline.lanes}
     left = 2 * _MARGIN + _PIXELS_PER_LETTER * max(map(len, names.values()))
     scale = (_WIDE - left - 2 * _MARGIN) / max(timeline.seconds, 1e-3)
     bottom = _ROW * len(names) + 4
@@ -253,7 +253,7 @@ def _timeline_in_words(block: Timeline) -> str:
     texts = []
     for (blamed, ending), group in sorted(lanes.items(), key=lambda item: not item[0][0]):
         # A "?" stands for a host that no rank has named.
-        hosts = [lane.node for lane in group if lane.node.strip("?")]
+        hosts = [lane.host for lane in group if lane.host.strip("?")]
         ranks = ranks_text(lane.rank for lane in group) + (f" on {fold_hosts(hosts)}" if hosts else "")
         texts.append(f"{ranks} {ending}{', blamed' if blamed else ''}")
     more = f"; and {len(texts) - _ENDS_SAID:,} more" if len(texts) > _ENDS_SAID else ""

@@ -47,7 +47,7 @@ class Figures(NamedTuple):
 
     def who(self, place: int) -> str:
         """Such as "3  n1", or a host alone."""
-        return str(self.rows[place].get("node")) if self.noun == "host" else _who(self.rows[place])
+        return str(self.rows[place].get("host")) if self.noun == "host" else _who(self.rows[place])
 
     @property
     def symbol(self) -> str:

@@ -33,7 +33,7 @@ def mismatch(new: Arrival, world_size: int) -> Event | None:
 
 def _states(new: Arrival) -> Event:
     place, size = new.place, str(new.place.world_size)
-    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, node=place.node)
+    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, host=place.host)
 
 
 def fitted(new: Arrival, world_size: int) -> Arrival:
@@ -44,10 +44,10 @@ def fitted(new: Arrival, world_size: int) -> Arrival:
 def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
     """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
     place = new.place
-    who = f"{place.node} (pid {new.pid})"
+    who = f"{place.host} (pid {new.pid})"
     if known is not None:
-        first = f"{known.place.node} (pid {known.pid})"
-        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, node=who)
+        first = f"{known.place.host} (pid {known.pid})"
+        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, host=who)
         return event, (
             f"rank {place.rank} joined twice, from {first} and from {who}; each process needs its own rank, "
             "and each job on a host its own --master-port (or --run-id)"

@@ -189,7 +189,7 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
     else:
         why = _SENTENCES[Reach.SLOW_NAME if addresses is None else Reach.UNKNOWN_NAME]
     return (
-        f"rank {arrival.place.rank} on {arrival.place.node} did not reach rank 0 at {endpoint.host} "
+        f"rank {arrival.place.rank} on {arrival.place.host} did not reach rank 0 at {endpoint.host} "
         f"within {endpoint.wait_seconds:g} s: {why}"
     )
 
@@ -256,7 +256,7 @@ def _greeted(client: ControlClient, arrival: Arrival, seconds: float) -> Control
                     client.close()
                     raise RunLost(
                         f"rank 0 runs ddpdiag {version or 'of an older version'}, but rank {arrival.place.rank} on "
-                        f"{arrival.place.node} runs {__version__}; install one version on all hosts"
+                        f"{arrival.place.host} runs {__version__}; install one version on all hosts"
                     )
                 case HelloAck() | Start():
                     return client

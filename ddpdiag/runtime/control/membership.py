@@ -275,8 +275,8 @@ class Membership:
 
     def _lose(self, rank: int, why: str) -> None:
         self.lost.add(rank)
-        node = self.arrivals[rank].place.node
-        self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, node=node))
+        node = self.arrivals[rank].place.host
+        self._note(Event(kind=EventKind.LOST, rank=rank, seconds=self.now(), detail=why, host=node))
 
     def _wind_down(self) -> list[tuple[int, Upward]]:
         """The ranks to blame when launchers end the run: they kill the ranks that live within 0.1 s of a death.

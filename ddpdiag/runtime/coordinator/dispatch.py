@@ -317,8 +317,8 @@ class ProgressReporter:
         if not self._is_due():
             return
         awaited = tuple(sorted(dispatched.awaited()))
-        nodes = tuple(dict.fromkeys(arrivals[rank].place.node for rank in awaited if rank in arrivals))
-        self._tell(news.Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, nodes=nodes))
+        nodes = tuple(dict.fromkeys(arrivals[rank].place.host for rank in awaited if rank in arrivals))
+        self._tell(news.Pending(ranks=dispatched.size, done=dispatched.ranks_done, awaited=awaited, hosts=nodes))
 
 
 def _missing(came: Collection[int], world_size: int) -> tuple[int, ...]:
@@ -332,7 +332,7 @@ def _happened(event: Event) -> str:
         case EventKind.LEAVING:
             return f"rank {event.rank} received {signal_name(int(event.detail))}: the run ends"
         case EventKind.LOST:
-            where = f" on {event.node}" if event.node else ""
+            where = f" on {event.host}" if event.host else ""
             return f"rank {event.rank}{where} is lost: {event.detail}"
         case _:
             return ""

@@ -291,7 +291,7 @@ def place(
     return Place(
         rank=rank,
         world_size=world.value,
-        node=here.host,
+        host=here.host,
         launcher=launcher,
         local_rank=plain(local_rank),
         local_world_size=plain(local_size),

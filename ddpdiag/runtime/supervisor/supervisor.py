@@ -236,13 +236,13 @@ class Supervisor(TrialRunner):
         if silent > patience:
             self._lose_rank_0(silent)
             raise RunLost(
-                f"rank {self.place.rank} on {self.place.node} lost rank 0: no message from it for {patience:g} s"
+                f"rank {self.place.rank} on {self.place.host} lost rank 0: no message from it for {patience:g} s"
             )
 
     def _lose_rank_0(self, silent_seconds: float) -> None:
         """Record the loss of rank 0 at once, since launchers end the others next, and how far the trial had come."""
         rank = self.place.rank
-        detail = f"rank {rank} on {self.place.node} received no message from it for {silent_seconds:.0f} s"
+        detail = f"rank {rank} on {self.place.host} received no message from it for {silent_seconds:.0f} s"
         seconds = time.monotonic() - self._begin
         loss = Event(kind=EventKind.LOST, rank=0, seconds=seconds, detail=detail, reporter=rank)
         self._record.write(loss)

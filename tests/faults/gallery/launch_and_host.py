@@ -46,7 +46,7 @@ FAULTS = {
     "process_counts_differ": Fault(
         about="A host was started with another --nproc-per-node (L9): torchrun takes it without a word.",
         expect=("LCH001.uneven",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         severity="warning",
         exit_code=0,
         bed=Bed(ranks=(1, 1, 2)),
@@ -62,7 +62,7 @@ FAULTS = {
     "debug_level_refused": Fault(
         about="TORCH_DISTRIBUTED_DEBUG has a value on one host that `import torch` refuses (G11).",
         expect=("LCH002.debug-level",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=variable(1, "TORCH_DISTRIBUTED_DEBUG", "VERBOSE"),
         options=("--stage", "launch,host,rendezvous,collective"),
     ),
@@ -70,7 +70,7 @@ FAULTS = {
         about="NCCL_HOSTID is left over on one host: NCCL takes neighbours for strangers, and never uses NVLink or "
         "shared memory.",
         expect=("LCH002.host-id",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=variable(1, "NCCL_HOSTID", "old-experiment"),
@@ -81,7 +81,7 @@ FAULTS = {
     "variable_differs": Fault(
         about="A start-up file of one host sets an NCCL variable that the others do not have (N22).",
         expect=("LCH002.variable",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         severity="warning",
         exit_code=0,
         before=variable(2, "NCCL_ALGO", "Ring"),
@@ -100,7 +100,7 @@ FAULTS = {
     "versions_of_torch_differ": Fault(
         about="One host has another torch than the rest (R9): an environment that was not updated everywhere.",
         expect=("LCH003.torch",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         before=variable(2, "DDPDIAG_TEST_TORCH", "2.4.1"),
     ),
     "versions_of_torch_differ_on_two_hosts": Fault(
@@ -115,7 +115,7 @@ FAULTS = {
     "all_ranks_on_one_core": Fault(
         about="srun does not hand down --cpus-per-task (SL7): all ranks of a host are bound to one core.",
         expect=("HST001.one-core",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=prefix(1, "taskset", "-c", "0"),
@@ -125,7 +125,7 @@ FAULTS = {
     "more_threads_than_cores": Fault(
         about="OMP_NUM_THREADS of one host is far more than it has cores (S4): ranks fight for them in every step.",
         expect=("HST001.oversubscribed",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=variable(1, "OMP_NUM_THREADS", "64"),
@@ -135,7 +135,7 @@ FAULTS = {
     "little_memory": Fault(
         about="A job that asked for too little memory on one host (C2).",
         expect=("HST002.short",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=lambda network: limit_memory(network, network[1], 800 << 20),
@@ -145,7 +145,7 @@ FAULTS = {
     "shared_memory_is_small": Fault(
         about="A container with docker's default /dev/shm of 64 MiB (N4): on hosts with GPUs NCCL would fail.",
         expect=("HST003.small",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=lambda network: network[1].mount_tmpfs("/dev/shm", 64 << 20),
@@ -156,7 +156,7 @@ FAULTS = {
     "shared_memory_is_full": Fault(
         about="Files of a killed job fill /dev/shm of one host (N4): who touches a new page there dies of SIGBUS.",
         expect=("HST003.unusable",),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         severity="warning",
         exit_code=0,
         before=fill_shared_memory,
@@ -166,7 +166,7 @@ FAULTS = {
     "few_open_files": Fault(
         about="A service that starts the job's processes on one host allows them few open files (D12).",
         expect=("HST004.open-files",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         severity="warning",
         exit_code=0,
         before=prefix(1, "prlimit", "--nofile=256:256"),
@@ -175,7 +175,7 @@ FAULTS = {
         about='A container allows few processes and threads (C4): the job dies of "Resource temporarily unavailable" '
         "later.",
         expect=("HST004.processes",),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         severity="warning",
         exit_code=0,
         before=lambda network: limit_tasks(network, network[0], 100),
@@ -185,7 +185,7 @@ FAULTS = {
     "gpu_without_a_driver": Fault(
         about="A host has a GPU on its PCI bus and no driver for it (N13): a job would take its CPUs, or fail.",
         expect=("GPU001.fewer",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=show_gpu,
         options=("--stage", "launch,host,gpu"),
         deep=False,

@@ -30,7 +30,7 @@ FAULTS = {
         about="A smaller MTU on the way to one host, and ICMP filtered (G6): small messages pass, large ones never "
         "arrive.",
         expect=("RDZ004.black-hole",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         before=lambda network: network[2].swallow_large(),
         options=("--stage", "rendezvous,collective", "--set", "COL001.deadline_seconds=6"),
     ),
@@ -59,7 +59,7 @@ FAULTS = {
     "ports_dropped_by_one_host": Fault(
         about="A firewall of one host drops connections to the ports that process groups use (R3, R5): torch hangs.",
         expect=("RDZ004.dropped",),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         before=lambda network: network[0].block(port="32768:60999", new=True),
         bed=Bed(ranks=(1, 1, 1)),
         options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
@@ -70,7 +70,7 @@ FAULTS = {
         "but a trap. Of two ranks the one that offers the higher address connects, and the host that is closed here "
         "has the highest.",
         expect=("RDZ004.dropped",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         severity="warning",
         exit_code=0,
         before=lambda network: network[2].block(port="32768:60999", new=True),
@@ -81,21 +81,21 @@ FAULTS = {
     "packets_get_lost": Fault(
         about="One host loses five packets of a hundred (G7): a bad cable, a dying port.",
         expect=("RDZ004.loss", "RDZ004.slow"),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=lambda network: network[1].lose(0.05),
         options=("--stage", "launch,host,rendezvous"),
     ),
     "ports_refused_by_one_host": Fault(
         about="A firewall of one host rejects connections to the ports that process groups use (R4, R5).",
         expect=("RDZ004.refused",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=lambda network: network[1].block(port="32768:60999", reject=True, new=True),
         options=("--stage", "launch,host,rendezvous", "--set", "RDZ001.deadline_seconds=8"),
     ),
     "host_is_slow": Fault(
         about="One host's cable came up at a fraction of its rate (G5, S7); an all-reduce is as slow for everybody.",
         expect=("RDZ004.slow",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=slow(1, "20mbit"),
         options=("--stage", "rendezvous,collective"),
         good={"h0", "h2"},
@@ -103,7 +103,7 @@ FAULTS = {
     "host_receives_slowly": Fault(
         about="A policer slows down what one host receives; what it sends is fast (S7).",
         expect=("RDZ004.slow",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         before=lambda network: network[2].slow("20mbit", incoming=True),
         options=("--stage", "rendezvous"),
     ),
@@ -128,7 +128,7 @@ FAULTS = {
     "outgoing_is_slow": Fault(
         about="What one host sends is slow, what it receives is not (a bad transceiver, a wrong duplex).",
         expect=("RDZ004.slow",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         before=lambda network: network[2].slow("100mbit"),
         options=("--stage", "launch,host,rendezvous"),
     ),

@@ -47,7 +47,7 @@ FAULTS = {
     "coordinator_alias_is_loopback_at_home": Fault(
         about="MASTER_ADDR is an alias that means loopback on its own host, and only there: odd, and the job works.",
         expect=("RDZ002.loopback",),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         severity="warning",
         exit_code=0,
         before=make_alias_loopback_at_home,
@@ -56,7 +56,7 @@ FAULTS = {
     "coordinator_is_loopback_at_home": Fault(
         about="Rank 0's host names itself 127.0.1.1 (G1, L10): the others reach it, and it offers them loopback.",
         expect=("RDZ002.own", "RDZ002.loopback"),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         before=lambda network: network[0].resolve("h0", "127.0.1.1"),
         options=("--stage", "rendezvous,collective", "--set", "RDZ001.deadline_seconds=6"),
     ),
@@ -64,7 +64,7 @@ FAULTS = {
         about="Debian's line `127.0.1.1 <host name>` on one of three hosts (G1): gloo offers its peers an address of "
         "their own.",
         expect=("RDZ002.own",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=lambda network: network[1].resolve("h1", "127.0.1.1"),
         bed=Bed(ranks=(1, 1, 1)),
         options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
@@ -72,7 +72,7 @@ FAULTS = {
     "own_name_is_unknown": Fault(
         about="A host cannot resolve its own name (G2): gloo falls back to loopback, with a warning that nobody reads.",
         expect=("RDZ002.own",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=lambda network: network[1].resolve("h1", None),
         options=("--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
     ),
@@ -80,7 +80,7 @@ FAULTS = {
         about="The name server says nothing, and one host knows rank 0 by its address alone (R7): each connection "
         "waits for it.",
         expect=("RDZ002.reverse",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         severity="warning",
         exit_code=0,
         before=silence_name_server,
@@ -90,7 +90,7 @@ FAULTS = {
     "interface_is_missing": Fault(
         about="GLOO_SOCKET_IFNAME names an interface that one host does not have (G3): its peers only wait.",
         expect=("RDZ003.missing",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=variable(1, "GLOO_SOCKET_IFNAME", "eno1"),
         bed=Bed(ranks=(1, 1, 1)),
         options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
@@ -99,7 +99,7 @@ FAULTS = {
         about="Every host's name means its docker0, which has the same address everywhere (G4): peers connect to "
         "themselves.",
         expect=("RDZ003.shared",),
-        blame=Blame(nodes={"h0", "h1", "h2"}),
+        blame=Blame(hosts={"h0", "h1", "h2"}),
         before=prefer_docker_bridges,
         bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, coordinator=f"{NET}.1"),
         options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
@@ -107,14 +107,14 @@ FAULTS = {
     "interface_leads_nowhere": Fault(
         about="GLOO_SOCKET_IFNAME names a bridge that leads nowhere on one host (G4).",
         expect=("RDZ003.wrong",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=prefer_bridge,
         options=("--set", "RDZ001.deadline_seconds=8", "--set", "COL001.deadline_seconds=8"),
     ),
     "master_port_dropped": Fault(
         about="The firewall of rank 0's host drops MASTER_PORT (R3); ddpdiag's own ports are open.",
         expect=("RDZ005.dropped",),
-        blame=Blame(nodes={"h0"}),
+        blame=Blame(hosts={"h0"}),
         before=lambda network: network[0].block(port=29500),
         options=("--stage", "rendezvous,collective", "--set", "RDZ001.deadline_seconds=6"),
     ),
@@ -135,21 +135,21 @@ FAULTS = {
     "shared_directory_is_full": Fault(
         about="What one host sees in the place of the shared directory has no room left (C3).",
         expect=("RDZ006.full",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=fill_shared_directory,
         options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
     ),
     "shared_directory_without_locks": Fault(
         about="flock fails on one host (R11: NFS without a lock manager): torch's FileStore cannot work there.",
         expect=("RDZ006.locks",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=prefix(1, sys.executable, "-I", without_flock.__file__),
         options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
     ),
     "shared_directory_is_not_shared": Fault(
         about="The file server is not mounted on one host (R11): it writes into an empty directory of its own.",
         expect=("RDZ006.not-shared",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         before=lambda network: network[1].mount_tmpfs(network.folder / "shared", 64 << 20),
         options=("--shared-dir", "{shared}", "--set", "RDZ001.deadline_seconds=6"),
     ),
@@ -157,7 +157,7 @@ FAULTS = {
         about="The shared directory is mounted read-only on one host (R11): torch tries to open the file for five "
         "minutes.",
         expect=("RDZ006.read-only",),
-        blame=Blame(nodes={"h2"}),
+        blame=Blame(hosts={"h2"}),
         before=lambda network: network[2].bind(network.folder / "shared", network.folder / "shared", read_only=True),
         options=("--shared-dir", "{shared}", "--stage", "rendezvous", "--set", "RDZ001.deadline_seconds=6"),
     ),

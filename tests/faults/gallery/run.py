@@ -59,7 +59,7 @@ FAULTS = {
         expect=("RUN001.absent",),
         blame=Blame(ranks={2, 3}),
         exit_code=3,
-        bed=Bed(ranks=(2, 2, 2), launcher=Launcher.NODE, absent={2, 3}),
+        bed=Bed(ranks=(2, 2, 2), launcher=Launcher.HOST, absent={2, 3}),
         options=("--board-wait", "8", "--stage", "launch,host,rendezvous,collective"),
     ),
     "rank_0_dropped_for_one_host": Fault(
@@ -93,7 +93,7 @@ FAULTS = {
     "host_cut_off_in_the_middle": Fault(
         about="A switch port goes down while a collective runs: the ranks behind it fall silent, and the others wait.",
         expect=("RUN002.lost",),
-        blame=Blame(nodes={"h1"}),
+        blame=Blame(hosts={"h1"}),
         inject="pause 2",
         when_reached=lambda network, running: network[1].cut(),
         bed=Bed(ranks=(2, 2, 1)),

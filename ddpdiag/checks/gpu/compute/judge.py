@@ -306,7 +306,7 @@ def _differing(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[Finding]:
                 "GPUs of one model compute different bits",
                 f"{names_text([unit.label for unit in own], 4)} compute matrix products that differ in some bits, with "
                 "the same model, driver, cuBLAS and torch. No majority shows which one is right.",
-                nodes=(),
+                hosts=(),
                 gpus=tuple(unit.card.health.uuid for unit in own if unit.card.health.uuid),
                 evidence={"ranks": [unit.rank for unit in own]},
                 fix=f"{begun(leave_out(hosts))}, and run `dcgmi diag -r 3` there. If it names a GPU, have it replaced; "

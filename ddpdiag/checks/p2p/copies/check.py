@@ -298,4 +298,4 @@ SETTINGS = {
     "hung_seconds": 5.0,
 }
 # 8 GPUs: their contexts about 3 s, 16 links to the host and 112 between GPUs less than 10 s.
-CHECK: Check[Data] = Check(__name__, "P2P002", "copies", Stage.P2P, Scope.NODE, Kind.TORCH, deadline=25.0)
+CHECK: Check[Data] = Check(__name__, "P2P002", "copies", Stage.P2P, Scope.HOST, Kind.TORCH, deadline=25.0)

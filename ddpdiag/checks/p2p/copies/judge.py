@@ -66,7 +66,7 @@ class Subject(NamedTuple):
             said,
             severity=severity,
             ranks=self.copies.ranks_of(self.gpus),
-            nodes=(self.copies.host.name,),
+            hosts=(self.copies.host.name,),
             gpus=self.copies.uuids(self.gpus),
             evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
             fix=fix,
@@ -268,7 +268,7 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
                     f"Copies {link} {copies.full_label(index)} on {copies.host.name} changed {count(words, 'word')} of "
                     f"{_WORD_BYTES} bytes; 0 expected.",
                     ranks=copies.ranks_of((index,)),
-                    nodes=(copies.host.name,),
+                    hosts=(copies.host.name,),
                     gpus=copies.uuids((index,)),
                     evidence={"wrong_words": words},
                     fix=f"{begun(leave_out([copies.host.name]))}. Test its GPUs and memory there (`dcgmi diag -r 3`, "
@@ -336,7 +336,7 @@ def _slow(
         f"{', in two measurements' if far else ''}. {causes}",
         severity=Severity.ERROR if far else Severity.WARNING,
         ranks=copies.ranks_of((own.gpu,)),
-        nodes=(name,),
+        hosts=(name,),
         gpus=copies.uuids((own.gpu,)),
         evidence={
             "bytes_per_s": own.bytes_per_s,

@@ -73,7 +73,7 @@ def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
 
 
 def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None, step: str) -> Finding:
-    node = seen.world.node_of(outcome.rank)
+    node = seen.world.host_of(outcome.rank)
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
     what = f"'{step}'" if step else "copying between GPUs"
@@ -92,7 +92,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None, step: 
         f"{what} {verb} on {node}",
         f"{what} {verb} on {node} (rank {outcome.rank}){who}.{_story(outcome)}{others}",
         ranks=(copies.ranks_of(gpus) if copies is not None else ()) or (outcome.rank,),
-        nodes=(node,),
+        hosts=(node,),
         gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome, step),
         fix=fix,
@@ -139,7 +139,7 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
 
 
 def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
-    node = seen.world.node_of(outcome.rank)
+    node = seen.world.host_of(outcome.rank)
     return seen.finding(
         "unmeasured",
         "not all copies between GPUs were measured",
@@ -165,7 +165,7 @@ def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
                 "peers",
                 "pairs of GPUs were not tested: CUDA allows 8 peers",
                 f"{name}: {tried}. CUDA allows a GPU only 8 peers in one process ('{NO_PEERS_LEFT}').",
-                nodes=(name,),
+                hosts=(name,),
                 evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
                 fix="Nothing to do: the collectives test the pairs that a job uses.",
             )
@@ -186,7 +186,7 @@ def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
                 "not all copies between GPUs were measured",
                 f"{copies.host.name}: the time was over before {left} of {copies.jobs} steps of this test, so not all "
                 "copies were measured.",
-                nodes=(copies.host.name,),
+                hosts=(copies.host.name,),
                 evidence={"done": copies.done, "of": copies.jobs},
                 fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
                 f"{seen.check.code}.deadline_seconds={_more(seen.check.deadline)}.",
@@ -205,7 +205,7 @@ def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             f"no copies were tested on {names_text(names, 2)}, where torch shows no GPU",
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
             "driver's list, so it is not known whether copies work.",
-            evidence={"nodes": list(names[:64]), "torch": 0, "expected": most},
+            evidence={"hosts": list(names[:64]), "torch": 0, "expected": most},
             fix="Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
             "CUDA_VISIBLE_DEVICES= (empty).",
             of_the_run=True,
@@ -221,6 +221,6 @@ def apart(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Find
             "pairs of GPUs were not tested: ranks see different GPUs",
             f"{names_text(nodes)}: each rank sees only some of the host's GPUs, so no process can copy between all of "
             "them. Their paths to the host's memory were measured; only the collectives test the pairs.",
-            evidence={"nodes": [*nodes]},
+            evidence={"hosts": [*nodes]},
             fix="To have each pair measured, make all GPUs visible to every rank (Slurm: --gpu-bind=none).",
         )

@@ -84,7 +84,7 @@ def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> s
         if right:
             return _BETWEEN_PROCESSES.format(copies="1 direct copy" if right == 1 else f"{right} direct copies")
     for finding in chain.from_iterable(map(seen.findings_of, _CHECKS_THAT_SEE_IT.get(kind, ()))):
-        elsewhere = nodes and finding.nodes and not set(nodes) & set(finding.nodes)
+        elsewhere = nodes and finding.hosts and not set(nodes) & set(finding.hosts)
         if finding.severity is not Severity.NOTE and not elsewhere:
             return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
     cards = cards_of(seen.of(memory_errors.CHECK)) if kind == "NVLS" else ()
@@ -166,15 +166,15 @@ class Places(NamedTuple):
     """Where it fails: in words (" between hosts"), the hosts, and the ranks of one that fails while others work."""
 
     text: str = ""
-    nodes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
     concerned: tuple[int, ...] = ()
 
 
 def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) -> Places:
     """The hosts inside which it fails, as far as the search has separated them."""
     if len(ground.hosts) == 1:
-        hosts = seen.world.nodes_of([ground.hosts[0][0]])
-        return Places(f" on {hosts[0]}", nodes=hosts)
+        hosts = seen.world.hosts_of([ground.hosts[0][0]])
+        return Places(f" on {hosts[0]}", hosts=hosts)
     if end.inside_works:
         return Places(" between hosts and works inside each host")
     if max(map(len, ground.hosts)) == 1:
@@ -183,5 +183,5 @@ def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) 
     if inside is None or not inside.failed or not inside.busbws:
         return Places()
     ranks = tuple(sorted(rank for group in inside.failed for rank in group))
-    nodes = seen.world.nodes_of(ranks)
+    nodes = seen.world.hosts_of(ranks)
     return Places(f" inside {names_text(nodes)} and works inside the other hosts", nodes, ranks)

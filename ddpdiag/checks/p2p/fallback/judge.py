@@ -93,7 +93,7 @@ def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     where = places(seen, result.tried, end, result.ground)
     avoided = " and ".join(dict.fromkeys(member.what for member in end.members))
     avoids = f"{begun(variables)}, which avoids {avoided},"
-    why = cause(seen, end.members, where.nodes)
+    why = cause(seen, end.members, where.hosts)
     does, is_slow = verb(result.first), result.first.works
     if is_slow:
         title = f"{own} is slow; {variables} it is {times} faster"
@@ -119,7 +119,7 @@ def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         title,
         message.strip(),
         severity=Severity.WARNING if is_slow or seen.options.uses_workarounds else Severity.ERROR,
-        nodes=where.nodes,
+        hosts=where.hosts,
         gpus=_gpus(seen, where),
         evidence=tried_lines(result),
         fix=fix,
@@ -160,7 +160,7 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
         f"{own} {does}, and no variable avoids it{' reliably' if end.kind is Kind.UNRELIABLE else ''}",
         f"{own} {does}{where.text}{error_text(result.first)}{gloo}. {told}.{not_tried}",
         severity=Severity.WARNING if result.first.works else Severity.ERROR,
-        nodes=where.nodes,
+        hosts=where.hosts,
         gpus=_gpus(seen, where),
         evidence=tried_lines(result),
         fix="Run the job once with NCCL_DEBUG=INFO and give its output to `ddpdiag explain FILE`. Look for `dmesg -T | "
