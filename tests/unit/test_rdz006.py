@@ -87,10 +87,10 @@ LOCAL, SHARED_LOCK = host(lock_is_local=True), host(lock_is_local=False)
         ),
     ],
 )
-def test_locks_that_do_not_work_are_an_error(golden, answers, nodes):
+def test_locks_that_do_not_work_are_an_error(golden, answers, hosts):
     findings = found(*answers)
     assert list(findings) == ["locks"]
-    assert (findings["locks"].severity, findings["locks"].hosts) == (Severity.ERROR, nodes)
+    assert (findings["locks"].severity, findings["locks"].hosts) == (Severity.ERROR, hosts)
     golden(findings["locks"])
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddpdiag.cli.check import _Reporter
+from ddpdiag.cli.check import _display
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.model import Place
 from ddpdiag.render.progress import Lines, Progress, Silent
@@ -20,7 +20,7 @@ def spoken(place: Place, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, o
     monkeypatch.setattr(sys, "stderr", stream)
     for name in ("CI", "TERM"):
         monkeypatch.delenv(name, raising=False)
-    listener = _Reporter(outputs, whole=whole).listen(place)
+    listener = _display(place, outputs, whole=whole)
     listener.close()
     return type(listener)
 

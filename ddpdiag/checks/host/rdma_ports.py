@@ -199,8 +199,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield seen.finding(
             "unreadable",
             f"RDMA adapters of {names_text(unreadable)} cannot be read",
-            f"/sys/class cannot be listed there. So it is not known whether {'its' if len(unreadable) == 1 else 'their'} "
-            "RDMA ports work.",
+            "/sys/class cannot be listed there, so it is not known whether their RDMA ports work.",
             hosts=unreadable,
             fix="Mount /sys into the container (`docker run -v /sys:/sys:ro ...`), and run ddpdiag again. Or run "
             f"`ibstat` on {unreadable[0]} outside of the container: every port that the job needs should be Active.",

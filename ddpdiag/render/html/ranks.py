@@ -129,4 +129,4 @@ def _in_words(column: Figures, title: str, median: float, slow: set[int], *, jud
 
 def _who(row: Row) -> str:
     """Such as "3  n1"."""
-    return f"{row.get('rank')}  {row.get('node')}"
+    return f"{row.get('rank')}  {row.get('host')}"
