@@ -1,4 +1,4 @@
-"""Looks that `ddpdiag watch --bundle` saved, and looks of several hosts at one silence as one look."""
+"""Looks that were saved with `--bundle`, and looks of several hosts at one silence as one look."""
 
 import io
 import os
