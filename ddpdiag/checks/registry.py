@@ -35,7 +35,7 @@ MODULES = {
     "GPU009": "gpu.configuration",
     "GPU010": "gpu.counters",
     "GPU011": "gpu.driver_log",
-    "GPU012": "gpu.compute.check",
+    "GPU012": "gpu.compute",
     "RDZ001": "rendezvous.methods",
     "RDZ002": "rendezvous.coordinator_name",
     "RDZ003": "rendezvous.interfaces",

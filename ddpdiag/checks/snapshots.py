@@ -8,8 +8,8 @@ from typing import Any
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import Section
-from ddpdiag.checks.gpu.compute import check as compute
-from ddpdiag.checks.gpu.compute.data import MEMORY, batches_of
+from ddpdiag.checks.gpu import compute
+from ddpdiag.checks.gpu.compute import MEMORY, batches_of
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist

@@ -146,8 +146,7 @@ class Gemm(Struct, frozen=True, kw_only=True):
     """Products of two square matrices of `size` rows: the rate of each batch.
 
     Of `compared` elements `wrong` deviate from the product in fp64 by more than rounding can; `error` is the largest
-    deviation as a multiple of that, None where it is no number. `digests` are of all bits of the first and of the last
-    product.
+    deviation as a multiple of that, None where it is no number.
     """
 
     dtype: str
@@ -156,7 +155,6 @@ class Gemm(Struct, frozen=True, kw_only=True):
     compared: int
     wrong: int
     error: float | None
-    digests: tuple[str, str]
 
 
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,7 +162,7 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
     `wrong_words` of the copies differ. `before` is the GPU before its first product, `during` while it computed.
-    `variables` are those that choose how cuBLAS computes. `pid` is this process, and `pids` are those that NVML shows
+    `pid` is this process, and `pids` are those that NVML shows
     on the GPU, None where it does not say.
     """
 
@@ -175,8 +173,6 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pci: str | None = None
     processors: int | None = None
     driver: str | None = None
-    cublas: str | None = None
-    variables: tuple[str, ...] = ()
     gemms: tuple[Gemm, ...] = ()
     copy_bytes: int = 0
     copy_bytes_per_s: tuple[float, ...] = ()

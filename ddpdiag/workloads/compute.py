@@ -6,7 +6,6 @@ in fp64 comes from adding up and from rounding the result. First products load k
 not measured.
 """
 
-import ctypes
 import math
 import os
 import time
@@ -54,8 +53,6 @@ COPY_BYTES, COPY_BYTES_ON_CPU = 256 << 20, 32 << 20
 _ROWS = 16
 _CHUNK = 1024
 _WORD_BYTES = 4
-# With another workspace or another precision cuBLAS takes another algorithm, which has other bits.
-_VARIABLES = ("CUBLAS", "NVIDIA_TF32_OVERRIDE", "TORCH_BLAS", "TORCH_ALLOW_TF32")
 # Signed forms of odd 32-bit constants (Knuth's 2654435761, MurmurHash3's), so that multiplying is one to one.
 _SPREAD, _MIX = 0x9E3779B1 - (1 << 32), 0x85EBCA6B - (1 << 32)
 # Tensor cores add in fp32 and cut off (Fasi, Higham, Mikaitis, Pranesh, PeerJ CS 7:e330, 2021): twice fp32's rounding.
@@ -76,7 +73,6 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         pci=about.pci,
         processors=None if device.type != "cuda" else torch.cuda.get_device_properties(device).multi_processor_count,
         pid=os.getpid(),
-        variables=tuple(sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES))),
     )
     here: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
     with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
@@ -90,7 +86,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
         finally:
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # what this needed is the next trial's
-        return structs.replace(found, cublas=_cublas(device), pids=gpu.pids())
+        return structs.replace(found, pids=gpu.pids())
 
 
 def unusable(device: torch.device) -> str:
@@ -105,20 +101,6 @@ def unusable(device: torch.device) -> str:
             raise  # what CUDA itself says of the GPU
         return f"cuBLAS does not start ({first_line(error)})"
     return ""
-
-
-def _cublas(device: torch.device) -> str | None:
-    """The version of the cuBLAS that this process has loaded, such as "13.2.0"; None if it is not known."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return None
-    try:
-        library = ctypes.CDLL(f"libcublas.so.{torch.version.cuda.partition('.')[0]}")
-        numbers = [ctypes.c_int(-1) for _ in range(3)]
-        # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL.
-        failures = [library.cublasGetProperty(which, ctypes.byref(number)) for which, number in enumerate(numbers)]
-    except (OSError, AttributeError):
-        return None
-    return None if any(failures) else ".".join(str(number.value) for number in numbers)
 
 
 class _Bench(NamedTuple):
@@ -162,7 +144,7 @@ class _Bench(NamedTuple):
         size = self._size(dtype, most)
         left, right = (factor(size, number, dtype, self.device) for number in range(2))
         product = left @ right
-        first = digest(product)
+        synchronize(self.device)
         self.ctx.step(f"products in {name}")
         one = self._seconds(1, lambda: torch.mm(left, right, out=product))
         self._seconds(_calls(warm, one), lambda: torch.mm(left, right, out=product))
@@ -178,7 +160,6 @@ class _Bench(NamedTuple):
             compared=len(rows_of(product)) * size,
             wrong=wrong,
             error=error,
-            digests=(first, digest(product)),
         )
 
     def _size(self, dtype: torch.dtype, most: int) -> int:
@@ -267,23 +248,3 @@ def deviation(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) ->
         share = share.nan_to_num(nan=math.inf, posinf=math.inf)
         wrong, worst = wrong + int((share > 1).sum()), max(worst, float(share.max()))
     return wrong, worst if math.isfinite(worst) else None
-
-
-def digest(product: torch.Tensor) -> str:
-    """64 bits of all bits of a product: another one for any single bit, whatever order a device adds in.
-
-    A sum of all words modulo 2**64, each multiplied by an odd number of its row and one of its column.
-    """
-    words = product.view(torch.int16 if product.element_size() == 2 else torch.int32)
-    weights = _weights(0, words.shape[1], _SPREAD, product.device)
-    total = 0
-    for start in range(0, len(words), _CHUNK):
-        part = words[start : start + _CHUNK].to(torch.int64).mul_(weights).sum(dim=1)
-        total += int((part * _weights(start, len(part), _MIX, product.device)).sum())
-    return f"{total % (1 << 64):016x}"
-
-
-def _weights(start: int, count: int, spread: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers of so many places, in no simple order."""
-    words = torch.arange(start + 1, start + 1 + count, dtype=torch.int64, device=device).mul_(spread)
-    return words.bitwise_xor_(words >> 15).bitwise_or_(1)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from msgspec import structs
 
-from ddpdiag.checks.gpu.compute.check import CHECK
+from ddpdiag.checks.gpu.compute import CHECK
 from ddpdiag.model import Options, Place
 from ddpdiag.model.measurements import Compute
 from ddpdiag.workloads import compute
-from ddpdiag.workloads.compute import deviation, digest, factor
+from ddpdiag.workloads.compute import deviation, factor
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -69,26 +69,6 @@ def test_what_is_no_number_is_wrong() -> None:
     product = left @ right
     product[0, 0], product[8, 1] = float("nan"), float("inf")
     assert deviation(left, right, product) == (2, None)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_any_bit_changes_the_digest(dtype: torch.dtype) -> None:
-    product = factor(64, 0, dtype, CPU)
-    before = digest(product)
-    assert before == digest(product.clone())
-    words = product.view(torch.int16 if dtype is not torch.float32 else torch.int32)
-    seen = {before}
-    for row, column, bit in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (63, 63, 15), (31, 7, 9)):
-        words[row, column] ^= 1 << bit if bit < 15 else -(1 << 15)
-        seen.add(digest(product))
-        words[row, column] ^= 1 << bit if bit < 15 else -(1 << 15)
-    assert len(seen) == 6
-
-
-def test_rows_that_change_places_change_the_digest() -> None:
-    product = factor(64, 0, torch.float32, CPU)
-    assert digest(product) != digest(product.flip(0))
-    assert digest(product) != digest(product.flip(1))
 
 
 def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(

@@ -7,8 +7,7 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.compute.check import CHECK
-from ddpdiag.checks.gpu.compute.data import Data, nameplate_of
+from ddpdiag.checks.gpu.compute import CHECK, Data, nameplate_of
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison.figures import Direction, compared_figures
@@ -21,11 +20,11 @@ BUSY = GpuLoad(sm_hz=1.755e9, memory_hz=2.619e9, events=0x4, celsius=61, watts=6
 IDLE = GpuLoad(sm_hz=3.45e8, memory_hz=2.619e9, events=0x1, celsius=34, watts=71, busy_share=0)
 
 
-def gemm(dtype="bfloat16", teraflops=700.0, digest="aa", **changes):
+def gemm(dtype="bfloat16", teraflops=700.0, **changes):
     """Five batches, the last the fastest."""
     rates = tuple(teraflops * 1e12 * (1 - number / 100) for number in range(5))
     size = 8192 if dtype != "float32" else 4096
-    own = {"compared": 131072, "wrong": 0, "error": 0.04, "digests": (digest, digest)}
+    own = {"compared": 131072, "wrong": 0, "error": 0.04}
     return Gemm(dtype=dtype, size=size, flop_per_s=rates, **(own | changes))
 
 
@@ -43,7 +42,6 @@ def gpu(rank=0, *, bf16=700.0, fp32=50.0, memory=2.9, half=None, single=None, lo
         "pci": f"0000:{rank % 8}b:00.0",
         "processors": 132,
         "driver": "580.1",
-        "cublas": "13.2.0",
         "gemms": (gemm(teraflops=bf16, **(half or {})), gemm("float32", fp32, **(single or {}))),
         "copy_bytes": 256 << 20,
         "copy_bytes_per_s": tuple(memory * 1e12 * (1 - number / 100) for number in range(5)),
@@ -175,22 +173,6 @@ def test_words_that_differ_within_the_memory_are_wrong(golden):
     golden(one(twice(node({5: {"wrong_words": 2}})), "GPU012.wrong", Severity.ERROR))
 
 
-def test_other_bits_than_those_of_most_are_an_error(golden):
-    golden(one(twice(node({5: {"half": {"digest": "bb"}}})), "GPU012.bits", Severity.ERROR))
-
-
-def test_a_product_that_differs_from_its_repeat_is_an_error_even_alone():
-    one(twice({0: gpu(half={"digests": ("aa", "ab")})}), "GPU012.bits", Severity.ERROR, rank=0)
-    one(judged({0: gpu(half={"digests": ("aa", "ab")})}, {0: gpu()}), "GPU012.bits", rank=0)
-
-
-def test_of_two_gpus_with_other_bits_none_is_blamed(golden):
-    (finding,) = twice(node({1: {"half": {"digest": "bb"}}}, count=2))
-    assert (finding.code, finding.severity, finding.ranks) == ("GPU012.differ", Severity.WARNING, ())
-    assert finding.evidence["ranks"] == [0, 1]
-    golden(finding)
-
-
 def test_the_slower_of_two_gpus_is_named():
     one(twice(node({1: {"fp32": 30.0}}, count=2)), "GPU012.slow", rank=1)
 
@@ -241,24 +223,7 @@ def test_a_gh200_is_no_h200():
 
 def test_mixed_models_are_compared_with_their_own():
     older = {"device": "NVIDIA A100-SXM4-80GB", "processors": 108, "bf16": 260.0, "fp32": 19.0, "memory": 1.8}
-    older |= {"half": {"digest": "cc"}}
     assert judged(node(dict.fromkeys(range(4), older))) == []
-
-
-def test_other_drivers_or_libraries_may_have_other_bits():
-    for change in (
-        {"driver": "570.86"},
-        {"cublas": "12.8.4"},
-        {"torch": "2.9.1"},
-        {"driver": None},
-        {"variables": ("CUBLAS_WORKSPACE_CONFIG=:16:8",)},
-    ):
-        assert judged(node({5: {"half": {"digest": "bb"}, **change}})) == []
-
-
-def test_without_the_versions_no_bits_are_compared():
-    for unknown in ("driver", "cublas"):
-        assert judged(node({5: {"half": {"digest": "bb"}}}, **{unknown: None})) == []
 
 
 def test_a_model_without_a_nameplate_is_held_against_peers_only():
@@ -305,11 +270,11 @@ def cpu(rank, **changes):
     (own,) = gpu(
         rank, device="CPU", index=None, uuid=None, pci=None, processors=None, before=None, during=(), pids=None
     ).devices
-    return data(structs.replace(own, driver=None, cublas=None, **changes))
+    return data(structs.replace(own, driver=None, **changes))
 
 
 def test_the_speed_of_cpus_is_not_judged():
-    rows = {0: cpu(0), 1: cpu(1, gemms=(gemm(teraflops=0.01, digests=("aa", "ab")),))}
+    rows = {0: cpu(0), 1: cpu(1, gemms=(gemm(teraflops=0.01),))}
     assert list(CHECK.judge(seen_of(CHECK, rows))) == []
 
 
@@ -356,8 +321,6 @@ def test_a_doubtful_run_is_measured_once_more():
     doubtful = run_of(node({5: {"bf16": 300.0}}))
     (trial,) = CHECK.plan(doubtful)
     assert trial.groups == tuple((rank,) for rank in range(8))
-    split = run_of(node({1: {"half": {"digest": "bb"}}}, count=2))
-    assert len(CHECK.plan(split)) == 1
     assert CHECK.plan(run_of(node({5: {"bf16": 300.0}}), node())) == ()
 
 

@@ -1,1 +1,0 @@
-"""GPU012: arithmetic and memory of each GPU."""
