@@ -10,8 +10,7 @@ from msgspec import structs
 from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.host import limits
-from ddpdiag.checks.host.network_ports import CHECK, allowed
-from ddpdiag.checks.host.port_deltas import Pair, counter_deltas
+from ddpdiag.checks.host.network_ports import CHECK, Pair, allowed, counter_deltas
 from ddpdiag.checks.rendezvous import interfaces
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters

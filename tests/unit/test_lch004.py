@@ -37,18 +37,14 @@ def found(made, *severities):
 
 
 STEPS = {
-    "a part of a job": {"cpus": 3, "SLURM_CPUS_PER_TASK": "2", "options": Options(job_left_seconds=1780.0)},
-    "GPUs": {"gpus": 1, "SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"},
-    "a whole job without an end": {
-        "SLURM_JOB_NUM_NODES": "2",
-        "options": Options(job_left_seconds=365 * 86_400.0),
-    },
-    "a long list of hosts": {"SLURM_STEP_NODELIST": "h[" + "0-1," * 99 + "7]"},
+    "a part of a job": {"cpus": 3, "SLURM_CPUS_PER_TASK": "2"},
+    "GPUs": {"gpus": 1},
+    "a whole job": {"SLURM_JOB_NUM_NODES": "2"},
 }
 
 
 @pytest.mark.parametrize("world", STEPS.values(), ids=STEPS)
-def test_a_step_is_told_in_one_sentence(golden, world):
+def test_the_layout_of_a_step(golden, world):
     (finding,) = CHECK.judge(seen(**world))
     assert (finding.code, finding.severity) == ("LCH004.step", Severity.NOTE)
     golden(finding)

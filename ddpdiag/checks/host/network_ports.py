@@ -28,14 +28,14 @@ When the CRC and TCP checksum disagree, 2000.
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from shlex import quote
+from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial, scope_groups, unneeded
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
-from ddpdiag.checks.host.port_deltas import INCIDENTS, CounterDelta, Incident, Pair, counter_deltas
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
@@ -71,12 +71,152 @@ FINDINGS = {
     ),
 }
 
-# For a worker that has to be started anew, since the last one was ended.
+# For a worker that has to be started again, since the last one was ended.
 _START_SECONDS = 0.5
-# So many ports are written out.
-_SHOWN = 4
-# And so many of the evidence's lists.
-_LISTED = 16
+# Each rises by one when the link is lost; carrier_changes once more when it is back.
+_DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")
+# A peer's receiver was not ready, and the packet is sent again (NVIDIA, Understanding mlx5 Linux counters).
+_NOT_READY = "rnr_nak_retry_err"
+_CABLE = (
+    "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
+    "then to replace the card."
+)
+
+
+class Incident(NamedTuple):
+    """A kind of change of ports: `title` has a place for the hosts, `fix` for the commands that show more and for
+    the hosts. `sentence` is what is expected, or what it means. `breaks` a job that goes by the port.
+    """
+
+    word: str
+    title: str
+    sentence: str
+    fix: str
+    breaks: bool = False
+
+
+INCIDENTS = (
+    Incident(
+        "link-down",
+        "a network link of {} went down during the run",
+        " A link should stay up during a run.",
+        f"{{commands}} on {{hosts}} show more. {_CABLE}",
+        breaks=True,
+    ),
+    Incident(
+        "gone",
+        "a network port of {} disappeared during the run",
+        "",
+        "Run `lspci | grep -i -E 'ethernet|infiniband'` on {hosts}, and as root `dmesg -T | tail -n 100`. If the card "
+        "is not listed, ask the administrator to power-cycle the host, and to replace the card if it disappears again.",
+        breaks=True,
+    ),
+    Incident(
+        "link-errors",
+        "a network link of {} had errors during the run",
+        " The limits are those of NVIDIA's node monitor NVSentinel.",
+        f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
+    ),
+    Incident(
+        "not-ready",
+        "RDMA peers of {} were not ready to receive",
+        " Another host was not ready to receive, and packets were sent again; the counter does not tell which host. "
+        "Storage traffic over the same port often does "
+        "this.",
+        "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
+        "GPUs on all hosts, since a slow link makes a receiver late: `ddpdiag check --select GPU004`.",
+    ),
+)
+
+
+class Pair(NamedTuple):
+    """One host's ports at the beginning and at the end, and those that the job uses."""
+
+    before: NetworkLook
+    after: NetworkLook
+    job_ports: frozenset[str]
+
+    @property
+    def seconds(self) -> float:
+        """The time between."""
+        return max(0.0, self.after.seconds - self.before.seconds)
+
+    def ports(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
+        """Ports that a job may use, then and now (None: gone), with those below them.
+
+        These are the job's ports, and RDMA ports whose link was up.
+        """
+        earlier, later = ({port.name: port for port in look.ports} for look in (self.before, self.after))
+        used = {
+            name for name, port in earlier.items() if name in self.job_ports or (port.rdma and port.up is not False)
+        }
+        todo = list(used)
+        while todo:
+            below = set(earlier[todo.pop()].below) - used
+            todo += below & earlier.keys()
+            used |= below
+        yield from ((port, later.get(name)) for name, port in earlier.items() if name in used)
+
+
+class CounterDelta(NamedTuple):
+    """A change of one port: `text` is a clause that names it. `used_by_job`: the job uses this port."""
+
+    word: str
+    port: PortCounters
+    text: str
+    used_by_job: bool
+    counter: str | None = None
+    before: int | None = None
+    after: int | None = None
+
+
+def _label(port: PortCounters) -> str:
+    """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
+    return f"{port.name}{f' (PCI {port.pci})' if port.pci else ''}"
+
+
+def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterator[CounterDelta]:
+    """Find the changes of one host's ports; `allowed(counter, seconds)` is how far a counter may rise.
+
+    A counter that fell was reset or wrapped (hardware counts in 32 bits), and is no rise; one that only one of the two
+    looks has is none either. Counters of an InfiniBand port stop at their largest value (255 for link_downed).
+    """
+    for old, new in pair.ports():
+        used = old.name in pair.job_ports
+        if new is None:
+            text = f"{_label(old)} disappeared: it was present at the beginning and is missing at the end"
+            yield CounterDelta("gone", old, text, used)
+            continue
+        yield from _lost(old, new, used=used)
+        for counter, start, end in _risen(old.counters, new.counters):
+            most = allowed(counter, pair.seconds)
+            text = f"{counter} of {_label(old)} rose from {start} to {end}"
+            if counter == _NOT_READY:
+                yield CounterDelta("not-ready", old, text, used, counter, start, end)
+            elif counter not in _DOWNS and end - start > most:
+                text += f" (at most {most:g} expected)"
+                yield CounterDelta("link-errors", old, text, used, counter, start, end)
+
+
+def _lost(old: PortCounters, new: PortCounters, *, used: bool) -> Iterator[CounterDelta]:
+    """The link was lost, whether it is back or not."""
+    now = {True: " and is up again", False: " and is still down", None: ""}[new.up]
+    found = [delta for delta in _risen(old.counters, new.counters) if delta[0] in _DOWNS]
+    for counter, start, end in found:
+        # Up at the beginning, which the kernel counts as a change as well.
+        if counter != "carrier_changes" or old.up is not False or end - start > 1:
+            text = f"{counter} of {_label(old)} rose from {start} to {end}: its link was lost{now}"
+            yield CounterDelta("link-down", old, text, used, counter, start, end)
+    if not found and old.up and new.up is False:
+        text = f"the link of {_label(old)} was up at the beginning and is down at the end"
+        yield CounterDelta("link-down", old, text, used)
+
+
+def _risen(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    for counter, start in old.items():
+        end = new.get(counter, start)
+        if end > start:
+            yield counter, start, end
 
 
 def measure(ctx: Context) -> NetworkLook:
@@ -85,8 +225,7 @@ def measure(ctx: Context) -> NetworkLook:
 
 
 def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
-    """A first look before the run loads the network, by one rank of each host; and one at the end, by those ranks that
-    saw something."""
+    """One rank of each host reads the counters first, and those that read any read them again at the end."""
     if seen.is_last:
         groups = tuple((rank,) for rank in sorted(_begun(seen)) if rank in seen.world.living)
         is_due = len(seen.trials) == 1 and groups
@@ -103,7 +242,7 @@ def plan(seen: Seen[NetworkLook]) -> Sequence[Trial]:
 
 
 def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
-    """Without a first look there is nothing to compare with."""
+    """Whether no host read any counter that could be compared."""
     if not seen.is_last or _begun(seen):
         return None
     alone = len(seen.world.hosts) == 1
@@ -113,12 +252,12 @@ def skip(seen: Seen[NetworkLook]) -> SkipReason | None:
 
 
 def last_seconds(seen: Seen[NetworkLook]) -> float:
-    """As long as the first look."""
+    """The time of the second look: that of the first."""
     return max((o.seconds for o in seen.outcomes if o.status is Status.DONE), default=0.0) + _START_SECONDS
 
 
 def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
-    """Each first look that saw something."""
+    """The first looks that hold any counter."""
     number = seen.trials[0].number if seen.trials else None
     looks = {row.place.rank: row.data for row in seen.rows if row.trial.number == number}
     return {rank: look for rank, look in looks.items() if look.ports or look.tcp}
@@ -132,7 +271,7 @@ def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
 
 
 def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
-    """How far a counter of errors may rise in that time; a few events have no rate, so in a minute at least."""
+    """The allowed rise of a counter of errors; a few events have no rate, so in a minute at least."""
     minutes = max(seconds / 60, 1.0)
     match counter:
         case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
@@ -186,7 +325,7 @@ def _incidents(
 
 
 def _is_shared(concerned: int, hosts: int) -> bool:
-    """Is it so many hosts that they share the cause?"""
+    """Whether more than half of several hosts are concerned, so that they share the cause."""
     return concerned > 1 and 2 * concerned > hosts
 
 
@@ -195,12 +334,11 @@ def _finding(
 ) -> Finding:
     names, shared = [host.name for host in found], len(found) > 1
     deltas = [delta for own in found.values() for delta in own]
-    some = deltas[:_LISTED]
     used = {(host, delta.port.name) for host, own in found.items() for delta in own if delta.used_by_job}
     breaks = kind.breaks and bool(used)
     lines = [
         f"on {host.name}, within the {pairs[host].seconds:.1f} s of the run, "
-        + names_text([delta.said for delta in own], _SHOWN)
+        + names_text([delta.text for delta in own])
         for host, own in found.items()
     ]
     end = f" The job uses {'this port' if len(used) == 1 else 'these ports'}." if breaks else ""
@@ -208,16 +346,16 @@ def _finding(
     return seen.finding(
         kind.word,
         kind.title.format(f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
-        f"{begun(_some(lines))}.{kind.sentence}{end}",
+        f"{begun('; '.join(lines))}.{kind.sentence}{end}",
         severity=Severity.ERROR if breaks else None,
-        # It was its peer that was late, and the counter does not tell which one.
+        # A peer was late, and the counter does not show which one.
         hosts=() if shared or kind.word == "not-ready" else names,
         evidence={
-            "ports": [delta.port.name for delta in some],
-            "pci": [delta.port.pci for delta in some],
-            "counters": [delta.counter for delta in some],
-            "before": [delta.before for delta in some],
-            "after": [delta.after for delta in some],
+            "ports": [delta.port.name for delta in deltas],
+            "pci": [delta.port.pci for delta in deltas],
+            "counters": [delta.counter for delta in deltas],
+            "before": [delta.before for delta in deltas],
+            "after": [delta.after for delta in deltas],
             "seconds": round(max(pairs[host].seconds for host in found), 3),
         },
         fix=_fix(kind, names, deltas[0].port, breaks=breaks),
@@ -242,11 +380,6 @@ def _fix(kind: Incident, names: Sequence[str], port: PortCounters, *, breaks: bo
     if breaks:
         return f"{begun(leave_out(names))} until this is repaired. {fix}"
     return f"{fix} Until then you can {leave_out(names)}."
-
-
-def _some(lines: Sequence[str]) -> str:
-    more = f"; and {len(lines) - _SHOWN} more hosts" if len(lines) > _SHOWN else ""
-    return "; ".join(lines[:_SHOWN]) + more
 
 
 def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
@@ -276,13 +409,13 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
     yield seen.finding(
         "damaged",
         f"damaged TCP segments arrived on {names_text(names)}",
-        f"{begun(_some(lines))}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
+        f"{begun('; '.join(lines))}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
         f"data are damaged in a switch, a network card or a host's memory.{sender}",
         hosts=blamed,
         evidence={
-            "hosts": [*names[:_LISTED]],
-            "before": [start for _, start, _ in found[:_LISTED]],
-            "after": [end for _, _, end in found[:_LISTED]],
+            "hosts": list(names),
+            "before": [start for _, start, _ in found],
+            "after": [end for _, _, end in found],
             "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
         },
         fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
@@ -302,7 +435,7 @@ SETTINGS = {
     # NVSentinel's limits.
     "recoveries_per_minute": 5,
     "receive_errors_per_second": 10,
-    # A stray packet from outside of the cluster is none of the job's.
+    # Some may be stray packets from outside of the cluster.
     "damaged_segments": 3,
 }
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)

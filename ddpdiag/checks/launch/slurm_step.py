@@ -67,12 +67,6 @@ FINDINGS = {
 
 # Below this nothing is worth starting: what is left is the smallest budget, and the time to leave.
 _TOO_LATE_SECONDS = 10.0
-# A longer list of hosts is left to the report's own.
-_MOST_SHOWN = 60
-_FORMS = {
-    "block": "ranks fill one host before the next (block distribution)",
-    "cyclic": "ranks go in turn over the hosts (cyclic distribution)",
-}
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -258,35 +252,18 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
-    """What the step is; no rank is blamed."""
-    own, job_nodes = step.variables, step.count_in("SLURM_JOB_NUM_NODES")
+    """The layout of the step; no rank is blamed."""
+    job_nodes = step.count_in("SLURM_JOB_NUM_NODES")
     part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.hosts else ""
     hosts = "host" if step.hosts == 1 and not part else "hosts"
-    nodelist = own.get("SLURM_STEP_NODELIST", "")
-    named = f" ({nodelist})" if 0 < len(nodelist) <= _MOST_SHOWN else ""
-    # How tasks are numbered, where Slurm reports it and it makes a difference.
-    form = own.get("SLURM_DISTRIBUTION", "").partition(":")[0].partition(",")[0]
-    order = f"; {_FORMS[form]}" if form in _FORMS and 1 < step.hosts < step.tasks else ""
-    sees, renumbered = "no GPU", ""
-    if seen.world.gpus:
-        on_node = step.count_in("SLURM_GPUS_ON_NODE")
-        of = f" of {on_node} on its host" if on_node else ""
-        sees = f"{_range_text((a.gpus for a in seen.world.arrivals.values()), 'GPU')}{of}"
-        given, shown = own.get("SLURM_STEP_GPUS"), own.get("CUDA_VISIBLE_DEVICES")
-        # A device cgroup hides the host's other GPUs, so that CUDA counts those of the step from 0.
-        if given is not None and shown is not None and given != shown:
-            renumbered = f" CUDA_VISIBLE_DEVICES={shown} is GPU {given} of the host."
-    left, ends = seen.options.job_left_seconds, ""
-    # Slurm gives a job without a limit a year.
-    if left is not None and 0 < left < 86_400:
-        ends = f" The job ends in {left / 60:.0f} min." if left >= 120 else f" The job ends in {left:.0f} s."
-    # What tasks may really use, whatever the variables promise.
+    # The processors that tasks may really use, whatever the variables promise.
     cpus = _range_text((row.cpus for row in seen.by_rank.values()), "CPU")
+    gpus = _range_text((arrival.gpus for arrival in seen.world.arrivals.values()), "GPU")
     return seen.finding(
         "step",
         f"this run is Slurm step {step.name}",
-        f"Step {step.name} has {count(step.tasks, 'task')} on {step.hosts}{part} {hosts}{named}{order}. Each task may "
-        f"use {cpus} and sees {sees}.{renumbered}{ends}",
+        f"It has {count(step.tasks, 'task')} on {step.hosts}{part} {hosts}. Each task may use {cpus} and sees "
+        f"{gpus if seen.world.gpus else 'no GPU'}.",
         fix="Nothing to do if this is the layout that you want. Otherwise change the options of srun: `--nodes`, "
         "`--ntasks`, `--distribution`, `--cpus-per-task`, `--gpus-per-task`.",
     )
@@ -294,15 +271,15 @@ def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
 
 def _range_text(counts: Iterable[int], noun: str) -> str:
     """Such as "1 GPU", "2 GPUs" or "2 to 4 GPUs"."""
-    own = sorted(counts)
-    return f"{'' if own[0] == own[-1] else f'{own[0]} to '}{count(own[-1], noun)}"
+    ordered = sorted(counts)
+    return f"{'' if ordered[0] == ordered[-1] else f'{ordered[0]} to '}{count(ordered[-1], noun)}"
 
 
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+def report(seen: Seen[Data]) -> Contribution:
     """Slurm's values of the step, as far as they are set."""
-    facts: dict[str, Scalar] = {}
+    figures: dict[str, Scalar | None] = {"left_seconds": seen.options.job_left_seconds or None}
     if step := _step(seen):
-        facts = {
+        figures |= {
             "step": step.name,
             "tasks": step.tasks,
             "hosts": step.hosts,
@@ -313,13 +290,7 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
             "gpus_per_task": step.gpus_per_task,
             "gpu_bind": step.variables.get("SLURM_GPU_BIND"),
         }
-    facts["left_seconds"] = seen.options.job_left_seconds or None
-    return {f"slurm.{name}": value for name, value in facts.items() if value is not None}
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen))
+    return Contribution(figures={f"slurm.{name}": value for name, value in figures.items() if value is not None})
 
 
 CHECK: Check[Data] = Check(__name__, "LCH004", "slurm", Stage.LAUNCH, Scope.RANK)

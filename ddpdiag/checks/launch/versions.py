@@ -26,6 +26,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import median
 from typing import NamedTuple
 
@@ -38,11 +39,12 @@ from ddpdiag.checks.launch.variables import setting
 from ddpdiag.checks.odd import odd_finding
 from ddpdiag.comparison.noise import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
-from ddpdiag.model.report import NONE, Setting
+from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import Versions, driver_version, versions
 from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.stats import Odd, odd_ones_out
+from ddpdiag.text import count
 
 FINDINGS = {
     **dict.fromkeys(
@@ -226,8 +228,9 @@ def _driver_fix(seen: Seen[Data], odd: Odd) -> str:
 
 
 def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
+    """Imports that take long, and wait for files or take longer than on the other hosts."""
     most, ratio = seen.number("slow_import_seconds"), seen.number("slow_import_ratio")
-    sharing = _sharing(seen)
+    sharing, host_of = _sharing(seen), seen.world.host_of
     took = {
         rank: _seconds_of_a_job(seen, own, sharing.get(rank, ()))
         for rank, own in seen.by_rank.items()
@@ -235,7 +238,7 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
     }
     by_host: defaultdict[str, list[float]] = defaultdict(list)
     for rank, seconds in took.items():
-        by_host[seen.world.host_of(rank)].append(seconds)
+        by_host[host_of(rank)].append(seconds)
     medians = {node: median(seconds) for node, seconds in by_host.items()}
     ordered = sorted(medians.values())
     # Of each host the median of the others.
@@ -244,39 +247,33 @@ def _slow_imports(seen: Seen[Data]) -> Iterator[Finding]:
         rank: seconds
         for rank, seconds in took.items()
         if seconds > most
-        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(seen.world.host_of(rank), math.inf))
+        and (_waits_for_files(seen.by_rank[rank]) or seconds >= ratio * usual.get(host_of(rank), math.inf))
     }
-    if slow:
-        worst = max(slow, key=lambda rank: slow[rank])
-        own, node = seen.by_rank[worst], seen.world.host_of(worst)
-        core, others = own.import_core_seconds, usual.get(node)
-        median_text = f", and the median of the other hosts is {others:.1f} s" if others is not None else ""
-        several = f" It is too slow on {ranks_text(tuple(slow))}." if len(slow) > 1 else ""
-        names = tuple(dict.fromkeys(seen.world.host_of(rank) for rank in slow))
-        busy = core is not None and not _waits_for_files(own)
-        spent = ""
-        if core is not None:
-            rest = "so the cores are busy" if busy else "the rest most likely to waiting for files"
-            spent = f" {core:.1f} s of its import went to computing or waiting for a core, {rest}."
-        served = len(sharing.get(worst, (worst,)))
-        if served > 1:
-            spent += (
-                f" One import of {own.import_seconds:.1f} s served {served} ranks of this host; each rank of a job "
-                "imports torch, all at the same time."
-            )
-        took_text = "would take" if served > 1 else "took"
-        yield seen.finding(
-            "slow-import",
-            "importing torch is slow",
-            f"`import torch` {took_text} {slow[worst]:.1f} s on rank {worst} ({node}); at most {most:g} s is expected"
-            f"{median_text}.{several}{spent}",
-            ranks=tuple(slow),
-            evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
-            fix=f"On {node} find the processes that use the cores (`top`), and stop them or {leave_out(names)}."
-            if busy
-            else "Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
-            "container image.",
-        )
+    if not slow:
+        return
+    worst = max(slow, key=lambda rank: slow[rank])
+    own, core, others = seen.by_rank[worst], seen.by_rank[worst].import_core_seconds, usual.get(host_of(worst))
+    is_busy = core is not None and not _waits_for_files(own)
+    median_text = f", and the median of the other hosts is {others:.1f} s" if others is not None else ""
+    cause = "the cores are busy" if is_busy else "the rest waited, most likely for files"
+    spent = f" {core:.1f} s were on a core or waiting for one: {cause}." if core is not None else ""
+    shared = ""
+    if worst in sharing:
+        ranks = count(len(sharing[worst]), "rank")
+        shared = f" {ranks} of this host shared one import of {own.import_seconds:.1f} s; those of a job do not."
+    yield seen.finding(
+        "slow-import",
+        "importing torch is slow",
+        f"`import torch` {'would take' if shared else 'took'} {slow[worst]:.1f} s on rank {worst} ({host_of(worst)}); "
+        f"at most {most:g} s is expected{median_text}.{spent}{shared}",
+        ranks=tuple(slow),
+        evidence={"seconds": round(slow[worst], 3), "core_seconds": core, "usual_seconds": others},
+        fix=f"On {host_of(worst)} find the processes that use the cores (`top`), and stop them or "
+        f"{leave_out(seen.world.hosts_of(tuple(slow)))}."
+        if is_busy
+        else "Put the Python environment on a local disk: copy it to $TMPDIR at the start of the job, or use a "
+        "container image.",
+    )
 
 
 def _sharing(seen: Seen[Data]) -> dict[int, tuple[int, ...]]:
@@ -289,42 +286,36 @@ def _sharing(seen: Seen[Data]) -> dict[int, tuple[int, ...]]:
 
 
 def _seconds_of_a_job(seen: Seen[Data], own: Data, sharing: Sequence[int]) -> float:
-    """What an import takes where each of these ranks does it at the same time, as far as the cores decide."""
+    """Seconds of an import where each of these ranks does it at the same time, as far as the cores decide."""
     seconds, core = own.import_seconds or 0.0, own.import_core_seconds or 0.0
     cores = seen.world.cores_of(sharing)
     return seconds + core * max(0.0, len(sharing) / cores - 1.0) if cores else seconds
 
 
 def _waits_for_files(own: Data) -> bool:
-    """Was most of the import spent neither on a core nor in waiting for one? Where that is not known, no."""
+    """Whether most of the import was neither on a core nor waiting for one; false where that is not known."""
     seconds, core = own.import_seconds, own.import_core_seconds
     return seconds is not None and core is not None and core <= _BUSY_SHARE * seconds
 
 
-def runs_with(seen: Seen[Data]) -> Iterator[Setting]:
-    for name in ("torch", "cuda", "hip", "nccl", "driver", "python"):
-        yield from setting("version", name, {rank: getattr(own, name) for rank, own in seen.by_rank.items()})
-
-
-def inventory(seen: Seen[Data]) -> dict[int, dict[str, str]]:
-    return {
+def report(seen: Seen[Data]) -> Contribution:
+    """The versions; the seconds of the slowest import, and how many ranks of a host shared one."""
+    rows = seen.by_rank
+    names = ("torch", "cuda", "hip", "nccl", "driver", "python")
+    settings = (setting("version", name, {rank: getattr(own, name) for rank, own in rows.items()}) for name in names)
+    took = [own.import_seconds for own in rows.values() if own.import_seconds is not None]
+    sharing = max(map(len, _sharing(seen).values()), default=0)
+    figures: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
+    inventory = {
         rank: {"torch": own.torch, "CUDA": own.cuda or NONE, "NCCL": own.nccl or NONE}
         | ({"driver": own.driver} if own.driver else {})
-        for rank, own in seen.by_rank.items()
+        for rank, own in rows.items()
     }
-
-
-def figures(seen: Seen[Data]) -> dict[str, Scalar]:
-    """What the slowest import took, and how many ranks of a host shared one."""
-    took = [own.import_seconds for own in seen.by_rank.values() if own.import_seconds is not None]
-    found: dict[str, Scalar] = {"seconds.import": max(took)} if took else {}
-    sharing = max(map(len, _sharing(seen).values()), default=0)
-    return found | {"import.ranks": sharing} if sharing else found
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen), settings=tuple(runs_with(seen)), inventory=inventory(seen))
+    return Contribution(
+        figures=figures | ({"import.ranks": sharing} if sharing else {}),
+        settings=tuple(chain.from_iterable(settings)),
+        inventory=inventory,
+    )
 
 
 SETTINGS = {"slow_import_seconds": 10, "slow_import_ratio": 3}
