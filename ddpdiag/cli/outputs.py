@@ -250,7 +250,7 @@ def features_of(report: "Report") -> tuple["Feature | Sections", ...]:
     """The features that have a part in this report; of others nothing is imported."""
     features: list[Feature | Sections] = []
     if report.bench is not None:
-        from ddpdiag.bench import sections as bench
+        from ddpdiag.bench import blocks as bench
 
         features.append(bench)
     if report.train is not None:

@@ -108,7 +108,7 @@ def folded(summary: str, lines: Iterable[str]) -> list[str]:
 
 # Below what GitHub takes, so that somebody can write a sentence before it.
 MOST_BYTES = 60_000
-_REST_BYTES = 1_000
+_REST_BYTES, _NOUN_BYTES = 1_000, 100
 _ELSEWHERE = "in the JSON report"
 
 
@@ -134,7 +134,7 @@ def fitting(pieces: Iterable[Piece], most: int = MOST_BYTES) -> list[str]:
             lines += piece.lines
             room -= own
         else:
-            left[piece.noun] += 1
+            left[said(piece.noun, _NOUN_BYTES)] += 1
     if left:
         nouns = ", ".join(noun if number == 1 else f"{noun} ({number} times)" for noun, number in left.items())
         lines += [f"Left out here, since it is too long for a comment, and {_ELSEWHERE}: {nouns}.", ""]

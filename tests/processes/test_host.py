@@ -51,7 +51,7 @@ def test_nothing_is_imported_that_it_does_not_need(start: Start) -> None:
         "numpy",
         "zmq",
         "ddpdiag.runtime.run",
-        "ddpdiag.bench.terminal",
+        "ddpdiag.bench.blocks",
         "ddpdiag.simulate.fleet",
     }
 

@@ -2,68 +2,46 @@
 
 from benches import bench, bench_rank, healthy, series_of
 from msgspec import structs
-from pages import Reader
-from test_page_blame import built, figure, table, words_of
 
-from ddpdiag.cli.outputs import features_of
+from ddpdiag.bench.blocks import blocks
 from ddpdiag.model import Report
-from ddpdiag.render import html
+from ddpdiag.render.blocks import Chart, Items, Table
 
 FOUR = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def four() -> Report:
-    """Four collectives, each with a sentence of its own; the whole says them together."""
-    own = bench("gloo", collectives=FOUR)
+def drawn(report: Report, kind: type) -> list:
+    """The blocks of one kind."""
+    (section,) = blocks(report)
+    return [block for block in section.blocks if isinstance(block, kind)]
+
+
+def test_sentences_are_a_list_without_the_one_of_the_report():
+    own = bench("gloo", collectives=FOUR, notes=())
     series = tuple(structs.replace(one, sentence=f"{one.collective} is bound by copies.") for one in own.series)
-    return structs.replace(healthy(structs.replace(own, series=series)), sentence="All are bound.")
+    report = healthy(structs.replace(own, series=series))
+    (items,) = drawn(report, Items)
+    assert items.items == tuple(f"{name} is bound by copies." for name in FOUR)
+    assert not drawn(structs.replace(report, sentence=" ".join(items.items)), Items)
 
 
-def alone() -> Report:
-    """One collective, whose sentence is that of the whole."""
-    own = bench("gloo")
-    return structs.replace(healthy(own), sentence=own.series[0].sentence)
-
-
-# Benchmark ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_the_numbers_mean_is_a_list_and_no_column(golden):
-    own = built(four())
-    (section,) = [section for section in own.sections if section.name == "benchmark"]
-    assert section.items.items == tuple(f"{name} is bound by copies." for name in FOUR)
-    assert section.items.name in Reader(html.render(four(), features_of(four()))).text
-    golden(section.items.name, "\n".join(column.title for column in table(own, "series").columns))
-
-
-def test_what_the_page_begins_with_is_not_said_again():
-    (section,) = [section for section in built(alone()).sections if section.name == "benchmark"]
-    assert section.items is None
-
-
-def test_the_legend_has_what_is_expected_and_the_latency_numbers_in_words(golden):
-    own = built(four())
-    golden(words_of(figure(own, "benchmark", "Bus bandwidth").svg), figure(own, "benchmark", "Latency").alt)
-
-
-def test_every_rank_has_a_bar(golden):
-    ranks = tuple(bench_rank(rank, lag_seconds=rank * 1e-5) for rank in range(4))
-    drawn = figure(built(healthy(structs.replace(bench("gloo"), ranks=ranks))), "benchmark", "all_reduce over gloo, ")
-    golden(drawn.title, words_of(drawn.svg))
-
-
-def test_a_rank_is_slow_only_where_it_was_judged_so(golden):
-    # Who waits spends more time in the call: the times alone would point at the wrong one.
-    ranks = [
-        bench_rank(rank, lag_seconds=None, seconds=(1e-3, 1e-3, 1.01e-3, 9e-3)[rank], slow="") for rank in range(4)
+def test_charts_have_a_line_for_each_series_and_a_dashed_one_for_its_expectation():
+    busbw, latency = drawn(healthy(bench("gloo", collectives=FOUR)), Chart)
+    names = [f"{name} over gloo" for name in FOUR]
+    assert [(line.name, line.dashed) for line in busbw.lines] == [
+        *((name, False) for name in names),
+        *((f"expected of {name}", True) for name in names),
     ]
-    for slow in (None, 0):
-        own = tuple(structs.replace(rank, slow="copies slowly" if rank.rank == slow else "") for rank in ranks)
-        shown = built(healthy(structs.replace(bench("gloo"), ranks=own)))
-        golden(words_of(figure(shown, "benchmark", "all_reduce over gloo, ").svg))
+    assert [line.name for line in latency.lines] == names
 
 
-def test_types_are_told_as_far_as_there_are_some():
+def test_the_slow_rank_matters_most_then_the_one_with_the_longest_calls():
+    ranks = [bench_rank(rank, slow="copies slowly" if rank == 1 else "") for rank in range(4)]
+    table = drawn(healthy(structs.replace(bench("gloo"), ranks=tuple(ranks))), Table)[-1]
+    assert table.order == (1, 3, 2, 0)
+
+
+def test_the_type_of_a_series_has_what_it_has():
     series = (series_of(collective="broadcast", op="none", root=0), series_of(op="sum"))
-    shown = built(healthy(structs.replace(bench("gloo"), series=series)))
-    assert [row[2].text for row in table(shown, "series").rows] == ["float, root 0", "float, sum"]
+    table = drawn(healthy(structs.replace(bench("gloo"), series=series)), Table)[0]
+    assert [row[2] for row in table.rows] == ["float, root 0", "float, sum"]

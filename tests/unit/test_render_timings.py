@@ -5,7 +5,7 @@ from benches import healthy
 from msgspec import structs
 from reports import check, fit
 
-from ddpdiag.bench import terminal as bench
+from ddpdiag.bench import blocks as bench
 from ddpdiag.model.report import KINDS, Spent, Timings, Wait
 from ddpdiag.render import terminal
 

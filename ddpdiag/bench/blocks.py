@@ -1,0 +1,338 @@
+"""A benchmark in each format: blocks for Markdown and HTML, metrics for Prometheus, and nccl-tests' form for people.
+
+In a log the table comes first, between the comments that nccl-tests prints: each line that is no row starts with "#".
+In a terminal the verdict comes first. The results of the series and ranks, the findings and the verdict follow.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from ddpdiag import __version__
+from ddpdiag.bench import rows as tables
+from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
+from ddpdiag.model import Report, WorldLine
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Measured, Series
+from ddpdiag.render import Sample
+from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line, Mark, Section, Table, Text
+from ddpdiag.render.findings import LIST_SHOWN, write_findings
+from ddpdiag.render.page import ALL_SHOWN, Page, one_line
+from ddpdiag.render.painter import paint
+from ddpdiag.render.terminal import write_head, write_notes, write_timings, write_verdict
+from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
+
+
+def blocks(report: Report) -> Iterator[Section]:
+    """The results of the series and ranks, and the rows behind folds, with curves over the size."""
+    bench = measured(report)
+    rows = (Fold(part.name, (_sizes(part),)) for part in parts(bench))
+    yield Section("Benchmark", (*_results(report), *_curves(bench), *rows), name="benchmark")
+
+
+def _results(report: Report) -> Iterator[Block]:
+    """Everything but the rows."""
+    bench = measured(report)
+    if bench.series:
+        yield _series(bench.series)
+    elif not bench.rows:
+        yield Text("nothing was measured")
+    # The sentence of the report is not repeated.
+    sentences = (one.sentence for one in bench.series if one.sentence and one.sentence not in report.sentence)
+    if items := tuple(dict.fromkeys((*sentences, *bench.notes))):
+        yield Items(items, "What the numbers mean")
+    groups: dict[tuple[str, str, int], list[BenchRank]] = {}
+    for rank in bench.ranks:
+        groups.setdefault((rank.collective, rank.backend, rank.size_bytes), []).append(rank)
+    for (collective, backend, size), ranks in groups.items():
+        yield _ranks(f"Ranks of {collective} over {backend} at {byte_count(size)}", ranks)
+        if slow := tuple(f"rank {rank.rank} on {rank.host}: {rank.slow}" for rank in ranks if rank.slow):
+            yield Items(slow, "Slow ranks")
+
+
+def expectation_of(series: Series) -> Expectation | None:
+    """The expected bandwidth; None where it is unknown, or exceeded by so much that it was wrong."""
+    expected = series.expectation
+    wrong = expected is not None and is_exceeded(series.peak_busbw_bytes_per_s, expected.busbw_bytes_per_s)
+    return None if wrong else expected
+
+
+def _series(every: Sequence[Series]) -> Table:
+    levels = [expectation_of(one) for one in every]
+    sources = dict.fromkeys(level.source for level in levels if level)
+    return Table(
+        columns=(
+            Column("collective"),
+            Column("backend"),
+            Column("type"),
+            Column("peak busbw", "busbw_bytes_per_s", bar=True),
+            Column("at", "size_bytes"),
+            Column("expected", "busbw_bytes_per_s"),
+            Column("reached", "reached_share"),
+            Column("latency", "latency_seconds"),
+        ),
+        rows=tuple(
+            (
+                one.collective,
+                one.backend,
+                ", ".join(traits(one.dtype, one.op, one.root)),
+                one.peak_busbw_bytes_per_s,
+                one.best_bytes,
+                level.busbw_bytes_per_s if level else None,
+                one.share if level else None,
+                one.fit.latency_seconds if one.fit else None,
+            )
+            for one, level in zip(every, levels, strict=True)
+        ),
+        noun="collective",
+        note=f"expected: {'; '.join(sources)}" if sources else "",
+    )
+
+
+def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
+    """The ranks at the size at which they are compared; slow ranks and those with the longest calls matter most."""
+    order = sorted(range(len(ranks)), key=lambda place: (not ranks[place].slow, -(ranks[place].seconds or 0.0)))
+    return Table(
+        title=title,
+        columns=(
+            Column("rank"),
+            Column("host"),
+            Column("time", "_seconds"),
+            Column("busbw", "_bytes_per_s", bar=True),
+            Column("spread", "spread_share"),
+            Column("lag", "lag_seconds", bar=True),
+            Column("copy", "copy_bytes_per_s"),
+            Column("pair", "pair_bytes_per_s"),
+            Column("device"),
+        ),
+        rows=tuple(
+            (
+                Cell(rank.rank, Mark.WARNING if rank.slow else Mark.NONE),
+                rank.host,
+                rank.seconds,
+                rank.busbw_bytes_per_s,
+                rank.spread_share,
+                rank.lag_seconds,
+                rank.copy_bytes_per_s,
+                rank.pair_busbw_bytes_per_s,
+                rank.device,
+            )
+            for rank in ranks
+        ),
+        noun="rank",
+        note="time: median of the calls; spread: their coefficient of variation; lag: start after the first rank; "
+        "copy: in its own memory; pair: best busbw with one other rank",
+        order=tuple(order),
+    )
+
+
+def _sizes(part: Part) -> Table:
+    known = [(row, mode) for row in part.rows if (mode := row.natural()) is not None]
+    return Table(
+        columns=(
+            Column("size", "size_bytes"),
+            Column("type"),
+            Column("op"),
+            Column("time", "_seconds"),
+            Column("algbw", "_bytes_per_s"),
+            Column("busbw", "_bytes_per_s"),
+            Column("wrong"),
+        ),
+        rows=tuple(
+            (
+                row.size_bytes,
+                row.dtype,
+                row.op,
+                mode.seconds,
+                mode.algbw_bytes_per_s,
+                mode.busbw_bytes_per_s,
+                Cell(mode.wrong, Mark.ERROR if mode.wrong else Mark.NONE),
+            )
+            for row, mode in known
+        ),
+    )
+
+
+def _curves(bench: BenchReport) -> Iterator[Chart]:
+    """Bus bandwidth, with the expected one, and time of a call over the size."""
+    curves: dict[tuple[str, str, str, str, int], dict[float, Measured]] = {}
+    for row in bench.rows:
+        if (mode := row.natural()) is not None and row.size_bytes > 0:
+            curves.setdefault(_key(row), {})[float(row.size_bytes)] = mode
+    pairs = Counter(key[:2] for key in curves)
+    busbws, times = [], []
+    for key, modes in curves.items():
+        collective, backend, *_ = key
+        name = ", ".join((f"{collective} over {backend}", *(traits(*key[2:]) if pairs[key[:2]] > 1 else ())))
+        points = sorted(modes.items())
+        busbws.append(Line(name, tuple((size, mode.busbw_bytes_per_s) for size, mode in points)))
+        times.append(Line(name, tuple((size, mode.seconds) for size, mode in points)))
+    for one in bench.series:
+        if (level := expectation_of(one)) is not None and (modes := curves.get(_key(one), {})):
+            name = f"expected of {one.collective} over {one.backend}"
+            ends = tuple((size, level.busbw_bytes_per_s) for size in (min(modes), max(modes)))
+            busbws.append(Line(name, ends, dashed=True))
+    if times:
+        yield Chart(title="Bus bandwidth over size", x="size_bytes", y="busbw_bytes_per_s", lines=tuple(busbws))
+        yield Chart(title="Latency over size", x="size_bytes", y="seconds", lines=tuple(times), log=True)
+
+
+def _key(of: BenchRow | Series) -> tuple[str, str, str, str, int]:
+    return of.collective, of.backend, of.dtype, of.op, of.root
+
+
+# Prometheus ----------------------------------------------------------------------------------------------------------
+
+
+_SERIES_LABELS = ("backend", "collective", "dtype", "op", "root")
+_METRICS = {
+    "seconds": "Time of one call, as nccl-tests has it.",
+    "algbw_bytes_per_s": "Algorithm bandwidth, as nccl-tests has it.",
+    "busbw_bytes_per_s": "Bus bandwidth, as nccl-tests has it.",
+}
+_RANK_METRICS = {
+    "seconds": "Median of a rank's calls.",
+    "busbw_bytes_per_s": "Bus bandwidth of a rank.",
+    "pair_busbw_bytes_per_s": "Best bus bandwidth of a rank alone with one other.",
+    "copy_bytes_per_s": "Rate at which a rank copies in its own memory.",
+}
+
+
+def samples(report: Report) -> Iterator[Sample]:
+    """Every row and mode, the peak of every series, and the ranks."""
+    bench = measured(report)
+    yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
+    for row in bench.rows:
+        labels = _labels(row, *_SERIES_LABELS, "size_bytes")
+        for name, mode in row.modes().items():
+            yield from _samples("bench_", mode, _METRICS, labels | {"mode": name})
+            if mode.wrong is not None:
+                help = "Elements with a wrong value, on all ranks."
+                yield Sample("bench_wrong_elements", help, mode.wrong, labels | {"mode": name})
+    for series in bench.series:
+        labels = _labels(series, *_SERIES_LABELS)
+        peak = series.peak_busbw_bytes_per_s
+        yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
+        if series.expectation is not None:
+            expected = series.expectation.busbw_bytes_per_s
+            help = "Bus bandwidth that this hardware should reach."
+            yield Sample("bench_expected_busbw_bytes_per_second", help, expected, labels)
+        if series.fit is not None:
+            yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)
+    for rank in bench.ranks:
+        labels = _labels(rank, "backend", "collective", "size_bytes", "rank")
+        labels |= {"host": rank.host, "gpu_uuid": rank.gpu_uuid or ""}
+        yield from _samples("bench_rank_", rank, _RANK_METRICS, labels)
+
+
+def _labels(of: BenchRow | BenchRank | Series, *names: str) -> dict[str, str]:
+    return {name: str(getattr(of, name)) for name in names}
+
+
+def _samples(
+    prefix: str, of: Measured | BenchRank, metrics: dict[str, str], labels: dict[str, str]
+) -> Iterator[Sample]:
+    """The metrics that are known, with rates named as Prometheus wants."""
+    for name, help in metrics.items():
+        if (value := getattr(of, name)) is not None:
+            yield Sample(f"{prefix}{name.replace('_per_s', '_per_second')}", help, value, labels)
+
+
+# nccl-tests' form ----------------------------------------------------------------------------------------------------
+
+
+def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
+    """The report as text; `details` shortens nothing, `timings` adds where the run's seconds went.
+
+    Outside of a terminal (`tty`) everything but the rows is a comment, for scripts that read nccl-tests' output.
+    """
+    page, bench = Page(color=color, width=width, tty=tty), measured(report)
+    if tty:
+        write_head(page, report)
+        calls = f"{count(bench.asked.iters, 'call')} per size after {bench.asked.warmup_iters:,} to warm up"
+        page.write(one_line("; ".join((*_versions(bench, " "), calls, "times of the slowest rank"))), style="dim")
+    if details or not tty:
+        for line in _head(bench, report.world, details=details):
+            _comment(page, line)
+    for part in parts(bench):
+        _write_part(page, bench, part)
+    page.blank()
+    _commented(page, lambda inner: paint(inner, _results(report), details=details))
+    if timings:
+        _commented(page, lambda inner: write_timings(inner, report, details=details))
+    write_findings(page, report.findings, details=details)
+    write_notes(page, report.notes)
+    write_verdict(page, report)
+    return page.text()
+
+
+def _comment(page: Page, text: str) -> None:
+    """Write a line that is no row; it is wrapped in a terminal only."""
+    if page.tty:
+        page.write(text, lead="# ", style="dim", lead_style="dim")
+    else:
+        page.verbatim(f"# {text}")
+
+
+def _commented(page: Page, draw: Callable[[Page], None]) -> None:
+    """Write what `draw` writes; in a log as comments, or tables that begin with a number would be read as rows."""
+    if page.tty:
+        draw(page)
+        return
+    inner = Page(color=False, width=page.width - 2)
+    draw(inner)
+    for line in inner.text().rstrip("\n").split("\n"):
+        page.verbatim(f"# {line}")
+    page.blank()
+
+
+def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
+    """The request, and the hardware."""
+    asked = bench.asked
+    yield one_line(" ".join((f"ddpdiag version {__version__}", *_versions(bench, "="))))
+    backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
+    hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
+    step = f"{asked.stepbytes}(bytes)" if asked.stepbytes else f"{asked.stepfactor or 2:g}(factor)"
+    yield one_line(
+        f"nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
+        f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} warmup iters: {asked.warmup_iters} "
+        f"iters: {asked.iters} validation: {asked.check}"
+    )
+    yield "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for"
+    yield "a row shows the slowest rank"
+    if any(name in asked.collective for name in ("all_reduce", "broadcast", "reduce")):
+        yield "torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
+    yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
+    yield ""
+    yield from _devices(devices(bench), details=details)
+
+
+def _versions(bench: BenchReport, sign: str) -> list[str]:
+    versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
+    return [f"{name}{sign}{version}" for name, version in versions.items() if version]
+
+
+def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
+    if not ranks:
+        return
+    yield "Using devices"
+    shown = ranks if details else ranks[:ALL_SHOWN]
+    for rank in shown:
+        number = "" if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] "
+        where = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
+        yield f"{where}{number}{one_line(rank.device)}"
+    if len(shown) < len(ranks):
+        yield f" ... {count(len(ranks) - len(shown), 'more rank')}"
+
+
+def _write_part(page: Page, bench: BenchReport, part: Part) -> None:
+    """Write one table, between nccl-tests' comments."""
+    if page.tty:
+        page.blank()
+        page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
+    else:
+        for text in ("", f"Collective test starting: {one_line(part.name)}", ""):
+            _comment(page, text)
+    for text in (*tables.HEADER, *map(tables.line, part.rows), *tables.footer(part, reaches(bench, (part,)))):
+        page.verbatim(text)
+    if not page.tty:
+        _comment(page, "")
+        _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
