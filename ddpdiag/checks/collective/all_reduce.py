@@ -1,14 +1,12 @@
 """All-reduce: correct values, latency and bandwidth on every rank.
 
 DDP spends its communication time in this collective. Every rank contributes integers that depend on its number, so that
-the sum is known exactly: a wrong sum means corrupted data (seen with P2P behind an IOMMU) or a rank that was counted
-twice. Then a small message is timed for the latency and a large one for the bandwidth, with each rank's own clock.
+the sum is known exactly: a wrong sum means corrupted data (seen with P2P behind an IOMMU). Then a small message is
+timed for the latency and a large one for the bandwidth, with each rank's own clock.
 
 Where a sum is wrong, the ranks broadcast known values one after the other. A sender whose values arrive wrong at most
-of the others is named, and so is a receiver at which the values of most of the others arrive wrong; if a single link
-delivers wrong values, the link is named and neither of its ends, unless a rank finds its own copy corrupted. If all
-broadcasts are correct, the ranks sum in pairs, and a rank whose pair is wrong each time is named. If the sum differs by
-exactly one rank's part, the finding names that rank.
+of the others is named, and so is a receiver at which the values of most of the others arrive wrong. Single links that
+deliver wrong values are named, and neither of their ends, unless a rank finds its copy corrupted.
 
 busbw is defined as in nccl-tests: bytes / seconds x 2(n-1)/n, comparable with a link's rate whatever the number of
 ranks. With more ranks than cores the numbers do not describe the machine and are not judged.
@@ -25,17 +23,17 @@ Sources: nccl-tests, doc/PERFORMANCE.md (bus bandwidth); PyTorch issue 84803 (wr
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.bandwidth import factor
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial
-from ddpdiag.checks.fabric.notes import round_robin
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, ranks_text, who_text
+from ddpdiag.checks.matrix import Link, explain
 from ddpdiag.checks.world import without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.trial import Context
@@ -52,23 +50,17 @@ FINDINGS = {
 SMALL_BYTES = 4
 # The share of a trial's time left that one size may take.
 _SHARE = 0.5
-# More than this share of a row or a column of the broadcasts must be wrong to condemn it.
-_MOST = 0.5
 # Where something is wrong, so many ranks at most broadcast, one after the other, so much.
 MAX_SENDERS = 64
 BROADCAST_BYTES = 1 << 20
-# Rounds of pairs, each with other partners: two tell one rank from its first partner, three if it had none at first.
-MAX_ROUNDS = 3
-# Parts of ranks that lie so far apart are alike (see workloads.collectives.pattern).
-RANK_PERIOD = 64
 LARGE_BYTES = {Depth.QUICK: 4 << 20, Depth.STANDARD: 32 << 20, Depth.DEEP: 128 << 20}
 
 
 class Data(Struct, frozen=True):
-    """This rank's seconds for one call of each size (bytes per rank), and the elements that were wrong.
+    """One rank's seconds for a call of each size (bytes per rank), and its wrong elements.
 
-    Where any rank's were, the first `senders` ranks broadcast, and those of `wrong_from` were heard wrong here; the
-    only timings are then those of the checked calls. `off_by` is by how many ramps the large sum differs everywhere.
+    If a sum is wrong on any rank, the first `senders` ranks broadcast, and values of `wrong_from` arrived wrong here;
+    the only timings are then those of the checked calls.
     """
 
     backend: str
@@ -80,11 +72,10 @@ class Data(Struct, frozen=True):
     wrong: int
     senders: int = 0
     wrong_from: tuple[int, ...] = ()
-    off_by: int | None = None
 
 
 def measure(ctx: Context) -> Data:
-    """Check both sizes; then time them, or find out whose values are wrong."""
+    """Check both sizes; then time them, or broadcast to find the rank whose values are wrong."""
     from ddpdiag.workloads.collectives import broadcasts, check_all_reduce, on_any_rank, time_all_reduce
     from ddpdiag.workloads.group import process_group
 
@@ -98,9 +89,7 @@ def measure(ctx: Context) -> Data:
         small = check_all_reduce(ctx, SMALL_BYTES, device)
         large = check_all_reduce(ctx, LARGE_BYTES[ctx.options.depth], device)
         small_seconds, large_seconds = [small.seconds], [large.seconds]
-        if "round" in ctx.trial.params:
-            ctx.step("leave the pair")
-        elif on_any_rank(ctx, small.wrong + large.wrong > 0):
+        if on_any_rank(ctx, small.wrong + large.wrong > 0):
             _, most = calls(0, MAX_SENDERS, large.seconds)
             senders, wrong_from = broadcasts(ctx, BROADCAST_BYTES, device, most)
         else:
@@ -116,14 +105,13 @@ def measure(ctx: Context) -> Data:
         wrong=small.wrong + large.wrong,
         senders=senders,
         wrong_from=wrong_from,
-        off_by=large.off_by,
     )
 
 
 def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float) -> tuple[int, int]:
-    """Fewer calls when time is short, so that a slow network is slow and not hung: half of what is left is spent.
+    """The calls that warm up and those that are timed: fewer when time is short, so that at most half of it is spent.
 
-    One call is always timed: a slow answer is worth more than none.
+    One call is always timed, so that a slow network is reported as slow and not as hung.
     """
     calls = int(max(0.0, left_seconds) * _SHARE / max(call_seconds, 1e-9))
     if calls >= warmup + timed:
@@ -133,100 +121,52 @@ def affordable(warmup: int, timed: int, call_seconds: float, left_seconds: float
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
-    """gloo first, since it needs least; then the job's own backend. Pairs, where a sum is wrong for no reason known."""
-    for backend in dict.fromkeys(("gloo", seen.world.backend)):
-        whole = _trials(seen, backend, in_pairs=False)
-        if not whole:
-            return (new_trial(seen, params={"backend": backend}),)
-        rounds = len(_trials(seen, backend, in_pairs=True))
-        if rounds < MAX_ROUNDS and _needs_pair_tests(seen, backend, whole[0]):
-            groups = round_robin(whole[0].ranks, rounds)
-            return (new_trial(seen, groups=groups, params={"backend": backend, "round": rounds}),)
-    return ()
-
-
-def _trials(seen: Seen[Data], backend: str, *, in_pairs: bool) -> list[Trial]:
-    return [t for t in seen.trials if t.params["backend"] == backend and ("round" in t.params) is in_pairs]
-
-
-def _needs_pair_tests(seen: Seen[Data], backend: str, whole: Trial) -> bool:
-    """Is a sum wrong, and may several ranks be the cause?"""
-    rows = _rows(seen, whole)
-    if len(rows) < 3 or not seen.succeeded(whole) or not any(data.wrong for data in rows.values()):
-        return False
-    found = _by_broadcasts(rows)
-    return not found.ranks and not found.links and len(_suspects(seen, backend, rows)) > 1
-
-
-def _rows(seen: Seen[Data], trial: Trial) -> dict[int, Data]:
-    return {row.place.rank: row.data for row in seen.rows if row.trial is trial}
-
-
-def _suspects(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> tuple[int, ...]:
-    heard: dict[tuple[int, ...], bool] = {}
-    for trial in _trials(seen, backend, in_pairs=True):
-        answers = _rows(seen, trial)
-        for pair in trial.groups:
-            if all(rank in answers for rank in pair):
-                heard[pair] = any(answers[rank].wrong for rank in pair)
-    return suspects(tuple(rows), heard)
-
-
-def suspects(ranks: Sequence[int], heard: Mapping[tuple[int, ...], bool]) -> tuple[int, ...]:
-    """Ranks that were in no pair with a correct sum; `heard` says of each pair whether its sum was wrong."""
-    cleared = {rank for pair, wrong in heard.items() if not wrong for rank in pair}
-    return tuple(rank for rank in ranks if rank not in cleared)
+    """gloo first, since it needs least; then the job's own backend."""
+    tried = {trial.params["backend"] for trial in seen.trials}
+    left = (backend for backend in ("gloo", seen.world.backend) if backend not in tried)
+    return tuple(new_trial(seen, params={"backend": backend}) for backend in islice(left, 1))
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """One rank sends nothing, and nccl none without GPUs."""
+    """One rank has no partner, and nccl needs GPUs."""
     alone = "there is one rank only, so there is no communication" if seen.world.size == 1 else None
     return inapplicable(alone or without_gpu(seen.world))
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for trial in seen.trials:
-        rows = {} if "round" in trial.params else _rows(seen, trial)
+        rows = {row.place.rank: row.data for row in seen.rows if row.trial is trial}
         if any(data.wrong for data in rows.values()):
             yield _wrong(seen, str(trial.params["backend"]), rows)
 
 
 def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
-    got = sorted(rank for rank, data in rows.items() if data.wrong)
+    wrong_ranks = sorted(rank for rank, data in rows.items() if data.wrong)
     most = max(data.wrong for data in rows.values())
-    found = _guilt(seen, backend, rows)
-    whose = "every rank" if len(got) == len(rows) else f"{ranks_text(got)} of {len(rows)}"
-    links = [f"rank {sender} -> rank {receiver}" for sender, receiver in found.links]
-    who = who_text(seen, found.ranks) if found.ranks else ", ".join(links) or "No rank is blamed"
-    nodes = seen.world.hosts_of(found.ranks)
-    fix = f"{begun(leave_out(nodes)) if nodes else 'Do not train here'}, and have the memory there tested."
+    culprit = find_culprit(rows)
+    whose = "every rank" if len(wrong_ranks) == len(rows) else f"{ranks_text(wrong_ranks)} of {len(rows)}"
+    links = [f"rank {sender} -> rank {receiver}" for sender, receiver in culprit.links]
+    who = who_text(seen, culprit.ranks) if culprit.ranks else ", ".join(links) or "No rank is blamed"
+    hosts = seen.world.hosts_of(culprit.ranks)
+    fix = f"{begun(leave_out(hosts)) if hosts else 'Do not train here'}, and have the memory there tested."
     if backend != "gloo":
         fix += " Run again with NCCL_P2P_DISABLE=1: if the sums are right then, direct copies of GPUs are at fault."
     by_senders: dict[tuple[int, ...], list[int]] = {}  # receivers by those from which they received wrong values
-    for rank, own in rows.items():
-        if own.wrong_from:
-            by_senders.setdefault(own.wrong_from, []).append(rank)
-    heard = [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in by_senders.items()]
+    for rank, data in rows.items():
+        if data.wrong_from:
+            by_senders.setdefault(data.wrong_from, []).append(rank)
+    received = [f"{ranks_text(ranks)}: wrong from {ranks_text(senders)}" for senders, ranks in by_senders.items()]
     return seen.finding(
         "wrong",
-        f"wrong sums over {backend}" + (f", caused by {who}" if found.ranks else ""),
+        f"wrong sums over {backend}" + (f", caused by {who}" if culprit.ranks else ""),
         f"The all-reduce over {backend} gave wrong sums on {whose}: up to {most} elements per rank differ from the "
-        f"exact sum{_as_if(rows)}. {begun(who)}: {found.why}.",
-        ranks=found.ranks,
+        f"exact sum. {begun(who)}: {culprit.why}.",
+        ranks=culprit.ranks,
         links=links,
-        evidence={"backend": backend, "wrong_elements": most, "ranks": [*got], "wrong_from": [*heard]},
+        evidence={"backend": backend, "wrong_elements": most, "ranks": [*wrong_ranks], "wrong_from": [*received]},
         fix=fix,
         guess=fix,
     )
-
-
-def _as_if(rows: Mapping[int, Data]) -> str:
-    """The meaning of a sum that is off by exactly one rank's part, on all ranks alike."""
-    offs = {data.off_by for data in rows.values() if data.wrong}
-    off = offs.pop() if len(offs) == 1 else None
-    if off is None or not 1 <= abs(off) <= len(rows) <= RANK_PERIOD:
-        return ""
-    return f", as if the part of rank {abs(off) - 1} had been {'counted twice' if off > 0 else 'left out'}"
 
 
 class Culprit(NamedTuple):
@@ -234,73 +174,51 @@ class Culprit(NamedTuple):
 
     why: str
     ranks: tuple[int, ...] = ()
-    links: tuple[tuple[int, int], ...] = ()
+    links: tuple[Link, ...] = ()
 
 
-def _guilt(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Culprit:
-    """By broadcasts and sums; where they cannot decide, a rank whose pair is wrong in each round is at fault."""
-    found, rounds = _by_broadcasts(rows), _trials(seen, backend, in_pairs=True)
-    if found.ranks or found.links or not rounds:
-        return found
-    left = _suspects(seen, backend, rows)
-    if len(rounds) == 1 and left in rounds[0].groups:  # there was no time for other partners
-        one, other = left
-        why = "the sum of these two is wrong, and there was no time left to test them with other ranks"
-        return Culprit(why, links=((one, other), (other, one)))
-    if 0 < 2 * len(left) < len(rows):
-        return Culprit("pairs of ranks without it have correct sums, and every pair with it has a wrong one", left)
-    return Culprit(f"{found.why}; the sums of pairs of ranks do not show where the fault is")
-
-
-def _by_broadcasts(rows: Mapping[int, Data]) -> Culprit:
-    """The ranks or links that the broadcasts show; else the ranks whose sums differ from most."""
+def find_culprit(rows: Mapping[int, Data]) -> Culprit:
+    """The ranks or links that corrupt values, by the broadcasts that each rank received; else by the sums."""
     senders = min(data.senders for data in rows.values())
-    found = find_culprit({rank: data.wrong_from for rank, data in rows.items()}, senders)
-    if found.ranks or found.links:
-        return found
+    if changed := tuple(rank for rank, data in sorted(rows.items()) if rank in data.wrong_from):
+        return Culprit("its values are corrupted in its own memory, before they are sent", changed)
+    wrong = {(sender, rank) for rank, data in rows.items() for sender in data.wrong_from}
+    if wrong:
+        return _of_links(wrong, {(a, b) for a in range(senders) for b in rows if a != b} - wrong)
     odd = odd_ones_out({rank: data.wrong > 0 for rank, data in rows.items()})
     if odd is not None and odd.ranks and odd.usual is False:
         return Culprit("only its sum is wrong", odd.ranks)
-    return found if senders else Culprit("there was no time left to find out whose values are wrong")
+    if not senders:
+        return Culprit("there was no time left to find out whose values are wrong")
+    return Culprit("the values that ranks broadcast arrive unchanged, so the summation is at fault")
 
 
-def find_culprit(wrong_from: Mapping[int, Sequence[int]], senders: int) -> Culprit:
-    """Which rank or link corrupts values, by what each receiver got wrong when ranks below `senders` broadcast.
+def _of_links(wrong: Set[Link], right: Set[Link]) -> Culprit:
+    """Blame a sender or a receiver that is at one end of most wrong links; else name the links.
 
-    In the matrix of senders and receivers, a wrong row is a sender and a wrong column a receiver; a row and a column
-    together are the link between the two, and a single wrong cell is a link as well.
+    Broadcasts pass through other ranks, so that a bad cable between two neighbours of a ring spoils what others send as
+    well: it shows as one bad sender with one bad receiver.
     """
-    received = sorted(wrong_from.items())
-    if changed := tuple(rank for rank, wrong in received if rank in wrong):
-        return Culprit("its values are corrupted in its own memory, before they are sent", changed)
-    links = tuple((sender, rank) for rank, wrong in received for sender in sorted(wrong))
-    if not links:
-        return Culprit("the values that ranks broadcast arrive unchanged, so the summation is at fault")
-    if len(links) == 1:  # it has two ends, and condemns neither
-        return Culprit(
-            "only values on this link arrive wrong; the sender, the receiver or the path between them is at fault",
-            links=links,
-        )
-    # At which share of the others a sender's values arrive wrong, and those of which share a receiver gets wrong.
-    times = Counter(sender for sender, _ in links)
-    rows = {sender: times[sender] / max(1, len(wrong_from) - 1) for sender in range(senders)}
-    columns = {rank: len(wrong) / max(1, senders - (rank < senders)) for rank, wrong in received}
-    bad_senders = tuple(rank for rank, share in rows.items() if share > _MOST)
-    bad_receivers = tuple(rank for rank, share in columns.items() if share > _MOST)
-    if bad_senders and not bad_receivers:
-        return Culprit("the values that it sends arrive wrong, and those of the others arrive unchanged", bad_senders)
-    if bad_receivers and not bad_senders:
-        return Culprit("the values that it receives are wrong, and at the others they are correct", bad_receivers)
-    # One sender that all get wrong, and one receiver that gets all wrong: in a ring, neighbours. Broadcasts pass
-    # through other ranks, so that a bad cable spoils what others send as well.
-    whole = [(a, b) for a, row in rows.items() for b, column in columns.items() if a != b and row == column == 1.0]
-    if len(whole) == 1:
-        return Culprit("the sender, the receiver or the path between them corrupts this data", links=tuple(whole))
-    return Culprit("neither a single sender nor a single receiver explains the wrong values")
+    pattern = explain(wrong, right)
+    if pattern is None or pattern.everywhere or pattern.islands:
+        return Culprit("neither a single sender nor a single receiver explains the wrong values")
+    if len(pattern.senders) == len(pattern.receivers) == 1 and not pattern.hosts:
+        link = (pattern.senders[0], pattern.receivers[0])
+        return Culprit("the sender, the receiver or the path between them corrupts this data", links=(link,))
+    if pattern.hosts or (pattern.senders and pattern.receivers):
+        ranks = tuple(sorted({*pattern.hosts, *pattern.senders, *pattern.receivers}))
+        return Culprit("the values that it sends or receives are wrong, and between the others they are correct", ranks)
+    if pattern.senders:
+        why = "the values that it sends arrive wrong, and those of the others arrive unchanged"
+        return Culprit(why, pattern.senders)
+    if pattern.receivers:
+        return Culprit("the values that it receives are wrong, and at the others they are correct", pattern.receivers)
+    why = "only values on these links arrive wrong; the sender, the receiver or the path between them is at fault"
+    return Culprit(why, links=pattern.links)
 
 
 def _busbw(data: Data) -> float:
-    """ZeroDivisionError where no time was measured: numbers of a stranger are not judged."""
+    """The bus bandwidth of the large all-reduce; ZeroDivisionError where no time was measured."""
     return data.large_bytes / data.large_seconds.median * factor("all_reduce", data.ranks)
 
 
@@ -312,14 +230,14 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
             "latency_seconds": data.small_seconds.median,
         }
         for row in seen.rows
-        if "round" not in row.trial.params and (data := row.data).ranks > 1
+        if (data := row.data).ranks > 1
     }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
     """Per backend, the slowest rank's numbers: an all-reduce is as fast as the last of them."""
     out: dict[str, Scalar] = {}
-    whole = [row.data for row in seen.rows if "round" not in row.trial.params and row.data.ranks > 1]
+    whole = [row.data for row in seen.rows if row.data.ranks > 1]
     for backend in dict.fromkeys(data.backend for data in whole):
         rows, name = [data for data in whole if data.backend == backend], f"all_reduce.{backend}"
         slowest = max(rows, key=lambda data: data.large_seconds.median)
@@ -330,7 +248,6 @@ def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
 
 
 def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 

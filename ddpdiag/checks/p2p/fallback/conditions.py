@@ -91,7 +91,7 @@ def before(seen: Seen[Any], backend: str) -> Before | None:
     """How COL001 went over this backend, with all ranks together."""
     known = seen.of(all_reduce.CHECK)
     for trial in known.trials:
-        if trial.params.get("backend") == backend and "round" not in trial.params:
+        if trial.params.get("backend") == backend:
             rows = [row.data for row in known.rows if row.trial is trial]
             works = known.succeeded(trial) and not any(data.wrong for data in rows)
             slowest = max((data.large_seconds.median for data in rows), default=0.0)
