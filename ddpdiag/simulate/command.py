@@ -21,7 +21,7 @@ from ddpdiag.text import count
 
 # A shorter run needs no line in a log.
 _PATIENCE_SECONDS = 3.0
-_BLAMING = ("FAB001.alone", "FAB001.node", "FAB001.domain")
+_BLAMING = ("FAB001.alone", "FAB001.host", "FAB001.domain")
 
 
 def run(wanted: SimulateOptions, outputs: Outputs) -> int:

@@ -45,8 +45,8 @@ def test_a_slow_host_is_named_and_a_slow_way_between_two_others_blames_neither(e
     network[2].slow("20mbit", towards=network[5])
     report = report_of(launch(network, EIGHT, CHECK, tmp_path / "run"))
     own = found(report)
-    assert set(own) == {"FAB001.node", "FAB001.path", "FAB001.clear"}, report["findings"]
-    assert own["FAB001.node"]["hosts"] == ["h3"]
+    assert set(own) == {"FAB001.host", "FAB001.path", "FAB001.clear"}, report["findings"]
+    assert own["FAB001.host"]["hosts"] == ["h3"]
     assert own["FAB001.path"]["links"] == ["h2 -> h5", "h5 -> h2"]
     assert own["FAB001.path"]["hosts"] == []
     assert report["hosts"]["failing"] == ["h3"]

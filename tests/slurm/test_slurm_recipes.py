@@ -134,7 +134,7 @@ def test_with_spares_a_slow_host_and_one_that_is_cut_off_are_left_out(four, trai
     ended = four.wait(job)
     assert (ended.state, trained(ended.output)) == ("COMPLETED", ["h0", "h2"]), ended.output
     assert lines(four, job, "bad-hosts") == ["h1", "h3"]
-    assert "FAB001.node" in ended.output
+    assert "FAB001.host" in ended.output
     # The others were given back, so that their end is not that of the training.
     assert four.state(job)["NodeList"] == "h[0,2]"
 

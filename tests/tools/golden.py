@@ -2,7 +2,7 @@
 
     def test_a_slow_host_is_named(golden):
         (finding,) = judged(...)
-        assert (finding.code, finding.nodes) == ("RDZ004.slow", ("n1",))
+        assert (finding.code, finding.hosts) == ("RDZ004.slow", ("n1",))
         golden(finding)
 
 After a change that is meant, `python -m pytest --update-golden` rewrites the sections of the tests that run;

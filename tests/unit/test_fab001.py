@@ -77,7 +77,7 @@ def test_a_host_that_was_lost_before_takes_no_part_and_the_others_get_their_verd
     (slow,) = fleet.failing
     gone = (slow + 1) % 12
     recording = searched(fleet, {gone: 0})
-    assert codes(recording)["FAB001.node"] == (host_name(slow),)
+    assert codes(recording)["FAB001.host"] == (host_name(slow),)
     assert not any(set(ranks_of(gone)) & set(trial.ranks) for trial in recording.trials)
     report = judge(recording, all_checks())
     assert set(report.hosts.failing) == {host_name(gone)}
@@ -92,7 +92,7 @@ def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int)
     report = judge(recording, all_checks())
     assert set(report.hosts.failing) == {host_name(5)}
     assert set(report.hosts.healthy) == {host_name(host) for host in range(12) if host != 5}
-    assert {code for code in codes(recording) if code not in ("FAB001.node", "FAB001.alone")} <= {"FAB001.clear"}
+    assert {code for code in codes(recording) if code not in ("FAB001.host", "FAB001.alone")} <= {"FAB001.clear"}
     # The proof is that of the others.
     proof = recording.trials[-1]
     assert proof.params["phase"] == "verify"
@@ -165,8 +165,8 @@ def test_a_host_that_fails_is_named_with_each_partner_once(golden):
     rate = {True: None, False: USUAL}
     seen = searched_by(fab001.CHECK, lambda group: rate[2 in group], ranks=3, ranks_per_node=1, stages=("fabric",))
     found = {finding.code: finding for finding in fab001.CHECK.judge(seen)}
-    assert found["FAB001.node"].hosts == ("n2",)
-    golden(found["FAB001.node"])
+    assert found["FAB001.host"].hosts == ("n2",)
+    golden(found["FAB001.host"])
 
 
 def test_hosts_that_pass_in_pairs_and_fail_all_together_are_unproven(golden):

@@ -81,7 +81,7 @@ def test_a_rank_that_slows_the_job_down_leaves_it_fit_and_degraded(golden) -> No
     assert (slow.verdict, slow.exit_code, slow.degraded) == (Verdict.FIT, 0, True)
     assert concluded(slowing(1, slower_share=0.4), need=None, strict=True).exit_code == 1
     many = concluded(*(slowing(rank, slower_share=0.2 + rank / 10) for rank in range(3)), need=None)
-    host = concluded(finding_of(Severity.WARNING, code="FAB001.node", hosts=("n2",)), need=None)
+    host = concluded(finding_of(Severity.WARNING, code="FAB001.host", hosts=("n2",)), need=None)
     golden(slow.sentence, many.sentence, host.sentence)
 
 

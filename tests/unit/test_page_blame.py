@@ -171,7 +171,7 @@ def test_the_table_of_ranks_shows_a_step_and_explains_its_columns():
 def test_what_has_no_box_stands_below_its_code(golden):
     own = built(fleet(1024))
     (box,) = [box for box in own.findings if box.rest is not None]
-    assert box.code == "FAB001.node"
+    assert box.code == "FAB001.host"
     assert (len(box.rest.rows), box.rest.folded) == (6, False)
     text, after = Reader(html.render(fleet(1024))).text, own.findings[own.findings.index(box) + 1]
     assert text.index(box.rest.caption) < text.index(after.title)

@@ -120,5 +120,5 @@ def test_any_matrix_can_be_shown(rows, columns, value, unit, width):
 
 def test_what_every_run_has_is_shown_where_something_is_wrong_with_it(golden):
     own = structs.replace(rates("", size=4), name="fab.pairs", title="pairs of hosts")
-    concerned = finding_of(Severity.WARNING, code="FAB001.node", hosts=("n0",))
+    concerned = finding_of(Severity.WARNING, code="FAB001.host", hosts=("n0",))
     golden(tables(own), tables(own, findings=(concerned,)))

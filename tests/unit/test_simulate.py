@@ -70,14 +70,14 @@ def fleet(hosts: int, *kinds: tuple[Fault, int], seed: int = 0) -> Fleet:
 @pytest.mark.parametrize(
     ("fault", "ranks", "code", "exit_code"),
     [
-        (Fault.SLOW_HOST, 8, "FAB001.node", 0),
-        (Fault.SLOW_HOST, 1, "FAB001.node", 0),
+        (Fault.SLOW_HOST, 8, "FAB001.host", 0),
+        (Fault.SLOW_HOST, 1, "FAB001.host", 0),
         (Fault.SLOW_INSIDE, 8, "FAB001.alone", 0),
-        (Fault.SLOW_INSIDE, 1, "FAB001.node", 0),
+        (Fault.SLOW_INSIDE, 1, "FAB001.host", 0),
         (Fault.DEAD_HOST, 8, "FAB001.alone", 1),
-        (Fault.DEAD_HOST, 1, "FAB001.node", 1),
+        (Fault.DEAD_HOST, 1, "FAB001.host", 1),
         (Fault.HANG, 8, "FAB001.alone", 1),
-        (Fault.HANG, 1, "FAB001.node", 1),
+        (Fault.HANG, 1, "FAB001.host", 1),
     ],
 )
 def test_bad_hosts_are_named_and_no_others(tmp_path, fault, ranks, code, exit_code, seed):
@@ -104,7 +104,7 @@ def test_a_bad_leaf_is_named_with_its_hosts(golden, tmp_path):
     failing = fleet(128, (Fault.LEAF, 1)).failing
     assert done.codes["FAB001.domain"] == names(failing)
     assert len(failing) == 16
-    assert "FAB001.node" not in done.codes
+    assert "FAB001.host" not in done.codes
     assert f"leaf{min(failing) // 32} " in done.text
     golden(done.finding("FAB001.domain"))
 
@@ -141,13 +141,13 @@ def test_several_kinds_at_once(tmp_path):
     words = [word for kind, count in kinds for word in ("--fault", f"{kind.value}:{count}")]
     done = simulated(tmp_path, "--hosts", "300", *words)
     made = fleet(300, *kinds)
-    assert done.codes["FAB001.node"] == names(made.slow)
+    assert done.codes["FAB001.host"] == names(made.slow)
     assert done.codes["FAB001.alone"] == names(made.slow_inside | made.hanging)
 
 
 def test_one_transient_makes_no_error_of_a_slow_host(tmp_path):
     done = simulated(tmp_path, "--hosts", "600", "--fault", "slow-host:60", "--transients", "0.1")
-    blamed = [finding for finding in done.report["findings"] if finding["code"] == "FAB001.node"]
+    blamed = [finding for finding in done.report["findings"] if finding["code"] == "FAB001.host"]
     assert any(min(finding["evidence"]["rates_bytes_per_s"]) < 45e9 for finding in blamed)
     assert {finding["severity"] for finding in blamed} == {"warning"}
 
@@ -274,7 +274,7 @@ def test_many_findings_of_several_codes_are_one_of_each(golden, tmp_path):
     words = ("--hosts", "300", *QUIET, "--fault", "slow-host:9")
     text = simulated(tmp_path, *words).text
     # And how many there are more.
-    assert text.count("\nwarning FAB001.node: ") == SAME_SHOWN + 1
+    assert text.count("\nwarning FAB001.host: ") == SAME_SHOWN + 1
     text = simulated(tmp_path, *words, "--fault", "slow-inside:9", "--fault", "hang:9").text
     index, _, findings = text.partition("\n\n")[2].partition("\n\n")
     # Four kinds in the index and the last of them in short; the first three, and what is good to know.

@@ -82,7 +82,7 @@ from ddpdiag.text import begun, count, rate_text, share_text
 
 FINDINGS = {
     "alone": FindingSpec("a host is slow or fails when tested alone; it takes no part in the pairs.", slows=True),
-    "node": FindingSpec(
+    "host": FindingSpec(
         "a host is slow or fails with every partner. Hosts that are only slow are listed in the report (JSON: "
         "hosts.slow).",
         slows=True,
@@ -389,7 +389,7 @@ def _node(seen: Seen[D], fabric: FabricState, bad: Bad, bar: Bar) -> Finding:
     others = tuple(dict.fromkeys(partners))
     too = ", also while other hosts do not communicate" if bad.quiet else ""
     return seen.finding(
-        "node",
+        "host",
         f"{name} {compared(bad.tests, bar.usual, 'hosts')}",
         f"{name} {how(bad.tests, bar.usual)} with each of {count(len(others), 'partner')} "
         f"({names_text(others, _SHOWN)}){too}: {tests_text(bad.tests)}. Pairs of hosts usually reach "
