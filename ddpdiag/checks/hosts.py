@@ -1,4 +1,4 @@
-"""What several checks share: the answers of each host's ranks, and ranks in words."""
+"""The answers of each host's ranks, and texts that several checks share."""
 
 import errno
 import os
@@ -70,7 +70,7 @@ def errno_text(name: str) -> str:
 
 
 def use_address(node: str, port: int | str = "PORT") -> str:
-    """What to do where a name for MASTER_ADDR is no good; rank 0 is on `node`."""
+    """The fix where a name for MASTER_ADDR does not work; rank 0 is on `node`."""
     return (
         f"Set MASTER_ADDR to an IP address of {node}, rank 0's host, in every process: `export MASTER_ADDR=ADDRESS` "
         f"(`ip -br addr` on {node} shows it; torchrun: `--rdzv-endpoint=ADDRESS:{port}`)."
@@ -78,7 +78,7 @@ def use_address(node: str, port: int | str = "PORT") -> str:
 
 
 def nvml_fix(host: str) -> str:
-    """What to do where NVML does not answer."""
+    """The fix where NVML does not answer."""
     return (
         f"Run `nvidia-smi` on {host}. If it fails in a container only, start the container with the GPUs (docker: "
         "`--gpus all`). Otherwise `dmesg | grep -i nvrm` (as root) shows the error. Load the driver (`modprobe "
@@ -87,7 +87,7 @@ def nvml_fix(host: str) -> str:
 
 
 def xid_fix(host: str) -> str:
-    """How to see why the driver gave up a GPU."""
+    """The command that shows why the driver gave up a GPU."""
     return f"As root run `dmesg -T | grep -i xid` on {host} for the cause."
 
 
@@ -106,7 +106,7 @@ def left_out(seen: Seen[Any], most: int, what: str, tried: str) -> Iterator[Find
 
 
 def odd_text(odd: Odd, missing: str, where: Callable[[Sequence[int]], str] = ranks_text) -> str:
-    """Which ranks have which value, the usual one last: "a on rank 3, but b on ranks 0-2". `missing` is for None."""
+    """The ranks of each value, the usual one last: "a on rank 3, but b on ranks 0-2". `missing` is for None."""
     groups = sorted(odd.groups.items(), key=lambda group: len(group[1]))
     parts = [f"{missing if value is None else _short(str(value))} on {where(ranks)}" for value, ranks in groups]
     shown = parts[:2] + ([f"{len(parts) - 3} other values"] if len(parts) > 3 else []) + parts[2:][-1:]

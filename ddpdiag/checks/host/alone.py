@@ -47,7 +47,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What each device multiplied, and what the group of one rank summed."""
+    """The products of each device, and the sum of a group of one rank."""
 
     products: tuple[Product, ...]
     group: Group
@@ -116,7 +116,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _group_fix(backend: str) -> tuple[str, str]:
-    """What may be wrong where a group of one rank does not work, and what to do."""
+    """The likely cause where a group of one rank does not work, and the fix."""
     if backend == "nccl":
         return (
             "its settings and limits, torch's nccl library, or the driver",

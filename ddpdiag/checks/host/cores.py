@@ -65,7 +65,7 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for host, rows in answers_by_host(seen):
         usable = usable_cores(rows)
-        # Is the binding unknown, or is it one core for several ranks of a host that may have more of them?
+        # The binding is unknown, or it is one core for several ranks of a host that may have more of them.
         unbound = [rank for rank, row in rows.items() if not row.affinity]
         crowded = len(rows) > 1 and usable.cores == 1
         if unbound or (crowded and all(row.cores is None for row in rows.values())):

@@ -156,7 +156,7 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
 def _unreadable(
     seen: Seen[Data], host: Host, rows: Collection[Data], files: int, *, is_locked: bool
 ) -> Iterator[Finding]:
-    """What could not be read, as far as it could have mattered."""
+    """Limits that could not be read, as far as they could have mattered."""
     what = []
     if any(row.limits is None for row in rows):
         what.append("the limits of open files, locked memory and processes")

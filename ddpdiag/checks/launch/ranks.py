@@ -56,7 +56,7 @@ _SHOWN = 8  # of the processes that joined as one rank
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    """By how the ranks arrived; nothing is measured."""
+    """Judge how the ranks joined; nothing is measured."""
     yield from _duplicates(seen)
     yield from _world_sizes(seen)
     own, events = seen.recording.header.version, seen.recording.events
@@ -189,9 +189,9 @@ def _local_ranks(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _one_gpu_each(seen: Seen[Nothing], host: Host) -> bool:
-    """Does the launcher show one GPU to each rank? Then all use cuda:0; GPU002 checks whether these are distinct.
+    """Whether the launcher shows one GPU to each rank. Then all use cuda:0, and GPU002 checks that these differ.
 
-    Such as torchrun --virtual-local-rank, which gives every rank local rank 0, or Slurm's --gpus-per-task=1.
+    Examples are torchrun --virtual-local-rank, which gives every rank local rank 0, or Slurm's --gpus-per-task=1.
     """
     return all(seen.world.arrivals[rank].gpus == 1 for rank in host.ranks)
 
@@ -233,7 +233,7 @@ def _gpus(seen: Seen[Nothing], host: Host) -> Iterator[Finding]:
 
 
 def _complete(seen: Seen[Nothing]) -> bool:
-    """Did all ranks join? Otherwise counts only reflect the absent, which RUN001 names."""
+    """Whether all ranks joined. Otherwise counts only reflect the absent ones, which RUN001 names."""
     return len(seen.world.arrivals) == seen.world.size
 
 
