@@ -16,7 +16,7 @@ from ddpdiag.errors import Unwritten, UsageError
 if TYPE_CHECKING:
     from ddpdiag.model import Report
     from ddpdiag.model.recording import Line
-    from ddpdiag.render import Feature, Sections
+    from ddpdiag.render import Feature
     from ddpdiag.render.progress import Counter
 
     Content = Callable[[Report, Iterable[Line], str], str | bytes]
@@ -246,9 +246,9 @@ class ManualOutputs(DisplayOptions):
 # Reports -------------------------------------------------------------------------------------------------------------
 
 
-def features_of(report: "Report") -> tuple["Feature | Sections", ...]:
+def features_of(report: "Report") -> tuple["Feature", ...]:
     """The features that have a part in this report; of others nothing is imported."""
-    features: list[Feature | Sections] = []
+    features: list[Feature] = []
     if report.bench is not None:
         from ddpdiag.bench import blocks as bench
 

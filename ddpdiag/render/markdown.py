@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from ddpdiag.model import Finding, Report, Scalar, Severity
-from ddpdiag.render import Feature, Sections
+from ddpdiag.render import Feature
 from ddpdiag.render.blocks import Fold
 from ddpdiag.render.findings import SAME_SHOWN, SEVERITIES, grouped, most_of, subjects
 from ddpdiag.render.markup import Piece, fence, fitting, folded, listed, name, painted, said, size, tabled
@@ -25,12 +25,12 @@ _SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000
 _SMALL_TABLE, _TABLE = 6_000, 10_000
 
 
-def render(report: Report, features: Sequence[Feature | Sections] = ()) -> str:
+def render(report: Report, features: Sequence[Feature] = ()) -> str:
     """`report` as Markdown: GitHub, GitLab and most chats draw it."""
     return "\n".join(fitting(_pieces(report, features))).rstrip() + "\n"
 
 
-def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[Piece]:
+def _pieces(report: Report, features: Sequence[Feature]) -> Iterator[Piece]:
     head = f"**{report.verdict_text}**: {said(report.sentence, _SENTENCE)}"
     yield Piece("the verdict", [head, "", _world(report), ""])
     kinds = [f"- {said(hosts, _BRIEF)}: {said(text, _BRIEF)}" for hosts, text in kinds_of_hosts(report)[:_KINDS]]
@@ -43,7 +43,7 @@ def _pieces(report: Report, features: Sequence[Feature | Sections]) -> Iterator[
     copied = _to_copy(report.workarounds, _WORKAROUNDS, ["**The job needs these variables:**", ""], needed)
     yield Piece("the variables that the job needs", copied)
     for feature in features:
-        yield from painted(feature.blocks(report)) if isinstance(feature, Feature) else feature.pieces(report)
+        yield from painted(feature.blocks(report))
     yield Piece("notes", folded("Notes", _notes(report.findings)))
     for section in sections(report):
         if section.name in _SECTIONS:

@@ -84,11 +84,9 @@ def fence(text: str) -> list[str]:
     return [f"{ticks}sh", *lines, ticks]
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[bool] | int = 0) -> list[str]:
-    """A table of cells that are escaped already; `right`: for each column, or from that number (1 is the first) on."""
-    if isinstance(right, int):
-        right = [bool(right) and number >= right for number in range(1, len(headers) + 1)]
-    aligned = ["---:" if own else "---" for own in right]
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[bool] = ()) -> list[str]:
+    """A table of cells that are escaped already; the columns where `right` is true are aligned to the right."""
+    aligned = ["---:" if own else "---" for own in right or (False,) * len(headers)]
     return [_row(headers), _row(aligned), *(_row(row) for row in rows)]
 
 
@@ -175,7 +173,7 @@ def tabled(
     *,
     total: int,
     most: int,
-    right: Sequence[bool] | int = 0,
+    right: Sequence[bool] = (),
 ) -> list[str]:
     """The first rows of a table that has `total`, and how many more there are; nothing where there are none."""
     if not cells:
@@ -202,7 +200,7 @@ def spaced(lines: list[str]) -> list[str]:
 
 
 _PARAGRAPH_BYTES, _CELL_BYTES, _TABLE_BYTES, _LIST_BYTES = 2_000, 600, 8_000, 6_000
-_ROWS_SHOWN, _COLUMNS_SHOWN = 64, 16
+_ROWS_SHOWN, _COLUMNS_SHOWN, _TITLE_LETTERS = 64, 16, 200
 
 
 def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
@@ -211,22 +209,25 @@ def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
         match block:
             case Section(title=title, blocks=inner):
                 pieces = [*painted(inner)]
-                yield Piece(title, [f"### {words(title)}", ""] if any(piece.lines for piece in pieces) else [])
+                yield Piece(_noun(title), [f"### {_noun(title)}", ""] if any(piece.lines for piece in pieces) else [])
                 yield from pieces
             case Fold(title=title, blocks=inner):
-                yield Piece(title, folded(title, (line for piece in painted(inner) for line in piece.lines)))
+                yield Piece(
+                    _noun(title),
+                    folded(title[:_TITLE_LETTERS], (line for piece in painted(inner) for line in piece.lines)),
+                )
             case Text(text=text, lead=lead):
-                strong = f"**{words(lead)}:** " if lead else ""
+                strong = f"**{_noun(lead)}:** " if lead else ""
                 yield Piece("a sentence", [f"{strong}{said(text, _PARAGRAPH_BYTES)}", ""])
             case Items(items=items, title=title):
                 lines = [f"- {said(item, _CELL_BYTES)}" for item in items[:_ROWS_SHOWN]]
                 lines = spaced(listed(lines, "line", total=len(items), most=_LIST_BYTES))
-                yield Piece(title or "a list", [*_titled(title), *lines] if lines else [])
+                yield Piece(_noun(title) or "a list", [*_titled(title), *lines] if lines else [])
             case Code(text=text, title=title):
-                yield Piece(title or "commands", [*_titled(title), *fence(text), ""])
+                yield Piece(_noun(title) or "commands", [*_titled(title), *fence(text), ""])
             case Table():
                 lines = spaced(_painted_table(block))
-                yield Piece(block.title or f"a table of {block.noun}s", lines)
+                yield Piece(_noun(block.title) or f"a table of {block.noun}s", lines)
             case Matrix():
                 yield from painted(_matrix_blocks(block))
             case Chart() | Timeline():
@@ -245,8 +246,13 @@ def _matrix_blocks(own: Matrix) -> Iterator[Block]:
     yield Table(columns=columns, rows=rows, title=own.title, note=own.note)
 
 
+def _noun(title: str) -> str:
+    """A title of unknown origin, short enough for the sentence on parts that are left out."""
+    return said(title, _TITLE_LETTERS)
+
+
 def _titled(title: str) -> list[str]:
-    return [f"**{words(title)}:**", ""] if title else []
+    return [f"**{_noun(title)}:**", ""] if title else []
 
 
 def _painted_table(own: Table) -> list[str]:
@@ -254,7 +260,7 @@ def _painted_table(own: Table) -> list[str]:
     columns = drawn_columns(own, places, "-")
     cells = zip(*(column.cells for column in columns), strict=True)
     rows = [tuple("-" if text == "-" else said(text, _CELL_BYTES) for text in row) for row in cells]
-    heads = [words(column.head) for column in columns]
+    heads = [_noun(column.head) for column in columns]
     right = [column.right for column in columns]
     lines = tabled(heads, rows, own.noun, total=len(own.rows), most=_TABLE_BYTES, right=right)
     note = ["", said(own.note, _PARAGRAPH_BYTES)] if lines and own.note else []

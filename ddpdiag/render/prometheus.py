@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from ddpdiag import __version__
 from ddpdiag.codec import readable
 from ddpdiag.model import Report, Verdict
-from ddpdiag.render import Feature, Sample, Sections
+from ddpdiag.render import Feature, Sample
 from ddpdiag.render.page import one_line
 
 _WHO = ("rank", "local_rank", "host", "gpu_uuid")
@@ -27,7 +27,7 @@ _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "rccl", "hccl"})
 _UNITS = (("_per_s", "_per_second"), ("_share", "_ratio"))
 
 
-def render(report: Report, features: Sequence[Feature | Sections] = ()) -> bytes:
+def render(report: Report, features: Sequence[Feature] = ()) -> bytes:
     """The metrics as text in UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Once(report, features))
@@ -37,7 +37,7 @@ def render(report: Report, features: Sequence[Feature | Sections] = ()) -> bytes
 class _Once(Collector):
     """What one report says, as families of gauges."""
 
-    def __init__(self, report: Report, features: Sequence[Feature | Sections]) -> None:
+    def __init__(self, report: Report, features: Sequence[Feature]) -> None:
         self._report, self._features = report, features
 
     def collect(self) -> Iterator[Metric]:
@@ -59,7 +59,7 @@ def _text(value: object) -> str:
     return readable(one_line(str(value)))
 
 
-def _samples(report: Report, features: Sequence[Feature | Sections]) -> Iterator[Sample]:
+def _samples(report: Report, features: Sequence[Feature]) -> Iterator[Sample]:
     yield from _run(report)
     yield from _stages_checks_and_findings(report)
     # Figures of the whole run; those of a benchmark and of strategies come with labels, further below.

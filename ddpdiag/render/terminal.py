@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from ddpdiag.model import CheckLine, Finding, Report, Severity, StageLine, Verdict
 from ddpdiag.model.options import ALONE
-from ddpdiag.render import Feature, Sections
+from ddpdiag.render import Feature
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.matrices import write_matrices
 from ddpdiag.render.page import Page, one_line, write_hosts_rule
@@ -61,16 +61,13 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     return page.text()
 
 
-def render_feature(
-    report: Report, features: Sequence[Feature | Sections], *, color: bool, width: int, details: bool
-) -> str:
+def render_feature(report: Report, features: Sequence[Feature], *, color: bool, width: int, details: bool) -> str:
     """The report of a feature's command: the blocks of the `features` in place of stages and ranks."""
     page = Page(color=color, width=width)
     write_head(page, report)
     page.blank()
     for feature in features:
-        if isinstance(feature, Feature):
-            paint(page, feature.blocks(report), details=details)
+        paint(page, feature.blocks(report), details=details)
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)

@@ -13,39 +13,21 @@ from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.render import blocks as blocks_module
 from ddpdiag.render import html
 from ddpdiag.render.blocks import Fold, Section, Timeline, value_of
-from ddpdiag.render.html import page_of
+from ddpdiag.render.html import Page, page_of
 from ddpdiag.render.html.charts import in_words, svg_of
-from ddpdiag.render.html.page import Page, Table
-from ddpdiag.render.plots import page_style
+from ddpdiag.render.html.views import view_of
 from ddpdiag.render.report import sections
 
 
 def built(report: Report) -> Page:
     """The page as data."""
-    with page_style():
-        return page_of(report, features_of(report))
+    return page_of(report, features_of(report))
 
 
 @lru_cache(maxsize=8)
 def page(name: str) -> Page:
     """That of a recording."""
     return built(recorded(name))
-
-
-def table(of: Page, name: str) -> Table:
-    """The table of this name."""
-    return next(own for section in of.sections for own in getattr(section, "tables", ()) if own.name == name)
-
-
-def figure(of: Page, section: str, title: str):
-    """The first figure of a section whose title begins so."""
-    own = next(own for own in of.sections if own.name == section)
-    return next(figure for figure in own.figures if figure.title.startswith(title))
-
-
-def rows(of: Page, name: str) -> list[tuple[str, ...]]:
-    """The texts of a table."""
-    return [tuple(cell.text for cell in row) for row in table(of, name).rows]
 
 
 def section(report: Report, name: str) -> Section:
@@ -172,16 +154,16 @@ def test_what_has_no_box_stands_below_its_code(golden):
     own = built(fleet(1024))
     (box,) = [box for box in own.findings if box.rest is not None]
     assert box.code == "FAB001.host"
-    assert (len(box.rest.rows), box.rest.folded) == (6, False)
+    assert len(box.rest.rows) == 6
     text, after = Reader(html.render(fleet(1024))).text, own.findings[own.findings.index(box) + 1]
-    assert text.index(box.rest.caption) < text.index(after.title)
-    golden(box.rest.caption)
+    assert text.index(box.rest.title) < text.index(after.title)
+    golden(box.rest.title)
 
 
 def test_many_without_a_box_are_folded():
     many = tuple(finding_of(ranks=(rank,)) for rank in range(40))
     (rest,) = [box.rest for box in built(unfit(findings=many)).findings if box.rest is not None]
-    assert (len(rest.rows), rest.folded) == (36, True)
+    assert (len(rest.rows), view_of(rest).folded) == (36, True)
 
 
 def test_a_remedy_leads_to_the_finding_that_it_names(golden):

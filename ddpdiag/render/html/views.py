@@ -1,16 +1,50 @@
-"""Blocks as the templates need them: texts on one line, rows of a table with what they sort by."""
+"""Texts and blocks as the templates need them: texts on one line, rows of a table with what they sort by.
+
+Every text comes from a report, so from other machines: `words` makes it printable, and the templates escape it.
+"""
 
 from typing import NamedTuple
 
 from ddpdiag.model import Scalar
 from ddpdiag.render.blocks import Column, Items, Mark, Matrix, Table, drawn_columns, first_places, mark_of, value_of
-from ddpdiag.render.html.page import more, words
-from ddpdiag.render.page import column_format
+from ddpdiag.render.page import column_format, one_line
+from ddpdiag.sanitize import printable
 from ddpdiag.text import ABSENT, begun, count, is_number
 
 _ROWS_SHOWN, _ROWS_OPEN, _ITEMS_SHOWN = 400, 16, 48
 _SEARCHABLE_ROWS, _DENSE_COLUMNS = 9, 13
 _LONG, _SHORTEST_WORD, _LONGEST_WORD = 24, 5, 12
+
+# A longer text is no message; a page must stay one that opens.
+_MOST_LETTERS = 4_000
+
+
+def words(text: str) -> str:
+    """`text` on one line, with invisible characters spelled out."""
+    return _cut(one_line(text))
+
+
+def paragraphs(text: str) -> str:
+    """`text` with its line ends, and with invisible characters spelled out."""
+    return _cut(printable(text))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return f"{text[:_MOST_LETTERS]} [{len(text) - _MOST_LETTERS:,} more letters are in the JSON report]"
+
+
+def more(left: int) -> str:
+    """A sentence on those that are not shown; empty if none is left."""
+    return f"{left:,} more are in the JSON report." if left > 0 else ""
+
+
+class Fact(NamedTuple):
+    """A name and its value."""
+
+    name: str
+    value: str
 
 
 class CellView(NamedTuple):
@@ -93,18 +127,19 @@ def _matrix_view(block: Matrix) -> TableView:
         if value == 0 and matrix.unit:
             return CellView("failed", 0, "bad")
         if not matrix.unit or not is_number(value) or value < 0 or high <= low:
-            return CellView(ABSENT if value is None else words(str(value)), "", "right" if matrix.unit else "")
+            text = ABSENT if value is None else words(str(value))
+            return CellView(text, "", "right" if matrix.unit else "long" if len(text) > _LONG else "")
         return CellView(form.cell(value), value, "right heat", f"--heat: {100 * (high - value) / (high - low):.0f}%")
 
     return TableView(
         caption=words(f"{block.title}, in {form.unit.symbol}" if form.unit.symbol else block.title),
         heads=[("from", False), *((words(name), bool(matrix.unit)) for name in matrix.columns)],
         rows=[
-            (CellView(words(name), words(name), ""), *map(view, row))
+            (CellView(words(name), words(name), "long" if len(name) > _LONG else ""), *map(view, row))
             for name, row in zip(matrix.rows, matrix.cells, strict=True)
         ],
         note=words(block.note),
-        kinds="dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
+        kinds="matrix dense" if len(matrix.columns) >= _DENSE_COLUMNS else "short",
         folded=False,
         searchable=False,
     )

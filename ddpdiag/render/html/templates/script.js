@@ -26,6 +26,7 @@ function compare(a, b) {
 }
 for (const table of document.querySelectorAll("table[data-sortable]")) {
   table.querySelectorAll("thead th").forEach((head, place) => {
+    if (!head.textContent.trim()) return;
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = head.textContent;
