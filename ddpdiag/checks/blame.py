@@ -73,7 +73,7 @@ class Blame(Struct, frozen=True, kw_only=True):
 
 
 def is_echo(outcome: Outcome) -> bool:
-    """Did this rank fail only because another one did?"""
+    """Whether this rank failed only because another one did."""
     if outcome.told:
         return True
     if outcome.status is Status.RAISED:
@@ -203,7 +203,7 @@ def without_backend(
 
 
 def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patient: bool = False) -> bool:
-    """Was a blamed rank (any rank, if none is blamed) still making progress at its deadline? Then it did not hang.
+    """Whether a blamed rank (any rank, if none is blamed) was still making progress at its deadline: it did not hang.
 
     It had taken a step shortly before; or it used a core, in the imports (which may take minutes) or in a trial
     that the budget gave less time than usual; or the budget left less for its first use of GPU and NCCL than that takes
@@ -217,7 +217,7 @@ def unfinished(trial: Trial, blame: Blame, outcomes: Sequence[Outcome], *, patie
 
 
 def goes_on(outcome: Outcome, trial: Trial, *, patient: bool = False) -> bool:
-    """Was this rank still making progress at its deadline?"""
+    """Whether this rank was still making progress at its deadline."""
     process = outcome.process
     if process is None or (process.state or "") in "TtD":
         return False
@@ -288,7 +288,7 @@ def _unequal(hung: Sequence[Outcome], reached: int) -> Blame:
 
 
 def _absent_from_the_first_call(hung: Sequence[Outcome], where: Mapping[int, str]) -> tuple[int, ...]:
-    """Where no rank has posted anything: those outside of torch.distributed, while others wait inside of it.
+    """Ranks outside of torch.distributed while others wait inside of it, if no rank has posted anything.
 
     The older class of NCCL's groups creates its communicator in the first collective, before it is recorded, so that a
     rank that never calls it and those that wait for it have posted equally much. Once something was posted, a rank may

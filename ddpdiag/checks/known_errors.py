@@ -47,7 +47,7 @@ class KnownError(Struct, frozen=True, kw_only=True):
 
     @property
     def more(self) -> str:
-        """What the meaning says beyond the title, in whole sentences; may be empty."""
+        """The meaning beyond the title, in whole sentences; may be empty."""
         return self.rest[1:].strip() if self.rest.startswith(".") else begun(f"{self.title}{self.rest}")
 
     @property
@@ -118,7 +118,7 @@ def cause_of(outcomes: Iterable[Outcome]) -> KnownError | None:
 
 
 def is_echo(text: str) -> bool:
-    """Does it hold a text that only shows that another process failed?"""
+    """Whether it holds a text that only shows that another process failed."""
     return any(one.card.role is Role.ECHO for one in _sightings(text))
 
 

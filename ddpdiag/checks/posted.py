@@ -1,4 +1,4 @@
-"""Collectives that ranks posted, compared: who posted another one than most, and who fewer."""
+"""Comparison of the collectives that ranks posted: ranks with a different one than most, and ranks with fewer."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def in_words(collective: Collective) -> str:
 
 
 def split(traces: Traces) -> Split | None:
-    """Where ranks first differ in what they posted under the same number of the same group, if they do."""
+    """The first number of a group under which ranks posted different collectives; None if there is none."""
     posted: dict[tuple[str, int], dict[int, Collective]] = defaultdict(dict)
     for rank, trace in traces.items():
         for collective in trace:

@@ -59,7 +59,6 @@ MODULES = {
     "RUN002": "run.stayed",
     "RUN003": "run.trials",
     "RUN004": "run.budget",
-    "RUN005": "run.survivors",
     "CMP001": "run.baseline",
 }
 

@@ -25,7 +25,7 @@ _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "T
 
 
 def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] = ()) -> Snapshot:
-    """What this run can be held against another one by, with what the checks' own sections add."""
+    """The figures and facts by which runs are compared, with those of the checks' sections."""
     seen = Seen(world, ddp_step.CHECK, recording)
     steps = {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
     sections = tuple(sections)

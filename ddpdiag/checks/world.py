@@ -51,7 +51,7 @@ class World(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def in_slurm(self) -> bool:
-        """Did Slurm start the run, or what started it?"""
+        """Whether Slurm started the run, or started its launcher."""
         return self.launcher == "slurm" or any(arrival.slurm for arrival in self.arrivals.values())
 
     def host_of(self, rank: int) -> str:
@@ -101,7 +101,7 @@ USUAL_RANKS_PER_CORE = 2.0
 
 
 def crowded_seconds(ranks_per_core: float) -> float:
-    """What any trial may take longer because so many ranks share each core."""
+    """The additional seconds of any trial because so many ranks share each core."""
     return START_CORE_SECONDS * max(0.0, ranks_per_core - USUAL_RANKS_PER_CORE)
 
 

@@ -4,7 +4,7 @@ Several findings of one code that blame alike (a variable each) are distinguishe
 these, which differ from run to run.
 
 What one run did not look at is neither new nor gone. A check has looked where all its trials were done. One that judges
-what others saw has looked where those of its stage did that looked in the other run; RUN003 and RUN005, which judge how
+what others saw has looked where those of its stage did that looked in the other run; RUN003, which judges how
 trials end, where a check was tried that ended badly in the other run.
 """
 
@@ -143,8 +143,8 @@ _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
 _MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
 _OF_TIMES = ("TRN003.straggler", "TRN003.network")
-# They judge how the trials of all checks ended.
-_OF_ALL_TRIALS = ("RUN003", "RUN005")
+# It judges how the trials of all checks ended.
+_OF_ALL_TRIALS = ("RUN003",)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 

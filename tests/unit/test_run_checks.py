@@ -9,7 +9,7 @@ from ddpdiag.checks.host import limits
 from ddpdiag.checks.launch import variables as variables_check
 from ddpdiag.checks.launch.variables import NCCL_CLASS
 from ddpdiag.checks.run import budget as run004
-from ddpdiag.checks.run import joined, stayed, survivors
+from ddpdiag.checks.run import joined, stayed
 from ddpdiag.checks.run import trials as run003
 from ddpdiag.model import Event, EventKind, Finding, Outcome, ProcessState, Severity, Status
 from ddpdiag.probes.host.limits import Limit, Limits
@@ -41,7 +41,7 @@ def only(findings: list[Finding]) -> Finding:
 
 def test_a_clean_run_is_silent() -> None:
     seen = run_of(*(outcome(rank, Status.DONE, data=Raw(b"{}")) for rank in range(4)))
-    for check in (joined.CHECK, stayed.CHECK, run003.CHECK, run004.CHECK, survivors.CHECK):
+    for check in (joined.CHECK, stayed.CHECK, run003.CHECK, run004.CHECK):
         assert list(check.judge(seen)) == []
 
 
@@ -199,24 +199,28 @@ def test_ranks_that_stand_in_one_place_show_one_stack() -> None:
 
 def test_a_process_that_survives_sigkill_is_named_with_where_it_waits(golden) -> None:
     process = ProcessState(pid=77, state="D", wchan="nvidia_ioctl", survived=True)
-    finding = only(list(run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))))
-    assert finding.code == "RUN003.hung"
+    finding, survivor = run003.judge(run_of(outcome(2, Status.HUNG, process=process), size=4))
+    assert (finding.code, survivor.code) == ("RUN003.hung", "RUN003.survived")
     golden(finding)
+
+
+def of_survivors(seen: Seen[Nothing]) -> list[Finding]:
+    return [finding for finding in run003.judge(seen) if finding.code == "RUN003.survived"]
 
 
 def test_a_bystanders_process_that_survives_is_told_as_well(golden) -> None:
     process = ProcessState(pid=78, state="D", survived=True)
     seen = run_of(outcome(2, Status.DIED), outcome(1, Status.HUNG, told=True, process=process))
-    finding = only(judge_as(survivors.CHECK, seen))
-    assert (finding.code, finding.ranks, finding.hosts) == ("RUN005.survived", (1,), ("n0",))
+    (finding,) = of_survivors(seen)
+    assert (finding.ranks, finding.hosts) == ((1,), ("n0",))
     golden(finding)
 
 
 def test_a_process_that_held_a_gpu_and_never_ended_is_told_by_a_later_trial(golden) -> None:
     process = ProcessState(pid=79, state="D", wchan="nvidia_close", survived=True)
     seen = run_of(outcome(1, Status.HUNG, process=ProcessState(pid=79)), outcome(1, Status.DONE, survivors=(process,)))
-    finding = only(judge_as(survivors.CHECK, seen))
-    assert (finding.code, finding.ranks, finding.evidence["pid"]) == ("RUN005.survived", (1,), 79)
+    (finding,) = of_survivors(seen)
+    assert (finding.ranks, finding.evidence["pid"]) == ((1,), 79)
     golden(finding)
 
 

@@ -164,7 +164,7 @@ def _measured(outcome: Outcome, trial: Trial) -> dict[str, Scalar | list[Scalar]
 def _evidence(
     outcome: Outcome, trial: Trial, blame: Blame, outcomes: Sequence[Outcome]
 ) -> dict[str, Scalar | list[Scalar]]:
-    """What people read first; numbers that refer to the recording and to /proc come last."""
+    """The evidence, with numbers that refer to the recording and to /proc at its end."""
     evidence = _measured(outcome, trial)
     # Where an exception ended it, its text is in the message.
     if (said := last_words(outcome.detail)) and said != _own_words(outcome):

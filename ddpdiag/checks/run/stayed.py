@@ -64,7 +64,7 @@ class Loss(NamedTuple):
 
     @property
     def answers(self) -> bool:
-        """Did the host still answer?"""
+        """Whether the host still answered."""
         return any(event.answers for event in self.events.values())
 
     @property
@@ -123,7 +123,7 @@ def _losses(seen: Seen[Nothing]) -> dict[tuple[str, str], Loss]:
             if event.answers is not None and not known.answers:
                 events[event.rank] = event
     hosts = dict(seen.world.hosts)
-    for rank in events.keys() - seen.world.arrivals.keys():  # one rank's own part of a run knows nobody else
+    for rank in events.keys() - seen.world.arrivals.keys():  # one rank's part of a run knows no other rank
         hosts["?", str(rank)] = (rank,)
     losses = {}
     for (name, boot), ranks in hosts.items():
@@ -139,7 +139,7 @@ def _together(seconds: Sequence[float]) -> bool:
 
 
 def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequence[Loss]) -> Finding:
-    """No other host is heard of: of several, the host that reports is at fault; of one, the link between both."""
+    """No other host answers: the reporting host is at fault if there are several, else the link between both."""
     names, seconds = [loss.name for loss in silent], min(loss.seconds for loss in silent)
     if len(silent) == 1:
         (other,) = names
@@ -169,7 +169,7 @@ def _unreachable(seen: Seen[Nothing], here: str, viewpoint: int, silent: Sequenc
 
 
 def _state(loss: Loss) -> str:
-    """What is known of the host itself."""
+    """A sentence on whether the host itself answers; empty if that is not known."""
     if loss.answers:
         return f" {loss.name} itself still answers a TCP connect, so only its processes ended."
     if any(event.answers is False for event in loss.events.values()):
@@ -178,7 +178,7 @@ def _state(loss: Loss) -> str:
 
 
 def _fix(loss: Loss) -> str:
-    """Where nothing answers, the host or the network path to it comes first."""
+    """The fix for the host or its network path if nothing answers, else for its processes."""
     if any(event.answers is False for event in loss.events.values()) and not loss.answers:
         return (
             f"Check that {loss.name} is up (`ping {quote(loss.name)}`), and its network there (`ip -br link`, `dmesg "

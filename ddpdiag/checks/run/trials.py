@@ -100,6 +100,11 @@ FINDINGS = {
         "and a host with many network adapters."
     ),
     "mismatch": FindingSpec.error("ranks posted different collectives under the same number (see below)."),
+    "survived": FindingSpec.error(
+        "a process survived SIGKILL, whichever rank was blamed: it is stuck in the kernel, often in a driver or on a "
+        "file server, and keeps its GPU, memory and ports. A process that held a GPU counts 20 s after SIGKILL only, "
+        "since the driver needs some seconds to take the GPU back."
+    ),
 }
 
 D = TypeVar("D")
@@ -145,6 +150,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
                 found = structs.replace(found, severity=Severity.WARNING, message=f"{found.message} {why}")
             yield found
     yield from _slow_starts(seen)
+    yield from _survivors(seen)
 
 
 def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
@@ -170,13 +176,13 @@ def concerns(seen: Seen[Nothing]) -> Iterator[Concern]:
 
 
 def _is_echo_of(failure: Failure, cause: Finding) -> bool:
-    """Is the failure only what an error of another check brings about?"""
+    """Whether the failure is only a consequence of an error of another check."""
     explains = failure.bypassed or not (failure.blame.ranks or failure.blame.sides)
     return explains and cause.severity is Severity.ERROR
 
 
 def _ended(seen: Seen[Nothing], unsupported: Mapping[Scalar, Finding]) -> Iterator[Failure]:
-    """What failed, and did not only need more time."""
+    """Failures other than of ranks that only needed more time."""
     for failure in failures(seen):
         trial, outcomes, blame, _, bypassed = failure
         wants_time = not bypassed and unfinished(trial, blame, outcomes, patient=seen.options.alone)
@@ -232,7 +238,7 @@ def _known_causes(seen: Seen[D], trial: Trial, outcomes: Sequence[Outcome]) -> t
 
 
 def failures(seen: Seen[D]) -> Iterator[Failure]:
-    """What failed in each group of each trial, unless a lost rank explains it."""
+    """The failure of each group in each trial, unless a lost rank explains it."""
     lost = {e.rank for e in seen.recording.events if e.kind is EventKind.LOST and e.rank is not None}
     trials = {trial.number: trial for trial in seen.recording.trials if not trial.may_fail}
     known = {(o.trial, o.rank): o for o in seen.recording.outcomes if o.trial in trials}
@@ -293,7 +299,7 @@ def _too_slow(known: Sequence[Finding], trial: Trial, outcomes: Sequence[Outcome
 
 
 def _is_loss(lost: set[int], blame: Blame, outcomes: Sequence[Outcome]) -> bool:
-    """Did it fail because of the lost? A rank that gave an outcome of its own was lost later."""
+    """Whether it failed because of the lost ranks; a rank that sent an outcome was lost later."""
     if blame.ranks and lost.issuperset(blame.ranks):
         return True
     silent = lost - {o.rank for o in outcomes if o.status not in (Status.UNHEARD, Status.SKIPPED)}
@@ -322,6 +328,26 @@ def _slow_starts(seen: Seen[Nothing]) -> Iterator[Finding]:
                 hosts=slow_nodes if step == NVML_STEP else (),
                 evidence={"step": step, "seconds": round(seconds, 1), "trial": slowest.trial},
                 fix=fix,
+            )
+
+
+def _survivors(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """One finding for each process that still exists, whichever rank was to blame for the trial."""
+    for outcome in seen.recording.outcomes:
+        survivors = [(process, "held a GPU and still exists long after SIGKILL") for process in outcome.survivors]
+        if outcome.process is not None and outcome.process.survived:
+            survivors.insert(0, (outcome.process, f"survived SIGKILL in {outcome.code}"))
+        for process, what in survivors:
+            host = seen.world.host_of(outcome.rank)
+            where = f"; it waits in {process.wchan}" if process.wchan else ""
+            yield seen.finding(
+                "survived",
+                f"process {process.pid} on {host} cannot be killed",
+                f"Process {process.pid} of rank {outcome.rank} on {host} {what}{where}.",
+                ranks=[outcome.rank],
+                evidence={"pid": process.pid, "state": process.state, "wchan": process.wchan},
+                fix=f"As root run `dmesg -T` and `cat /proc/{process.pid}/stack` on {host}, which show the device or "
+                f"file system that the process waits for. Reset that device, or reboot {host}.",
             )
 
 

@@ -31,7 +31,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
-from ddpdiag.checks.training.stragglers import step_findings, usual_step
+from ddpdiag.checks.training.stragglers import step_findings, typical_window, usual_step
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE, without_gpu
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Trial
 from ddpdiag.model.measurements import Proof, Steps
@@ -98,7 +98,7 @@ def _why_not(seen: Seen[Data]) -> str | None:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """One rank alone averages nothing and waits for nobody."""
+    """One rank alone averages nothing and waits for no other rank."""
     ground = "there is one rank only" if seen.world.size == 1 else without_gpu(seen.world)
     return inapplicable(ground) or fallback.blocks(seen) or unneeded(_why_not(seen))
 
@@ -156,14 +156,16 @@ def _steps(seen: Seen[Data]) -> dict[int, Steps]:
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
-    """The parts of each rank's step, of which the sum is the step: its own work, and the wait in the all-reduce."""
-    usual = {rank: usual_step({rank: own}) for rank, own in _steps(seen).items()}
+    """The parts of each rank's step of median length, so that their sum is that step: own work and wait."""
     parts = ("data", "forward", "backward", "optimizer", "wait")
-    return {rank: {f"{part}_seconds": getattr(own, part) for part in parts} for rank, own in usual.items()}
+    return {
+        rank: {f"{part}_seconds": getattr(typical_window(own), part) for part in parts}
+        for rank, own in _steps(seen).items()
+    }
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """Where the time of the usual rank's step goes, what DDP hides of it, and what a large bucket reaches."""
+    """The parts of the usual rank's step, the share that DDP hides, and the rate of a large bucket."""
     steps = _steps(seen)
     if not steps:
         return {}

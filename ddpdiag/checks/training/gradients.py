@@ -27,7 +27,7 @@ _SUMS = "`ddpdiag check --select COL001`, which checks the sums of an all-reduce
 
 
 def proof_findings(seen: Seen[D], proofs: Mapping[int, Proof]) -> Iterator[Finding]:
-    """What explains the rest is said alone: other first weights, then a wrong gradient, then a wrong sum."""
+    """The first that explains the others: different first weights, then a wrong gradient, then a wrong sum."""
     if odd := odd_ones_out({rank: proof.first_weights for rank, proof in proofs.items()}):
         who, one = ranks_text(odd.ranks), len(odd.ranks) == 1
         theirs = f"{who_text(seen, odd.ranks)} {'differs' if one else 'differ'} from most"
@@ -58,7 +58,7 @@ def _alike(one: Sketch, other: Sketch, proof: Proof) -> bool:
 
 
 def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """What a rank handed to the all-reduce, against what others computed from the same images."""
+    """Compare the gradients that ranks gave to the all-reduce with those that others computed."""
     denied = {
         (checker, rank)
         for checker, proof in proofs.items()
@@ -78,7 +78,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
     }
     # What suspects testify counts for nothing.
     handed = {rank for rank in suspects if not suspects.issuperset(asked[rank])}
-    # Who denies what the rank itself and another rank that checked it agree about is one against two.
+    # A rank that denies what the checked rank and another checker agree on is one against two.
     outvoted = {w for w, rank in denied if any((other, rank) not in denied for other in asked[rank] if other != w)}
     guilty = tuple(sorted(handed | outvoted))
     explained = all(checker in guilty or rank in guilty for checker, rank in denied)
@@ -118,7 +118,7 @@ def _handed(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
 
 
 def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """What came out of the all-reduce, against the sum of what was handed over."""
+    """Compare the result of the all-reduce with the sum of the gradients given to it."""
     size = len(next(iter(proofs.values())).handed)
     if len(proofs) < seen.world.size:
         return None
@@ -144,7 +144,7 @@ def _averaged(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
 
 
 def _whole(seen: Seen[D], proofs: Mapping[int, Proof]) -> Finding | None:
-    """DDP's gradient, against that of one process with all images."""
+    """Compare DDP's gradient with that of one process with all images."""
     errors = {rank: proof.error for rank, proof in proofs.items()}
     wrong = tuple(rank for rank, proof in proofs.items() if not proof.error <= tolerance(proof))
     if not wrong:

@@ -37,7 +37,7 @@ _LEAST_OWN_SECONDS = 2e-3
 
 
 class Why(StrEnum):
-    """What a straggler spends its time on."""
+    """The part of the step in which a straggler spends its time."""
 
     DATA = "data"
     COMPUTE = "compute"
@@ -141,6 +141,11 @@ def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> 
             found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
     # Two neighbours that are both slow with all others would leave one healthy link or none to compare with.
     return tuple(found) if 2 * len(found) < len(units) else ()
+
+
+def typical_window(steps: Steps) -> Window:
+    """The window whose step has the median length."""
+    return sorted(steps.windows, key=lambda window: window.own + window.wait)[len(steps.windows) // 2]
 
 
 def usual_step(steps: Mapping[int, Steps]) -> Window:
