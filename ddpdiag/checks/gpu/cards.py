@@ -26,7 +26,7 @@ D = TypeVar("D")
 
 
 class Action(Enum):
-    """What to do with a faulty GPU, in order of what it costs; none where a setting is to be changed."""
+    """The action for a faulty GPU, in order of what it costs; none where a setting is to be changed."""
 
     NONE = "none"
     MONITOR = "monitor"
@@ -76,7 +76,7 @@ class Card(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """May it be another job's?"""
+        """Whether it may belong to another job."""
         return not self.certain and not self.takers
 
     @property
@@ -93,7 +93,7 @@ class Card(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What is wrong with one GPU: `said` goes behind its name; `first` and `advice` before and behind the action.
+    """A fault of one GPU: `said` goes behind its name; `first` and `advice` before and behind the action.
 
     `watch` is for Action.MONITOR.
     """
@@ -193,7 +193,7 @@ def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
 
 
 def key_of(host: str, health: Health) -> str:
-    """What a GPU is known by: its UUID, or its place on the host where it has none."""
+    """The key of a GPU: its UUID, or its place on the host where it has none."""
     return health.uuid or f"{host} {health.pci or health.index}"
 
 

@@ -44,7 +44,7 @@ FINDINGS = {
 
 
 class Trait(NamedTuple):
-    """What should be equal, the severity if it is not, and what to do."""
+    """A setting that should be equal, the severity if it is not, and what to do."""
 
     word: str
     name: str
@@ -114,7 +114,7 @@ def _unlike(
         evidence={
             "values": [value for value, _ in counts],
             "counts": [number for _, number in counts],
-            "pci": [card.health.pci for card in blamed[:16]],
+            "pci": [card.health.pci for card in blamed],
             "action": Action.NONE.value,
         },
         fix=_fix(trait, odd.usual, counts, blamed),
@@ -122,7 +122,7 @@ def _unlike(
 
 
 def _fix(trait: Trait, usual: object, counts: Sequence[tuple[str, int]], blamed: Sequence[Card]) -> str:
-    """What to do with the GPUs that differ; of GPUs without a majority, with all but those of the first value."""
+    """The fix for the GPUs that differ; of GPUs without a majority, with all but those of the first value."""
     hosts = list(dict.fromkeys(card.host.name for card in blamed))
     wanted = str(counts[0][0] if usual is None else usual)
     return trait.fix.format(

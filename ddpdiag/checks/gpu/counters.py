@@ -219,7 +219,7 @@ def _came_up(pair: Pair) -> Iterator[Fault]:
 
 
 def _repaired(seen: Seen[Look], pair: Pair) -> Iterator[Fault]:
-    """What was sent again, or corrected: some of it is normal."""
+    """Counters of repeated packets and corrected errors: some of it is normal."""
     before, after = pair.before.pcie.replays, pair.after.pcie.replays
     if delta := _risen(before, after):
         normal = seen.number("pcie_replays_per_minute")

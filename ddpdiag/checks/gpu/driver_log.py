@@ -68,7 +68,7 @@ class Kind(Enum):
 
 
 class Meaning(NamedTuple):
-    """What a number means."""
+    """The meaning of a number."""
 
     kind: Kind
     action: Action
@@ -143,7 +143,7 @@ _CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
 
 
 def meaning_of(xid: Xid, model: str | None) -> Meaning:
-    """What a line means on a GPU of that model."""
+    """The meaning of a line on a GPU of that model."""
     if xid.switch:
         # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
         if xid.text.startswith("Fatal"):
@@ -248,24 +248,24 @@ def _of_host(
         yield seen.finding(
             "elsewhere",
             "the kernel log has errors of GPUs outside this job",
-            f"{host.name}: {'; '.join(elsewhere[:4])}. This job does not use these GPUs.",
+            f"{host.name}: {'; '.join(elsewhere)}. This job does not use these GPUs.",
             hosts=(host.name,),
-            evidence={"lines": list(elsewhere[:16])},
+            evidence={"lines": [*elsewhere]},
             fix="Nothing to do for this job. Report the lines to the administrator.",
         )
     if aftermath:
         yield seen.finding(
             "aftermath",
             f"GPU errors in the kernel log of {host.name} after a process ended",
-            f"{host.name}: {'; '.join(aftermath[:4])}. A process of this run died, or hung and was killed (RUN003). "
+            f"{host.name}: {'; '.join(aftermath)}. A process of this run died, or hung and was killed (RUN003). "
             "When a process dies, GPUs that used its memory log such errors. They do not prove that a GPU is faulty.",
-            evidence={"lines": list(aftermath[:16])},
+            evidence={"lines": [*aftermath]},
             fix=f"Fix what RUN003 reports. If the errors also appear without it, {leave_out([host.name])}.",
         )
 
 
 def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterator[XidGroup]:
-    """What was logged within the window; without a start, nothing is known to be of the run."""
+    """The lines within the window; without a start, nothing is known to be of the run."""
     groups: dict[tuple[str, int, bool], list[Xid]] = defaultdict(list)
     for xid in log.xids:
         if log.now_seconds - xid.seconds <= window_seconds:

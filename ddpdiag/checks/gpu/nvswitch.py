@@ -105,7 +105,7 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
-    """What keeps this GPU from its NVSwitch fabric, if it has one; `started`: CUDA shows it all the same."""
+    """The faults that keep this GPU from its NVSwitch fabric, if it has one; `started`: CUDA shows it all the same."""
     fabric = card.health.fabric
     state = _JOINING.get(fabric.state or 0)
     if state is not None:
@@ -163,7 +163,7 @@ def _degraded(card: Card) -> Iterator[Fault]:
 
 
 def recovery_of(wanted: int) -> tuple[str, Action]:
-    """What the driver asks for by that number of nvmlDeviceGpuRecoveryAction_t, and what to do."""
+    """The recovery that the driver requests by that number of nvmlDeviceGpuRecoveryAction_t, and the action."""
     return _RECOVERY.get(wanted, (f"action {wanted}, which this version does not know", Action.MONITOR))
 
 

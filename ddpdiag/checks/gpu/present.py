@@ -139,7 +139,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _is_met(seen: Seen[Data], host: HostGpus) -> bool:
-    """Does the host have what was named? Then whatever else the bus or other hosts show is not this job's."""
+    """Whether the host has all GPUs that were named; the others on the bus are then not this job's."""
     named = host.promised if seen.options.expect_gpus is None else seen.options.expect_gpus
     return named is not None and len(host.gpus) >= named
 

@@ -27,7 +27,7 @@ _WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies throug
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What a rank finds by NVML, on the PCI bus (None: not readable), in /proc (None: no driver), in its variables.
+    """The GPUs that a rank finds by NVML, on the PCI bus (None: unreadable), in /proc (None: no driver), in variables.
 
     `visible` counts what CUDA would show to this rank, `promised` what launcher, container or CUDA_VISIBLE_DEVICES name
     (None: nothing); `cuda_visible_devices` is that variable (None: unset). `wsl`: WSL2 shows a GPU of NVIDIA.
@@ -69,7 +69,7 @@ class HostGpus(Struct, frozen=True, kw_only=True):
 
     @property
     def is_sliced(self) -> bool:
-        """Is a GPU cut into slices (MIG)?"""
+        """Whether a GPU is cut into slices (MIG)."""
         return any(gpu.mig for gpu in self.gpus)
 
 
@@ -224,7 +224,7 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
             f"NCCL fails or copies through the host's memory.{without_nvls if equal else ''}",
             severity=Severity.WARNING,
             ranks=tuple(rank for host in closed for rank in host.answers),
-            evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed[:16]]},
+            evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed]},
             fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
             f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. {_WITHOUT_PEERS}",
             guess=_WITHOUT_PEERS,
@@ -243,7 +243,7 @@ def isolated_ranks(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Find
 
 
 def _is_closed(host: HostGpus) -> bool:
-    """Does NVML, which knows no variable, show some rank less than the ranks see together?"""
+    """Whether NVML, which ignores variables, shows a rank fewer GPUs than the ranks see together."""
     # A GPU that one rank could not open is lost, and not hidden.
     whole = [row.nvml.gpus for row in host.answers.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
     sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
@@ -252,6 +252,6 @@ def _is_closed(host: HostGpus) -> bool:
 
 
 def _is_masked(host: HostGpus) -> bool:
-    """Does each rank name one GPU only, and another one than the rest?"""
+    """Whether each rank names exactly one GPU, a different one on each rank."""
     values = {row.cuda_visible_devices for row in host.answers.values() if row.visible == 1}
     return len(values) == len(host.answers)

@@ -113,19 +113,19 @@ class Process(Struct, frozen=True):
 
 
 class GpuUsers(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who uses a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
+    """The users of a GPU at one moment: bytes of its memory in use, and the pids of the compute processes on it."""
 
     used_bytes: int | None = None
     pids: tuple[int, ...] | None = None
 
     @property
     def is_taken(self) -> bool:
-        """Is there a compute process on it, or more memory in use than without one?"""
+        """Whether a compute process is on it, or more memory is in use than without one."""
         return bool(self.pids) or (self.used_bytes or 0) > CONTEXT_BYTES
 
 
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What holds the clocks down, and what may: temperatures in degrees Celsius, limits in watts.
+    """Causes of lowered clocks, present and possible: temperatures in degrees Celsius, limits in watts.
 
     `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed;
     `margin_celsius` is what is left to the slowdown, negative above it.
@@ -167,12 +167,12 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_told(self) -> bool:
-        """Was anything told, beside who the GPU is?"""
+        """Whether NVML answered anything beyond the GPU's identity."""
         return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name, vbios=self.vbios)
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """What was found: the driver's version and the GPUs, or why there are none in `error`.
+    """The result of a reading: the driver's version and the GPUs, or why there are none in `error`.
 
     `boot_seconds` says when, on a clock that all processes of a host share, and `kernel_line` which record of the
     kernel's log was the newest then (None: not known).
@@ -245,7 +245,7 @@ def _processes(device: Device, kind: str) -> tuple[Process, ...] | None:
 
 
 def gpu_users(uuid: str) -> GpuUsers:
-    """Who uses the GPU with this UUID, beside this process; nothing where NVML does not say."""
+    """The users of the GPU with this UUID, without this process; nothing where NVML does not say."""
     try:
         with opened_nvml() as pynvml:
             device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))

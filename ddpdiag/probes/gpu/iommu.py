@@ -1,4 +1,4 @@
-"""What stands in the way of PCIe peers, as far as it can be read without asking a GPU: IOMMU, ACS, virtual machine.
+"""Obstacles between PCIe peers, as far as it can be read without asking a GPU: IOMMU, ACS, virtual machine.
 
 ACS (Access Control Services) on a bridge sends what one GPU writes to another up to the root complex instead of across
 the switch, and an IOMMU then translates it. NVML knows nothing of either: its P2P status says OK all the same.
@@ -46,7 +46,7 @@ class Bridge(Struct, frozen=True, array_like=True):
 
     @property
     def redirects(self) -> bool:
-        """Does it send traffic between peers upstream?"""
+        """Whether it sends traffic between peers upstream."""
         return bool((self.acs or 0) & _REDIRECTS)
 
 
@@ -96,11 +96,11 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         return tuple(bridge for bridge in self.bridges if bridge.address in apart)
 
     def share_a_bridge(self, one: str | None, other: str | None) -> bool:
-        """Is there a bridge above both, so that traffic between them need not reach the processor?"""
+        """Whether a bridge is above both, so that traffic between them need not reach the processor."""
         return bool({*self.slot(one).bridges} & {*self.slot(other).bridges})
 
     def translates(self, pci: str | None) -> bool | None:
-        """Does the IOMMU translate what this GPU writes? None if the kernel does not say."""
+        """Whether the IOMMU translates the writes of this GPU; None if the kernel does not say."""
         slot = self.slot(pci)
         if slot.domain is not None:
             return slot.domain.upper().startswith("DMA")
@@ -111,7 +111,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
 
 
 def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root: Path = Path("/dev")) -> Surroundings:
-    """What these roots show around the GPUs with these PCI addresses."""
+    """Describe the surroundings of the GPUs with these PCI addresses, as these roots show them."""
     slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
     cpu = read_pairs(proc_root / "cpuinfo", ":")
@@ -173,7 +173,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def processor_maker(proc_root: Path) -> str | None:
-    """Who made the processors, as `Surroundings.processor`."""
+    """The maker of the processors, as `Surroundings.processor`."""
     return _maker(read_pairs(proc_root / "cpuinfo", ":"))
 
 

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver said in the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
+"""The lines of the NVIDIA driver in the kernel's log: Xid lines of GPUs, SXid lines of NVSwitches.
 
 /dev/kmsg gives one record a read, "priority,sequence,microseconds,flags;text" and lines of its own that begin with a
 blank (the kernel's Documentation/ABI/testing/dev-kmsg). The microseconds are the kernel's local clock: it stands still
@@ -50,7 +50,7 @@ class Xid(Struct, frozen=True, kw_only=True):
 
     @property
     def is_nonfatal(self) -> bool:
-        """Does its own text call it not fatal, as those of NVSwitches and of Blackwell's NVLinks do?"""
+        """Whether its text calls it not fatal, as those of NVSwitches and of Blackwell's NVLinks do."""
         return _NONFATAL.match(self.text) is not None
 
 

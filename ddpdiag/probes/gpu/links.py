@@ -80,7 +80,7 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def may_span_hosts(self) -> bool:
-        """May NVLinks lead from this GPU to another host? Some drivers do not say."""
+        """Whether NVLinks may lead from this GPU to another host; some drivers do not say."""
         return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
@@ -110,7 +110,7 @@ def link_states(device: Device) -> dict[int, bool]:
 
 
 def link_end(device: Device, number: int) -> int | None:
-    """What a link leads to: TO_GPU, TO_SWITCH, or another number of nvml.h."""
+    """The other end of a link: TO_GPU, TO_SWITCH, or another number of nvml.h."""
     return device.number("nvmlDeviceGetNvLinkRemoteDeviceType", number)
 
 
@@ -197,7 +197,7 @@ class Connections(Struct, frozen=True, kw_only=True):
 
 
 def connections(uuid: str, capability: tuple[int, int]) -> Connections:
-    """What NVML says of the GPU with this UUID; nothing where it says nothing."""
+    """The answers of NVML about the GPU with this UUID; nothing where it says nothing."""
     try:
         with opened_nvml() as pynvml:
             device = Device(pynvml.nvmlDeviceGetHandleByUUID(uuid))

@@ -173,7 +173,7 @@ def sysfs_address(bus_id: str) -> str:
 
 
 class Broken(Enum):
-    """What a return code says of the GPU itself, whatever was asked (nvml.h, nvmlReturn_t)."""
+    """The meaning of a return code for the GPU itself, whatever was asked (nvml.h, nvmlReturn_t)."""
 
     LOST = "GPU is lost"
     RESET_REQUIRED = "GPU requires reset"
@@ -263,7 +263,7 @@ class Device:
         return tuple((int(process.pid), process.usedGpuMemory) for process in found)
 
     def of(self, ask: Callable[[object], T]) -> T | None:
-        """What `ask` makes of the handle."""
+        """The result of `ask` for the handle."""
         return supported(lambda: self._remembering_broken(lambda: ask(self._handle)))
 
     def _ask(self, function: str, ask: Callable[[], T]) -> T | None:

@@ -80,7 +80,7 @@ class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Paths(Struct, frozen=True, kw_only=True):
-    """What was found: GPUs and the paths between them, both directions of each; or in `error` why there are none."""
+    """The GPUs and the paths between them, both directions of each; or in `error` why there are none."""
 
     gpus: tuple[PathGpu, ...] = ()
     paths: tuple[GpuPath, ...] = ()

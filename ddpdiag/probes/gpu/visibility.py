@@ -62,7 +62,7 @@ def nvidia_gpus(root: Path, dev: Path = DEV) -> tuple[ProcGpu, ...] | None:
 
 
 def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
-    """Has a process a device file of a GPU or another accelerator open? None where its open files cannot be seen."""
+    """Whether a process has a file of a GPU or another accelerator open; None where its open files cannot be seen."""
     try:
         return any(path.startswith(_GPU_FILES) for path in open_files(root / str(pid)))
     except OSError:
@@ -94,7 +94,7 @@ def _proc_gpus(root: Path) -> list[tuple[ProcGpu, str | None]] | None:
 
 
 def has_wsl_gpu(dev: Path = DEV, wsl: Path = WSL) -> bool:
-    """Does WSL2 show a GPU of NVIDIA? Behind /dev/dxg may be one of another make: Windows' driver tells."""
+    """Whether WSL2 shows a GPU of NVIDIA: /dev/dxg may be one of another make, and Windows' driver shows which."""
     if not (dev / "dxg").exists():
         return False
     libraries, drivers = names_in(wsl / "lib") or (), names_in(wsl / "drivers") or ()
