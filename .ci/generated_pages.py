@@ -15,9 +15,10 @@ from ddpdiag.model.report import Report
 INTRODUCTION = """\
 # The JSON report
 
-`--json FILE` writes it, `-` is standard output. Its schema is `ddpdiag.report/1`: fields are added, never renamed or
-removed. Numbers are in SI units, with the unit in the name (`seconds`, `bytes_per_s`). `null` means that the value is
-not known; a number that is not finite is the text "nan", "inf" or "-inf".
+`--json FILE` writes it, `-` is standard output. Its schema is `ddpdiag.report/1` (docs/report.schema.json); until the
+first release fields may change, and the changelog says so. Numbers are in SI units, with the unit in the name
+(`seconds`, `bytes_per_s`). `null` means that the value is not known; a number that is not finite is the text "nan",
+"inf" or "-inf".
 """
 
 

@@ -112,7 +112,7 @@ def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
 )
 def host(
     what: HostOptions,
-    outputs: Annotated[Outputs, "json", "record", "prometheus", "output", "strict", "nagios", *_SHOWN],
+    outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", "nagios", *_SHOWN],
 ) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
@@ -137,7 +137,7 @@ def host(
 def allreduce_bench(
     what: Bench,
     compared: Annotated[CheckOptions, "baseline"],
-    outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "output", "strict", *_SHOWN],
+    outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "strict", *_SHOWN],
     launch: LaunchOptions,
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
@@ -162,7 +162,7 @@ def allreduce_bench(
 def train(
     context: typer.Context,
     what: TrainOptions,
-    outputs: Annotated[Outputs, *_FILES, "prometheus", "output", "strict", "details", "quiet", "color"],
+    outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
     launch: LaunchOptions,
 ) -> None:
     """Train by several strategies, and show which of them work here and which are worth using.
@@ -217,7 +217,7 @@ def watch(
 def compare(
     old: Annotated[str, typer.Argument(metavar="OLD", help="A recording (--record) or a JSON report (--json).")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same of a later run.")],
-    outputs: Annotated[CompareOutputs, "json", "markdown", "output", "quiet", "color"],
+    outputs: Annotated[CompareOutputs, "json", "markdown", "quiet", "color"],
 ) -> None:
     """Show what changed between two runs: regressions first, beyond the noise that their repeats show.
 
@@ -243,7 +243,6 @@ def judge(
         *_HOSTS,
         "write_workaround",
         "prometheus",
-        "output",
         "need_nodes",
         "strict",
         "nagios",
@@ -269,7 +268,7 @@ def judge(
 )
 def simulate(
     what: SimulateOptions,
-    outputs: Annotated[Outputs, *_FILES, *_HOSTS, "output", *_SHOWN],
+    outputs: Annotated[Outputs, *_FILES, *_HOSTS, *_SHOWN],
 ) -> None:
     """Show the report of a failure among many hosts: a simulated fleet, planned and judged like a real one."""
     from ddpdiag.simulate import command

@@ -53,17 +53,6 @@ def recording(_report: "Report", lines: "Iterable[Line]", _path: str) -> bytes:
     return b"".join(map(encode_line, lines))
 
 
-# The field of each format that --output names; a command takes those that it has.
-FORMATS = {
-    "json": "json",
-    "html": "html",
-    "markdown": "markdown",
-    "prometheus": "prometheus",
-    "csv": "csv",
-    "recording": "record",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outputs(DisplayOptions):
     """Files to write ('-' is standard output), how much the terminal shows, and what the exit code depends on."""
@@ -91,14 +80,6 @@ class Outputs(DisplayOptions):
     )
     prometheus: str | None = written(
         rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
-    )
-    output: tuple[str, ...] = option(
-        (),
-        "{} (repeatable).",
-        metavar="FORMAT=FILE",
-        panel=FILES,
-        variable=False,
-        formats=FORMATS,
     )
     need_nodes: int | None = option(
         None, "FIT if N hosts are healthy, even if others fail.", metavar="N", panel=VERDICT, min=1

@@ -1,7 +1,7 @@
 """Dataclasses of options as parameters of Typer's commands: their names, their help, and what was given."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, get_annotations, signature
@@ -16,15 +16,6 @@ R = TypeVar("R")
 
 # What is watched may have empty arguments of its own.
 _FREE = "command"
-# Options and commands by the names that they had, or have elsewhere; these work and are not in --help.
-FORMER_NAMES = {
-    "env-file": "write-workaround",
-    "exclude-file": "write-failing-hosts",
-    "good-hosts": "write-healthy-hosts",
-    "board-wait": "join-timeout",
-    "board-port": "control-port",
-    "bench": "allreduce-bench",
-}
 # Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
 _RANKS_OF_A_HOST = "--nproc-per-node"
 _ELSEWHERE = {
@@ -51,7 +42,7 @@ _NOT_OF_NCCL_TESTS = {
 def normalized(name: str) -> str:
     """The name of an option or command as it is declared: people and launchers also write --local_rank."""
     name = name.replace("_", "-")
-    return FORMER_NAMES.get(name, name)
+    return "allreduce-bench" if name == "bench" else name
 
 
 def show_all(context: typer.Context, wanted: bool) -> None:
@@ -85,7 +76,7 @@ def command(body: Callable[..., R]) -> Callable[..., R]:
     parameters = [
         *([_keyword("help_all", Annotated[bool, _HELP_ALL], False)] if has_advanced else ()),
         *(_keyword(name, hint) for name, hint in ({"context": typer.Context} | arguments).items()),
-        *(_parameter(each, group.fields) for group in groups.values() for each in group.fields),
+        *(_parameter(each) for group in groups.values() for each in group.fields),
     ]
 
     @wraps(body)
@@ -118,13 +109,6 @@ class _Group:
     def made(self, values: dict[str, object], before: Mapping[str, object]) -> object:
         """The dataclass, from its own `values`, which are taken away."""
         own = {each.name: values.pop(each.name) for each in self.fields}
-        for each in self.fields:
-            texts = own[each.name] if "formats" in each.metadata else None
-            for text in texts if isinstance(texts, list) else ():
-                name, file = _named_output(text, _formats(each, self.fields))
-                if own[name] is not None:
-                    raise UsageError(f"--output {text}: {spelled(name)} {own[name]} is given as well")
-                own[name] = file
         return self._kind(**{each.name: _value(each, own[each.name], before) for each in self.fields})
 
 
@@ -132,35 +116,16 @@ def _plain(hint: object) -> Any:  # noqa: ANN401 - a dataclass, or the type of a
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _named_output(text: str, formats: Mapping[str, str]) -> tuple[str, str]:
-    """The field and the file of FORMAT=FILE; UsageError for anything else."""
-    name, equals, file = text.partition("=")
-    if name not in formats or not equals or not file:
-        near = "" if name in formats else nearest(name, formats)
-        raise UsageError(f"--output {text}: expected FORMAT=FILE, with {', '.join(formats)} as FORMAT{near}")
-    return formats[name], file
-
-
-def _formats(declared: "Field[Any]", others: "Sequence[Field[Any]]") -> dict[str, str]:
-    """The field of each format that --output takes: those that the command has."""
-    names = {each.name for each in others}
-    return {name: field for name, field in declared.metadata["formats"].items() if field in names}
-
-
 def _keyword(name: str, hint: object, default: object = Parameter.empty) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def _parameter(declared: "Field[Any]", others: "Sequence[Field[Any]]") -> Parameter:
-    texts = declared.metadata["shown"]
-    if "formats" in declared.metadata:
-        *first, last = _formats(declared, others)
-        texts = texts | {"help": texts["help"].format(f"{', '.join(first)} or {last}")}
+def _parameter(declared: "Field[Any]") -> Parameter:
     shown = typer.Option(
         ...,
         spelled(declared.name),
         *declared.metadata["names"],
-        **texts,
+        **declared.metadata["shown"],
         envvar=variable_of(declared),
         show_envvar=False,
     )

@@ -289,9 +289,9 @@ class Timings(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The JSON report: additions allowed, renames not.
+    """The JSON report; docs/report.schema.json is generated from it.
 
-    Each of `ranks` has at least rank, local_rank, node, gpu_uuid; checks add their own columns, with the unit in the
+    Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
     variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline`
     what happened when, `settings` what ranks run with, and `inventory` what each kind of host has. `degraded`: the

@@ -104,7 +104,12 @@ def begin(
     arguments = (
         *("--nproc-per-node", str(scenario.ranks), "--backend", "standin", "--json", "{json}", *scenario.options),
         # Not --stage p2p: there are no GPUs, and what was asked for and cannot be done is UNKNOWN.
-        *("--skip-stage", "host,gpu,rendezvous,fabric" + ("" if training else ",training"), "--env-file", folder),
+        *(
+            "--skip-stage",
+            "host,gpu,rendezvous,fabric" + ("" if training else ",training"),
+            "--write-workaround",
+            folder,
+        ),
         *("--set", f"COL001.deadline_seconds={SECONDS}", "--set", f"P2P003.deadline_seconds={SECONDS}"),
     )
     # Other runs share the cores of this machine: their noise must not look like a backend that is slow.

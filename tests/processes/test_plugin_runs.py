@@ -29,7 +29,7 @@ def test_a_verdict_is_a_line_and_a_state_and_the_report_keeps_its_own_code(
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x030200\n")
     host = {"DDPDIAG_SYSFS": str(tmp_path / bus)} if bus else {}
-    place = ("--master-port", str(free_port()), "--board-wait", "1")
+    place = ("--master-port", str(free_port()), "--join-timeout", "1")
     job = start(*CHECK, "--nagios", "--select", "LCH001", *options, *place, "--json", "{json}", **host)
     assert job.wait() == code, job.told()
     (line,) = job.stdout.splitlines()

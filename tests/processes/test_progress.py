@@ -31,7 +31,7 @@ def _waiting(rank, folder):
     """A rank of two, and the other end of its terminal."""
     ours, theirs = pty.openpty()
     place = ("--world-size", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    command = [sys.executable, *CHECK, "--rank", rank, "--board-wait", "60", *place]
+    command = [sys.executable, *CHECK, "--rank", rank, "--join-timeout", "60", *place]
     environ = {"PATH": os.environ["PATH"], "TERM": "xterm", "TMPDIR": str(folder)}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ) as process:
         os.close(theirs)

@@ -78,7 +78,7 @@ def alone(start_shared: Start) -> Job:
 
 @pytest.mark.usefixtures("runs", "alone")
 def test_a_rank_that_never_comes_is_named(start):
-    job = start(*by_hand(0, 2, free_port(), "--board-wait", "1"))
+    job = start(*by_hand(0, 2, free_port(), "--join-timeout", "1"))
     assert job.wait() == 3, job.told()
     assert job.report["verdict"] == "unknown"
     assert [(finding["code"], finding["ranks"]) for finding in job.errors] == [("RUN001.absent", [1])]
@@ -89,7 +89,7 @@ def test_a_rank_that_never_comes_is_named(start):
 
 
 def test_a_rank_that_cannot_reach_rank_0_says_what_it_met(start):
-    job = start(*by_hand(1, 2, free_port(), "--board-wait", "1"))
+    job = start(*by_hand(1, 2, free_port(), "--join-timeout", "1"))
     assert job.wait() == 3, job.told()
     (sentence,) = job.stderr.splitlines()
     assert sentence.startswith("ddpdiag: rank 1 ")

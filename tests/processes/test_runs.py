@@ -121,7 +121,7 @@ def test_one_rank_alone_says_what_is_not_known(start, skip):
 
 def test_processes_that_come_twice_are_told_so(start):
     """A rank 1 before rank 0 and one after it, and another rank 0; rank 2 lets those who may stay begin."""
-    port, wait = free_port(), ("--select", "LCH001", "--board-wait", "60")
+    port, wait = free_port(), ("--select", "LCH001", "--join-timeout", "60")
     early, first = (start(*by_hand(rank, 3, port, *wait)) for rank in (1, 0))
     first.wait_until(lambda: list(first.temporary.glob("ddpdiag-*")))
     late, other = (start(*by_hand(rank, 3, port, *wait)) for rank in (1, 0))

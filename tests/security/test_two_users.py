@@ -86,7 +86,7 @@ def test_a_rank_of_another_user_does_not_join_and_the_run_does_not_notice(tmp: P
     port = free_port("127.0.0.1")
     first = Rank(ANNE, 0, port, tmp)
     folder = run_folder_of(tmp, ANNE)
-    strange = Rank(BOB, 1, port, tmp, "--board-wait", "6")
+    strange = Rank(BOB, 1, port, tmp, "--join-timeout", "6")
     assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, ANNE)
     time.sleep(1)  # he has tried by now
     own = Rank(ANNE, 1, port, tmp)

@@ -41,7 +41,7 @@ def test_a_step_on_the_last_two_of_four_nodes_is_told_from_its_job(cluster):
 
 def test_hosts_that_call_themselves_otherwise_have_the_names_that_slurm_takes(cluster):
     four = cluster(4)
-    check = "ddpdiag check --select GPU001 --expect-gpus 1 --exclude-file bad --json report.json"
+    check = "ddpdiag check --select GPU001 --expect-gpus 1 --write-failing-hosts bad --json report.json"
     renamed = f"unshare --uts sh -c 'hostname $(hostname).cluster.example && exec {check}'"
     ended = four.wait(four.sbatch(f"srun -N2 -n2 -r2 {renamed}", *FOUR))
     assert (ended.exit_code, report_of(four)["world"]["hosts"]) == (1, ["h2", "h3"]), ended.output
@@ -160,7 +160,7 @@ def test_a_step_that_is_cancelled_at_any_moment_blames_no_rank(cluster, tmp_path
 @pytest.mark.deep
 def test_the_node_of_a_task_that_never_came_is_named(cluster, tmp_path):
     four = cluster(4)
-    check = "ddpdiag check --select LCH001,LCH004 --board-wait 3 --json report.json"
+    check = "ddpdiag check --select LCH001,LCH004 --join-timeout 3 --json report.json"
     job = four.sbatch(
         f"echo ready; until test -e {tmp_path}/go; do sleep 0.1; done; srun {check}", "-N4", "-n4", TMPDIR=str(tmp_path)
     )

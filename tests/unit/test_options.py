@@ -18,7 +18,6 @@ from ddpdiag.cli.app import app
 from ddpdiag.cli.check import check_backend, nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variable_of
 from ddpdiag.cli.outputs import Outputs
-from ddpdiag.cli.parsing import FORMER_NAMES
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
 from ddpdiag.strategies.options import TrainOptions
@@ -53,12 +52,6 @@ def parsed(monkeypatch):
     return parse
 
 
-@pytest.mark.parametrize(("old", "new"), [pair for pair in FORMER_NAMES.items() if pair[0] != "bench"])
-def test_a_former_name_means_what_it_meant(parsed, old, new):
-    value = "7" if old.startswith("board") else "file"
-    assert parsed(f"--{old} {value}") == parsed(f"--{new} {value}") != parsed()
-
-
 def test_a_variable_is_an_option_and_the_command_line_wins(parsed):
     _, what, _ = parsed(DDPDIAG_BUDGET="30", DDPDIAG_STAGE="launch,host")
     assert (what.budget, what.stage) == (30.0, ("launch,host",))
@@ -74,19 +67,6 @@ def test_ranks_files_and_secrets_are_no_variables():
 
 def test_no_option_takes_the_name_of_another_variable():
     assert set() == VARIABLES & RESERVED
-
-
-def test_an_output_is_named_by_its_format(parsed):
-    _, _, outputs = parsed("--output json=a --output recording=b")
-    assert (outputs.json, outputs.record) == ("a", "b")
-
-
-@pytest.mark.parametrize(
-    "words", ["--output json", "--output csv=a", "--output x=a", "--output json=", "--json a --output json=b"]
-)
-def test_another_output_is_refused(parsed, words):
-    with pytest.raises(UsageError, match="--output"):
-        parsed(words)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +100,7 @@ MISTAKES = (
     *("chek", "--bogus", "check --bogus", "check --budgt 3", "check --budget", "check --budget x", "check extra"),
     *("check --stage gpus", "check --select FOO001", "check --backend ncll", "check --nproc-per-node many", "explain"),
     *("bench -g 8", "bench --datatype float8", "compare one.jsonl", "simulate --hosts 1", "train --strategy dpp"),
-    *("check --budget -5", "check --color sometimes", "check --depth quik", "check --strict=3", "check --output jsn=x"),
+    *("check --budget -5", "check --color sometimes", "check --depth quik", "check --strict=3"),
     *("judge gone.jsonl", "watch --stall -1 -- true", "bench -f 2 -i 8", "check --json /nowhere/report.json"),
     *("DDPDIAG_BUDGET=x check", "DDPDIAG_STAGE=gpus check", "DDPDIAG_STRICT=x check", "lint --select LNT026 x.py"),
     *("explain TRN001.divergd", "lint --output-format sarf x.py", "simulate --fault slow-hst", "check --select COL01"),

@@ -190,7 +190,7 @@ def test_the_bad_hosts_are_excluded(tmp_path):
     simulated(
         tmp_path,
         *("--hosts", "64", "--fault", "slow-inside:2", "--slower", "0.8"),
-        *("--exclude-file", str(bad), "--good-hosts", str(good)),
+        *("--write-failing-hosts", str(bad), "--write-healthy-hosts", str(good)),
     )
     expected = names(fleet(64, (Fault.SLOW_INSIDE, 2)).failing)
     assert {*bad.read_text().split()} == expected

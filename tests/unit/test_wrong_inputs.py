@@ -26,7 +26,7 @@ def refused(*words: str) -> str:
     ("words", "name"),
     [
         ("check --topology ''", "--topology"),
-        ("check --exclude-file ''", "--write-failing-hosts"),
+        ("check --write-failing-hosts ''", "--write-failing-hosts"),
         ("check --set ''", "--set"),
         ("check --master_addr ''", "--master-addr"),
         ("allreduce-bench -b ''", "--minbytes"),

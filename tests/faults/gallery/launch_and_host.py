@@ -25,7 +25,7 @@ FAULTS = {
         expect=("LCH001.duplicate",),
         blame=Blame(ranks={1, 2}),  # 1 is there twice, and 2 is missing
         bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, on_rank={2: {"RANK": "1"}}),
-        options=("--board-wait", "8"),
+        options=("--join-timeout", "8"),
     ),
     "local_rank_twice": Fault(
         about="Two ranks of one host have the same LOCAL_RANK, so they would take the same GPU (N5).",
@@ -57,7 +57,7 @@ FAULTS = {
         expect=("LCH001.world-size",),
         blame=Blame(ranks={2}),
         bed=Bed(ranks=(1, 1, 1), launcher=Launcher.ENV, on_rank={2: {"WORLD_SIZE": "5"}}),
-        options=("--board-wait", "8"),
+        options=("--join-timeout", "8"),
     ),
     "debug_level_refused": Fault(
         about="TORCH_DISTRIBUTED_DEBUG has a value on one host that `import torch` refuses (G11).",

@@ -33,7 +33,7 @@ FAULTS = {
         exit_code=3,
         says={"rank2": "refused"},
         before=lambda network: network[2].resolve("h0", network[1].address),
-        options=("--board-wait", "8", "--stage", "rendezvous,collective"),
+        options=("--join-timeout", "8", "--stage", "rendezvous,collective"),
     ),
     "coordinator_is_ipv6_only": Fault(
         about="The coordinator has an IPv6 address only, and one host has IPv6 switched off (R15): its rank cannot "
@@ -43,7 +43,7 @@ FAULTS = {
         exit_code=3,
         says={"rank2": "unreachable"},
         before=leave_ipv6_only,
-        options=("--stage", "launch", "--board-wait", "8", "--shared-dir", "{shared}"),
+        options=("--stage", "launch", "--join-timeout", "8", "--shared-dir", "{shared}"),
     ),
     "coordinator_unknown_on_one_host": Fault(
         about="One host cannot resolve the coordinator's name (R1): torch says only that the client socket timed out.",
@@ -52,7 +52,7 @@ FAULTS = {
         exit_code=3,
         says={"rank2": "cannot be resolved"},
         before=lambda network: network[2].resolve("h0", None),
-        options=("--board-wait", "8"),
+        options=("--join-timeout", "8"),
     ),
     "host_missing": Fault(
         about="A host of three never starts its ranks (L11).",
@@ -60,7 +60,7 @@ FAULTS = {
         blame=Blame(ranks={2, 3}),
         exit_code=3,
         bed=Bed(ranks=(2, 2, 2), launcher=Launcher.HOST, absent={2, 3}),
-        options=("--board-wait", "8", "--stage", "launch,host,rendezvous,collective"),
+        options=("--join-timeout", "8", "--stage", "launch,host,rendezvous,collective"),
     ),
     "rank_0_dropped_for_one_host": Fault(
         about="A firewall drops all that one of three hosts sends to rank 0's (R3): that host itself says what it met.",
@@ -69,7 +69,7 @@ FAULTS = {
         exit_code=3,
         says={"rank2": "a firewall drops"},
         before=lambda network: network[0].block(source=network[2]),
-        options=("--board-wait", "8"),
+        options=("--join-timeout", "8"),
     ),
     "rank_missing": Fault(
         about='A rank was never started (R6): torch says "3/4 clients joined" and not which one is missing.',
@@ -77,7 +77,7 @@ FAULTS = {
         blame=Blame(ranks={3}),
         exit_code=3,
         bed=Bed(ranks=(2, 2), launcher=Launcher.ENV, absent={3}),
-        options=("--board-wait", "8"),
+        options=("--join-timeout", "8"),
     ),
     "two_hosts_lose_each_other": Fault(
         about="The cable between two hosts is pulled while a collective runs: nobody can say whose end it was.",
