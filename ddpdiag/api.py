@@ -61,10 +61,10 @@ def check(*, nproc_per_node: int | str | None = None, **options: str | float | b
     of a launcher's ranks only rank 0 has one.
     """
     with tempfile.TemporaryDirectory(prefix="ddpdiag-") as folder:
-        path = Path(folder, "report.json")
-        given = {"nproc_per_node": nproc_per_node, **options}
+        given = {"json": str(Path(folder, "report.json")), "nproc_per_node": nproc_per_node, **options}
+        path = Path(str(given["json"]))
         words = [word for name, value in given.items() for word in _words(spelled(name), value)]
-        command = python_command("ddpdiag", "check", "--quiet", "--output", f"json={path}", *words)
+        command = python_command("ddpdiag", "check", "--quiet", *words)
         code, printed = _ended(command)
         if path.exists():
             return decode(path.read_bytes(), Report, least=SMALLEST_NUMBER)

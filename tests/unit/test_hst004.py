@@ -13,10 +13,18 @@ def found(*rows, **world):
     return list(CHECK.judge(seen_of(CHECK, dict(enumerate(rows)), **world)))
 
 
-def rank(nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, **more):
+def rank(
+    nofile: int | None = 65536, memlock: int | None = None, nproc: int | None = None, cpu: int | None = None, **more
+):
     free = Limit(None, None)
     return Data(
-        limits=Limits(nofile=Limit(nofile, None), memlock=Limit(memlock, None), nproc=Limit(nproc, None), stack=free),
+        limits=Limits(
+            nofile=Limit(nofile, None),
+            memlock=Limit(memlock, None),
+            nproc=Limit(nproc, None),
+            stack=free,
+            cpu_seconds=Limit(cpu, cpu),
+        ),
         **more,
     )
 
@@ -39,6 +47,7 @@ LITTLE_LOCKED = 8 << 20
         (rank(memlock=LITTLE_LOCKED, rdma=("mlx5_0",)), "HST004.locked-memory", 1),
         (rank(tasks=Share(512, 500)), "HST004.processes", 1),
         (rank(nproc=1000, user_processes=999), "HST004.processes", 1),
+        (rank(cpu=3600), "HST004.cpu-time", 1),
         (Data(limits=None), "HST004.unreadable", 1),
         (rank(nproc=1000), "HST004.unreadable", 1),
     ],
@@ -47,6 +56,7 @@ LITTLE_LOCKED = 8 << 20
         "locked-memory-with-rdma",
         "group-nearly-full",
         "user-nearly-at-the-limit",
+        "processor-time",
         "limits-not-read",
         "processes-not-counted",
     ],

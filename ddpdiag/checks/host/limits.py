@@ -1,16 +1,16 @@
-"""Limits of the processes: open files, locked memory, number of processes.
+"""Limits of the processes: open files, locked memory, processes, processor time.
 
 The limits inside the launched rank count, and they may be lower than those of a login shell. Too few open files lead to
 "Too many open files" or "received 0 items of ancdata" from a data loader, or to a rendezvous that never completes; too
 little locked memory leads to "ibv_reg_mr failed: Cannot allocate memory"; too few processes lead to "Resource
-temporarily unavailable".
+temporarily unavailable"; too little processor time ends a process by SIGXCPU, or by SIGKILL at the hard limit.
 
 Findings:
 
 Causes: limits of a service (slurmd, docker) that the job inherits. Fix: raise them there (LimitNOFILE=, LimitMEMLOCK=,
 `docker --ulimit memlock=-1`, Slurm's PropagateResourceLimits), or call `ulimit -n` in the job script.
 
-Confirm by hand: In the job, not in a login shell: `ulimit -n -l -u; cat /proc/self/limits; cat
+Confirm by hand: In the job, not in a login shell: `ulimit -n -l -u -t; cat /proc/self/limits; cat
 /sys/fs/cgroup/pids.max`.
 
 Sources: getrlimit(2); NCCL user guide, troubleshooting
@@ -39,6 +39,10 @@ FINDINGS = {
     "processes": FindingSpec(
         "too few processes or threads are allowed, by the user's limit or the control group's: a warning, and an error "
         "where a rank failed because it could not start one."
+    ),
+    "cpu-time": FindingSpec(
+        "a process may use so much processor time and no more: a warning, and an error where a process of the run was "
+        "killed."
     ),
     "unreadable": FindingSpec.not_seen("the limits of a host could not be read."),
 }
@@ -101,6 +105,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 "without RDMA, which is slower: `export NCCL_IB_DISABLE=1`.",
             )
         yield from _tasks(seen, host, answers)
+        yield from _cpu_time(seen, host, _lowest(own.cpu_seconds for own in known))
         yield from _unreadable(seen, host, answers, needed, is_locked=little is not None)
 
 
@@ -151,6 +156,27 @@ def _tasks(seen: Seen[Data], host: Host, rows: Collection[Data]) -> Iterator[Fin
             evidence={"left": left, "expected": needed},
             fix=fix,
         )
+
+
+def _cpu_time(seen: Seen[Data], host: Host, seconds: int | None) -> Iterator[Finding]:
+    """A limit of processor time: a training that is longer ends by it."""
+    if seconds is None:
+        return
+    died = [o for o in seen.recording.outcomes if o.rank in host.ranks and o.status is Status.DIED]
+    # SIGKILL where soft and hard limit are equal (setrlimit(2)).
+    killed = sorted({o.rank for o in died if (o.error or "").endswith(("SIGXCPU", "SIGKILL"))})
+    said = f" {begun(ranks_text(killed))} had a process that was killed." if killed else ""
+    yield seen.finding(
+        "cpu-time",
+        f"{host.name} limits the processor time of a process",
+        f"A process on {host.name} may use {seconds:,} s of processor time (`ulimit -t`), and is killed then. No limit "
+        f"is expected.{said}",
+        severity=Severity.ERROR if killed else Severity.WARNING,
+        ranks=host.ranks,
+        evidence={"soft_seconds": seconds},
+        fix="Run `ulimit -t unlimited` in the job script before the launcher. If that fails, ask the administrator to "
+        "raise cpu in /etc/security/limits.conf. Slurm passes on the limits of the shell that submits the job.",
+    )
 
 
 def _unreadable(
