@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, and the files that were asked for."""
+"""The outputs of a report: the terminal, and the files that options name."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def rendered(module: str, *, features: bool = False) -> "Content":
-    """What `render` of a module makes of a report, and of the features in it where it shows them.
+    """The content that `render` of a module makes of a report, and of its features where the format shows them.
 
     The module is imported then: Prometheus' client takes 60 ms.
     """
@@ -129,7 +129,7 @@ class Outputs(DisplayOptions):
         return {option: path for option, path in named.items() if path is not None}
 
     def page(self, report: "Report", *, tty: bool, color: bool, width: int) -> str:
-        """What the terminal shows: a benchmark in nccl-tests' form, strategies as a table, else a report."""
+        """The text for the terminal: a benchmark in nccl-tests' form, strategies as a table, else a report."""
         if self.write_failing_hosts is not None or self.write_healthy_hosts is not None:
             from msgspec import structs
 
@@ -168,7 +168,7 @@ class Outputs(DisplayOptions):
 
     @property
     def takes_stdout(self) -> bool:
-        """Does a file format go to standard output? Then the report for people goes to standard error."""
+        """Whether a file format goes to standard output; then the report for people goes to standard error."""
         return "-" in self._files.values()
 
 
@@ -246,7 +246,7 @@ def _one_a_line(words: Iterable[str]) -> str:
 
 
 def is_one_file(path: str, other: str) -> bool:
-    """Do both name the same file?"""
+    """Whether both name the same file."""
     try:
         return os.path.samefile(path, other)
     except OSError:  # one of them is not there
@@ -262,7 +262,7 @@ def terminal(stream: TextIO | None, when: Color = Color.AUTO) -> tuple[int, bool
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Does somebody look at it, rather than a program or a log? With or without colour."""
+    """Whether it is a terminal rather than a pipe or a log."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

@@ -1,4 +1,4 @@
-"""What a report shows, stated once: blocks, which the terminal, Markdown and HTML each draw.
+"""The blocks of a report, stated once and drawn by the terminal, Markdown and HTML.
 
 A feature has one function for all formats, `blocks(report) -> Iterator[Section]`, beside `samples(report)` for
 Prometheus. It states values, and no painter's matters: no width, colour, escaping, cut text or number of rows.
@@ -43,7 +43,7 @@ from ddpdiag.text import label
 
 
 class Mark(Enum):
-    """How a text stands out; the values are classes of the HTML page."""
+    """The emphasis of a text; the values are classes of the HTML page."""
 
     NONE = ""
     GOOD = "good"

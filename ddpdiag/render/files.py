@@ -1,6 +1,6 @@
-"""Where a text goes: to a file, whole or not at all, or to a terminal or pipe, and what that can take.
+"""Writing of texts: to a file, whole or not at all, or to a terminal or pipe, as far as it takes them.
 
-A file is written under another name in the same folder and then moved, so that who reads it never sees half of it, and
+A file is written under another name in the same folder and then renamed, so that readers never see a partial file and
 a full disk leaves the old one. A pipe or a device is written to directly: it must not be replaced.
 """
 
@@ -36,15 +36,15 @@ def write(path: str, content: str | bytes) -> None:
         if path == STANDARD_OUTPUT:
             _say(without_commands(content if isinstance(content, str) else content.decode()), sys.stdout)
         elif _is_special(target := _target(path)):
-            # Opening a named pipe that nobody reads would wait for ever; this way it fails.
+            # Opening a named pipe without a reader would wait for ever; with O_NONBLOCK it fails.
             descriptor = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
             with os.fdopen(descriptor, "wb") as file:
-                _refuse_strangers(target, os.fstat(descriptor))
+                _refuse_other_users(target, os.fstat(descriptor))
                 os.set_blocking(descriptor, True)
                 file.write(data)
         else:
             if target.exists():
-                _refuse_strangers(target, target.stat())
+                _refuse_other_users(target, target.stat())
             _replace(target, data)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
@@ -56,7 +56,7 @@ def check_writable(path: str) -> None:
         return
     try:
         if (target := _target(path)).exists():
-            _refuse_strangers(target, target.stat())
+            _refuse_other_users(target, target.stat())
         if _is_special(target):
             if os.path.isdir(target):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -110,7 +110,7 @@ def _target(path: str) -> Path:
 def _followed(folder: Path, path: Path, left: int) -> Path:
     """`path`, as seen from `folder`, without links.
 
-    PermissionError if a stranger made one in a folder like /tmp, as with fs.protected_symlinks (proc(5)), which not
+    PermissionError if another user made one in a folder like /tmp, as with fs.protected_symlinks (proc(5)), which not
     every kernel has switched on.
     """
     for part in path.parts:
@@ -128,7 +128,7 @@ def _followed(folder: Path, path: Path, left: int) -> Path:
     return folder
 
 
-def _refuse_strangers(target: Path, file: os.stat_result) -> None:
+def _refuse_other_users(target: Path, file: os.stat_result) -> None:
     """PermissionError for a file or named pipe that another user made in a folder like /tmp, as for a link there."""
     folder = target.parent.stat()
     if folder.st_mode & stat.S_ISVTX and file.st_uid not in (os.geteuid(), folder.st_uid):
@@ -137,7 +137,7 @@ def _refuse_strangers(target: Path, file: os.stat_result) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Does something exist there that is no plain file?"""
+    """Whether something exists there that is no plain file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _open_beside(target: Path) -> tuple[Path, int]:
-    """A new file in the folder of `target`; not by tempfile, whose files nobody else may read."""
+    """A new file in the folder of `target`; not by tempfile, whose files no other user may read."""
     temporary = target.parent / f".ddpdiag-{os.urandom(8).hex()}"
     return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -161,7 +161,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 class Display(Enum):
-    """How a run may be shown on a stream."""
+    """The ways to show a run on a stream."""
 
     LIVE = "live"
     LINES = "lines"
@@ -184,7 +184,7 @@ def display_of(stream: TextIO | None, environ: Mapping[str, str]) -> Display:
 
 
 def can_show(stream: TextIO, text: str) -> bool:
-    """Has the stream's encoding these letters?"""
+    """Whether the encoding of the stream has these letters."""
     try:
         text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -193,9 +193,9 @@ def can_show(stream: TextIO, text: str) -> bool:
 
 
 def put(stream: TextIO, text: str) -> bool:
-    """Write `text` at once if that can be done without waiting; False where nobody can read any more.
+    """Write `text` at once if that can be done without waiting; False where the reader is gone.
 
-    A terminal that was stopped (Ctrl-S) and a pipe that nobody empties hold a writer up for ever. Progress is not worth
+    A terminal that was stopped (Ctrl-S) and a pipe without a reader block a writer for ever. Progress is not worth
     that, so what does not fit is dropped.
     """
     try:
@@ -208,7 +208,7 @@ def put(stream: TextIO, text: str) -> bool:
 
 
 def takes(stream: TextIO) -> bool:
-    """Can a little be written without waiting?"""
+    """Whether a short line can be written without waiting."""
     try:
         descriptor = stream.fileno()
     except io.UnsupportedOperation:

@@ -1,11 +1,10 @@
-"""Findings for people: what is wrong, with whom, what to do, and then the figures.
+"""Findings for people: the error, the blamed ranks and hosts, the fix, and then the figures.
 
-Who reads at night wants the fix before the evidence, so that of the first finding all of it, but for the figures,
-stands on the first screen. Many different findings begin with an index; of those that follow the first three there is
-a title, who is to blame, and the fix, because a run cannot always be had again with --details.
+The fix comes before the evidence, so that the first screen shows all of the first finding but its figures. Many
+different findings begin with an index; those after the first three have only a title, the blamed and the fix.
 
-The figures are what the message does not say already, and with `details` all of them. Without `details` one stack is
-enough, and its first frames: of a hang, all ranks but one stand in the same place.
+The figures are those that the message does not have, and with `details` all of them. Without `details` one stack is
+enough, and its first frames: in a hang all ranks but one are at the same place.
 """
 
 import re
@@ -31,10 +30,10 @@ _LONGEST_LIST = 1_000
 
 # Names and values of one kind in one line.
 LIST_SHOWN = 8
-# Frames of a stack, the innermost first: where it stands, and who called that.
+# Frames of a stack, the innermost first.
 FRAMES_SHOWN = 3
 _STACK = "stack"
-# For who knows the kernel, or reads the recording beside the report.
+# For experts, and for readers of the recording.
 _DETAILS = frozenset({"trial", "pid", "state", "wchan"})
 _BARE_NUMBER = re.compile(r"[\d.,+-]*")
 Value = Scalar | list[Scalar]
@@ -55,7 +54,7 @@ def grouped(findings: Iterable[Finding]) -> dict[tuple[Severity, str], list[Find
 def write_findings(
     page: Page, findings: Sequence[Finding], *, details: bool, severities: Sequence[Severity] = SEVERITIES
 ) -> None:
-    """Those of the `severities`, errors first; where all `findings` are many, a few of each code, unless `details`."""
+    """Write the findings of these `severities`, errors first; of many, a few of each code, unless `details`."""
     groups = grouped(findings)
     few = SAME_SHOWN if sum(most_of(group, SAME_SHOWN) for group in groups.values()) <= FINDINGS_SHOWN else 1
     own = [group for (severity, _), group in groups.items() if severity in severities]
@@ -116,7 +115,7 @@ def _finding(page: Page, finding: Finding, earlier: Sequence[Finding], *, detail
 
 
 def beyond(title: str, message: str) -> str:
-    """What a message says beyond the title that it begins with."""
+    """The part of a message beyond the title that it begins with."""
     # A sentence begins with a capital letter.
     if not title or message[:1].lower() != title[:1].lower() or not message[1:].startswith(title[1:]):
         return message
@@ -178,7 +177,7 @@ def _nodes(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 
 def _blame(findings: Sequence[Finding], limit: int | None, *, hosts: bool = True) -> str:
-    """Who is blamed in some findings: "rank 3; host n1; link n0 -> n1"; or nothing."""
+    """The blamed ranks, hosts, GPUs and links: "rank 3; host n1; link n0 -> n1", or empty."""
     return "; ".join(f"{kind} {one_line(names)}" for kind, names in subjects(findings, limit, hosts=hosts))
 
 
@@ -209,7 +208,7 @@ def write_evidence(page: Page, finding: Finding, *, details: bool, earlier: Iter
 
 
 def most_of(things: Sequence[object], few: int) -> int:
-    """How many of them are shown: "and 1 more" would take the room of the one."""
+    """The number that is shown: "and 1 more" would take the room of the one."""
     return len(things) if len(things) <= few + 1 else few
 
 
@@ -225,7 +224,7 @@ def _essential(finding: Finding, earlier: Iterable[Finding]) -> Mapping[str, Val
     shown: dict[str, Value] = {}
     for name, whole in finding.evidence.items():
         value = whole.rstrip().rpartition("\n")[2] if isinstance(whole, str) else whole
-        if name not in hidden and not _is_unknown(value) and (name in stacks or not _is_told(name, value, prose)):
+        if name not in hidden and not _is_unknown(value) and (name in stacks or not _is_in_prose(name, value, prose)):
             shown[name] = value
     return shown
 
@@ -234,8 +233,8 @@ def _is_unknown(value: Value) -> bool:
     return value is None or (isinstance(value, list) and bool(value) and all(item is None for item in value))
 
 
-def _is_told(name: str, value: Value, prose: str) -> bool:
-    """Does the prose hold each of these, word for word? A number without a unit may mean anything in it."""
+def _is_in_prose(name: str, value: Value, prose: str) -> bool:
+    """Whether the prose has each of these, word for word; a number without a unit may mean anything in it."""
     items = value if isinstance(value, list) else [value]
     texts = [value_text(name, item) for item in items]
     return 0 < len(texts) <= LIST_SHOWN and all(
@@ -247,7 +246,7 @@ def _is_told(name: str, value: Value, prose: str) -> bool:
 
 
 def _rows(name: str, value: Value, *, details: bool) -> list[str]:
-    """What has a line for each item: "rank 3: hung", a frame of a stack, with `details` a sentence; else nothing."""
+    """The lines of a value that has one for each item ("rank 3: hung", a frame of a stack); else empty."""
     if isinstance(value, str):
         return value.splitlines() if details and "\n" in value else []
     if not isinstance(value, list):
@@ -267,7 +266,7 @@ def value_text(name: str, value: Value, limit: int | None = None) -> str:
 
 
 def subjects(findings: Iterable[Finding], limit: int | None, *, hosts: bool = True) -> list[tuple[str, str]]:
-    """Such as [("ranks", "0-2"), ("host", "n1")]: ranks and hosts folded up to `limit`, GPUs and links listed."""
+    """The blamed subjects by kind, such as [("ranks", "0-2"), ("host", "n1")], each shortened to `limit`."""
     kept = list(findings)
     ranks = {rank for finding in kept for rank in finding.ranks}
     nodes = _nodes(kept) if hosts else ()

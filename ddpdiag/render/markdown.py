@@ -94,7 +94,7 @@ def _serious(findings: Sequence[Finding]) -> Iterator[Piece]:
 
 
 def _behind(pieces: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
-    """What is folded away: the first ones, and how many are missing."""
+    """The lines of the folded pieces, and the number of those that are left out."""
     lines: list[str] = []
     left = 0
     for place, (number, own) in enumerate(pieces):
@@ -106,7 +106,7 @@ def _behind(pieces: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
 
 
 def _notes(findings: Sequence[Finding]) -> list[str]:
-    """What is good to know, a line each."""
+    """A line for each note."""
     lines: list[str] = []
     for shown, others in _groups(findings, SEVERITIES[2:]):
         for finding in shown:
@@ -154,7 +154,7 @@ def _finding_lines(finding: Finding) -> list[str]:
 
 
 def _blamed(*findings: Finding) -> str:
-    """Who is named: "rank `3`, host `n1`", or nothing."""
+    """The blamed subjects: "rank `3`, host `n1`", or empty."""
     return ", ".join(f"{kind} {name(names, 2 * _NAMES)}" for kind, names in subjects(findings, _VALUES))
 
 

@@ -1,7 +1,7 @@
-"""Words as Markdown of GitHub, GitLab and chats shows them, whoever wrote them.
+"""Texts of any origin, and blocks, as Markdown of GitHub, GitLab and chats.
 
 Host names, error texts and backends come from other machines. Nothing of them may become markup, a link, an image or
-HTML, end the table or block that it stands in, or call somebody by name ("@all"). Names stand in code spans, in which
+HTML, end the table or block that it stands in, or notify a person ("@all"). Names stand in code spans, in which
 nothing is interpreted; sentences are escaped. The source stays ASCII where the text is.
 
 Sources: GitHub Flavored Markdown Spec 0.29 (6.1 backslash escapes, 6.3 code spans, 6.9 autolinks, 4.10 tables);
@@ -104,7 +104,7 @@ def folded(summary: str, lines: Iterable[str]) -> list[str]:
     return ["<details>", f"<summary>{head}</summary>", "", *body, "", "</details>", ""]
 
 
-# Below what GitHub takes, so that somebody can write a sentence before it.
+# Below the limit of GitHub, so that a sentence can be written before it.
 MOST_BYTES = 60_000
 _REST_BYTES, _NOUN_BYTES = 1_000, 100
 _ELSEWHERE = "in the JSON report"
@@ -153,7 +153,7 @@ def name(text: str, most: int = 200, *, cell: bool = False) -> str:
 
 
 def _fitting_length(text: str, most: int, show: Callable[[str], str]) -> int:
-    """How much of the text can be shown in `most` bytes; what it becomes grows about evenly with it."""
+    """The length of the beginning that fits into `most` bytes once `show` has escaped it."""
     length = min(len(text), most)
     while length and (own := size((show(text[:length]),))) > most:
         length = length * most // own

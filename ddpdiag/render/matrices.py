@@ -32,7 +32,7 @@ class Alike(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Such as "ways between GPUs on n[0-3]"."""
+        """The title with the hosts: "Paths between GPUs on n[0-3]"."""
         unit = " (GB/s, from row to column)" if self.matrix.unit == "bytes_per_s" else ""
         hosts = f" on {one_line(fold_hosts(self.hosts, limit=LIST_SHOWN))}" if self.hosts else ""
         return f"{one_line(self.matrix.title)}{hosts}{unit}"
@@ -93,7 +93,7 @@ def _host(matrix: Matrix) -> str:
 
 
 def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
-    """Is there a warning or an error of the same family of checks, about one of these hosts or about none?"""
+    """Whether a warning or error of the same family of checks blames one of these hosts, or none."""
     family = own.what.partition(".")[0].upper()
     return any(
         finding.severity is not Severity.NOTE
@@ -118,7 +118,7 @@ def _table(page: Page, matrix: Matrix) -> None:
 
 
 class Naming(NamedTuple):
-    """What rows and columns are called; `rule` is what "*" in names of hosts is put into."""
+    """The names of rows and columns; "*" in `rule` stands for the shown part of a host's name."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]

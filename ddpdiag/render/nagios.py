@@ -20,7 +20,7 @@ _MOST_TEXT = 500
 
 
 class State(IntEnum):
-    """What a plug-in's exit code means."""
+    """The exit codes of a plug-in."""
 
     OK = 0
     WARNING = 1
@@ -58,7 +58,7 @@ def _count(report: Report, severity: Severity) -> int:
 
 
 def _data(report: Report) -> Iterator[str]:
-    """What every run has, then what was measured; a figure that is not known is left out."""
+    """The performance data: those of every run, then the measurements that are known."""
     yield f"seconds={_number(report.seconds)}s;;{_number(report.budget_seconds)}"
     yield f"errors={_count(report, Severity.ERROR)};;0"
     yield f"warnings={_count(report, Severity.WARNING)};0"

@@ -24,7 +24,7 @@ from ddpdiag.model import Scalar
 from ddpdiag.sanitize import printable
 from ddpdiag.text import Unit, cell, column_unit, figure, is_number
 
-# Below this, words stand one to a line and help nobody; longer lines are wrapped by the terminal.
+# Below this each line has a single word; longer lines are wrapped by the terminal.
 LEAST_WIDTH = 40
 _LEAST_BODY = 24
 
@@ -40,7 +40,7 @@ def ascii_line(text: str) -> str:
 
 
 class Page:
-    """What has been written so far. Styles are rich's ("bold red"); without `color` they leave no trace.
+    """A text that is being written. Styles are those of rich ("bold red"); without `color` they leave no trace.
 
     `tty`: for eyes, where some pages look otherwise than for scripts.
     """
@@ -111,7 +111,7 @@ class Page:
 
     @property
     def lines(self) -> int:
-        """How many there are by now."""
+        """The number of lines so far."""
         return self._file.getvalue().count("\n")
 
     def text(self) -> str:
@@ -126,7 +126,7 @@ _MOST_DECIMALS, _MOST_SIZE = 3, 1e7
 
 
 class Format(NamedTuple):
-    """How the numbers of a column are written: in one unit, with the decimal points in line."""
+    """The form of the numbers of a column: one unit, and decimal points in line."""
 
     unit: Unit
     decimals: int
@@ -243,7 +243,7 @@ _CUT = re.compile(r".*[-_.]")
 
 
 class Short(NamedTuple):
-    """What stands for each whole name; `rule` is what "*" is put into to have it back, empty if nothing is left out."""
+    """A short name for each whole name; "*" in `rule` stands for the short one. No rule if nothing is left out."""
 
     names: Mapping[str, str]
     rule: str = ""
@@ -255,7 +255,7 @@ class Short(NamedTuple):
 
 
 def write_hosts_rule(page: Page, rule: str) -> None:
-    """What stands for "*" in a table's names."""
+    """Write the rule by which the whole names of hosts are made from those of a table."""
     if rule:
         page.write(one_line(rule), lead="hosts: ", style="dim", lead_style="dim")
 
@@ -288,7 +288,7 @@ def _domain(names: Sequence[str]) -> str:
 
 
 def _prefix(names: Sequence[str]) -> str:
-    """What all of several names begin with, up to its last separator."""
+    """The common beginning of several names, up to its last separator."""
     if len(names) < 2:
         return ""
     match = _CUT.match(min(names)[: _shared(min(names), max(names))])
@@ -296,6 +296,6 @@ def _prefix(names: Sequence[str]) -> str:
 
 
 def _shared(first: Sequence[str], last: Sequence[str]) -> int:
-    """How much the first and the last in order begin with; all between them do as well."""
+    """The length of the common beginning of the first and the last in order, and so of all between them."""
     differing = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
     return next(differing, len(first))

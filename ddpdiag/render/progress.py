@@ -43,7 +43,7 @@ _RANKS_SHOWN, _HOSTS_SHOWN = 4, 2
 
 @dataclass(frozen=True)
 class Doing:
-    """What runs now: a check with its latest trial, or only a stage. Times are those of the holder's clock."""
+    """The running check with its latest trial, or only a stage. Times are those of the holder's clock."""
 
     title: str
     since: float
@@ -59,7 +59,7 @@ class Doing:
 
 @dataclass(frozen=True)
 class RunState:
-    """Where the run stands. `waiting` and `seeking` stand with the time until which it is waited."""
+    """The state of the run. `waiting` and `seeking` have the time until which it waits."""
 
     began: float
     budget_seconds: float | None = None
@@ -153,7 +153,7 @@ class Silent:
 
 
 def listener(stream: TextIO | None, environ: Mapping[str, str], *, color: bool) -> Listener:
-    """The display for a terminal, lines for a log, silence where nobody could read anything."""
+    """The display for a terminal, lines for a log, nothing where no reader could see it."""
     display = display_of(stream, environ)
     if stream is None or display is Display.NONE:
         return Silent()
@@ -284,7 +284,7 @@ class Lines:
             self._open = False
 
     def _worth(self, news: News, now: float) -> str:
-        """What is said of it; nothing, mostly."""
+        """The line about an event; mostly empty."""
         match news:
             case Gathered():
                 text = f"{count(news.ranks, 'rank')} on {count(news.hosts, 'host')}"
@@ -308,7 +308,7 @@ class Lines:
 
 
 class Counter:
-    """How far something is that has no stages, in one line: drawn again on a terminal, now and then in a log.
+    """The progress of work without stages, in one line: redrawn on a terminal, now and then in a log.
 
     What is over within `patience_seconds` leaves nothing in a log.
     """

@@ -1,6 +1,6 @@
 """The report as Prometheus metrics, in the text format that node_exporter's textfile collector reads.
 
-Every metric is a gauge, without a time of its own (the collector takes none); ddpdiag_run_timestamp_seconds tells when
+Every metric is a gauge, without a time of its own (the collector takes none); ddpdiag_run_timestamp_seconds is when
 the run began. Base units end the names, as https://prometheus.io/docs/practices/naming/ wants: _seconds, _bytes,
 _bytes_per_second, and _ratio for a share of 1. What was not measured is left out, and so are matrices of pairs, which
 grow with the square of the ranks; the JSON report has them.
@@ -35,7 +35,7 @@ def render(report: Report, features: Sequence[Feature] = ()) -> bytes:
 
 
 class _Once(Collector):
-    """What one report says, as families of gauges."""
+    """The metrics of one report as families of gauges."""
 
     def __init__(self, report: Report, features: Sequence[Feature]) -> None:
         self._report, self._features = report, features

@@ -1,4 +1,4 @@
-"""The table of ranks: who is slow, at a glance.
+"""The table of ranks, blamed and slow ones first.
 
 Up to 16 ranks are all shown; of more, the eight that are worth a look, and the range of all. Where a page has no room
 for all columns, the most important ones are shown; with details the table goes on below itself, with the names of the
@@ -123,14 +123,14 @@ def _in_turns(lines: Iterable[Line]) -> list[Line]:
 
 
 def _slowness(name: str, value: Scalar, median: float) -> float:
-    """How many times slower than the median; 0 for what has no better and worse."""
+    """The factor by which it is slower than the median; 0 for values without better and worse."""
     if isinstance(value, bool) or not isinstance(value, int | float) or median <= 0:
         return 0.0
     if not math.isfinite(value):
         return math.inf
     if name.endswith(("_per_s", "_per_second")):
         return median / value if value > 0 else math.inf
-    # Who is fast waits in backward for who is slow, so a long backward says nothing against a rank.
+    # Fast ranks wait in backward for slow ones, so a long backward is no sign of a slow rank.
     return value / median if name.endswith("_seconds") and name != "backward_seconds" else 0.0
 
 
@@ -204,7 +204,7 @@ class Ranks:
 
     @property
     def note(self) -> str:
-        """What a shortened table leaves out: how many ranks, and between which figures all lie."""
+        """The ranks that a shortened table omits: their number, and the range of each column."""
         hidden = len(self.rows) - sum(line.ranks for line in self.lines)
         if not hidden or not self.names:
             return ""
@@ -252,7 +252,7 @@ def _range(name: str, numbers: Sequence[float]) -> str:
 
 
 def _identity(ranks: Ranks, absent: str) -> list[Column]:
-    """Who the lines are: a mark for those blamed, rank, host, GPU; without what nobody has."""
+    """The columns that identify the lines: a mark for blamed ones, rank, host, and GPU if any rank has one."""
     lines, whole = ranks.lines, ranks.brief
     seen = [_MARKS[line.mark] if line.mark else ("", "") for line in lines]
     together = any(line.ranks > 1 for line in lines)
@@ -270,7 +270,7 @@ def _identity(ranks: Ranks, absent: str) -> list[Column]:
 
 
 def _gpus(ranks: Ranks, absent: str) -> Column | None:
-    """The GPUs' UUIDs, with `details` whole; None if nobody has one."""
+    """The GPUs' UUIDs, with `details` whole; None if no rank has one."""
     if all(row.get("gpu_uuid") is None for row in ranks.shown):
         return None
     whole = {one_line(uuid) for row in ranks.rows if isinstance(uuid := row.get("gpu_uuid"), str)}

@@ -1,4 +1,4 @@
-"""What every report shows, as blocks: inventory, pairs, ranks, timeline, hosts, environment, checks.
+"""The sections of every report as blocks: inventory, pairs, ranks, timeline, hosts, environment, checks.
 
 The verdict and the findings come before these sections; each format has its own form for them.
 """
@@ -272,7 +272,7 @@ def _checks(report: Report) -> Iterator[Block]:
 
 
 def outcomes_text(check: CheckLine) -> str:
-    """How a check's trials ended: "3 done, 1 hung"."""
+    """The outcomes of a check: "3 done, 1 hung"."""
     if check.skipped_because is not None:
         return f"skipped: {one_line(check.skipped_because)}"
     ran = ", ".join(f"{number:,} {one_line(status)}" for status, number in check.endings.items())
@@ -351,7 +351,7 @@ def _hosts(report: Report) -> Table:
 
 
 def _legend(own: Alike) -> str:
-    """What the words in the cells mean, and the UUIDs of the GPUs where they are those of a single host."""
+    """The meaning of the words in the cells, and the UUIDs of the GPUs if all are of a single host."""
     words = {_NVLINKS.sub("NV", word) for row in own.matrix.cells for word in row if isinstance(word, str)}
     known = [f"{word}: {says}" for word, says in _LINK_NAMES.items() if word.removesuffix("#") in words]
     gpus = [f"{gpu}: {uuid}" for gpu, uuid in own.matrix.gpus.items()] if len(own.hosts) < 2 else []
@@ -362,7 +362,7 @@ def _legend(own: Alike) -> str:
 
 
 def _environment(report: Report) -> Iterator[Block]:
-    """Where ranks differ, then what all have alike, and the figures of the run."""
+    """The settings that differ between ranks, those that are alike, and the figures of the run."""
     differing = [setting for setting in report.settings if not setting.alike]
     same = [setting for setting in report.settings if setting.alike]
     if differing:

@@ -40,7 +40,7 @@ def render(report: Report) -> str:
     elif known := [said for code, said in _WITHOUT.items() if code in found]:
         why = known[0]
     else:
-        # Where nothing was found: was anything looked for?
+        # Without findings of the search, its check says whether it ran.
         search = next((check for check in report.checks if check.code == "P2P003"), None)
         skipped = f" ({' '.join(search.skipped_because.split())})" if search and search.skipped_because else ""
         why = f"no variables: none were tried{skipped}"

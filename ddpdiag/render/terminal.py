@@ -115,7 +115,7 @@ def write_inventory(page: Page, report: Report, *, details: bool) -> None:
 
 
 def _world(report: Report) -> str:
-    """Such as "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
+    """The world in words: "4 ranks on 2 hosts (n[0-1]), torchrun, gloo"."""
     world = report.world
     hosts = one_line(fold_hosts(world.hosts, limit=LIST_SHOWN))
     if world.launcher == ALONE:
@@ -154,7 +154,7 @@ def _ranks(page: Page, report: Report, *, details: bool) -> None:
 
 
 def write_notes(page: Page, notes: Sequence[str]) -> None:
-    """What was wrong with the files, one paragraph each."""
+    """Write a paragraph for each problem of the files that were read."""
     # The same note from a thousand files is one note.
     for note, times in Counter(notes).items():
         page.write(note if times == 1 else f"{note} ({times:,} times)", lead="note: ")
@@ -172,7 +172,7 @@ def _style(report: Report) -> str:
 
 
 def _write_first_fix(page: Page, report: Report) -> None:
-    """What to do about the error that the verdict names, where its finding has long left the screen."""
+    """Repeat the fix of the error that the verdict names, if its finding has left the screen."""
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
     first = next((finding for finding in errors if finding.ranks or finding.hosts or finding.links), None)
     first = first or next(iter(errors), None)
@@ -227,7 +227,7 @@ def _mark(stage: StageLine, findings: Sequence[Finding]) -> str:
 
 
 def _saying(stage: StageLine, mark: str, checks: Sequence[CheckLine], findings: Sequence[Finding]) -> str:
-    """What is most worth saying of a stage: its findings, else what did not run well, else how many checks it had."""
+    """The most important words on a stage: its findings, else its failed checks, else the number of its checks."""
     words = []
     for severity in SEVERITIES:  # "2 errors: COL002.slow, COL003.wrong"
         if codes := [one_line(finding.code) for finding in findings if finding.severity is severity]:
@@ -261,7 +261,7 @@ def _numbers(mark: str, checks: Sequence[CheckLine]) -> str:
 
 
 def write_skipped(page: Page, checks: Sequence[CheckLine], *, details: bool) -> None:
-    """What was not looked at: with `details` a line for each reason, else the reasons of most checks."""
+    """Write the reasons for skipped checks: all with `details`, else those of most checks."""
     reasons: dict[str, list[str]] = {}
     for check in checks:
         if check.skipped_because is not None:

@@ -129,7 +129,7 @@ def _short(value: float) -> str:
 
 
 def _chart_in_words(chart: Chart) -> str:
-    """Where each line begins, ends and is highest: the alternative text of the chart."""
+    """The alternative text of a chart: both ends and the highest point of each line."""
     texts = []
     for line in drawable(chart):
         ends = dict.fromkeys((line.points[0], max(line.points, key=lambda point: point[1]), line.points[-1]))
@@ -183,7 +183,7 @@ def _draw_timeline(block: Timeline) -> str:
 
 
 class _Place(NamedTuple):
-    """Where the row of a rank is drawn: the left end, the top, and the pixels for a second."""
+    """The place of a rank's row: the left end, the top, and the pixels for a second."""
 
     left: float
     top: float
@@ -239,7 +239,7 @@ def _timeline_legend(block: Timeline, colors: Mapping[str, str], y: float) -> It
 
 
 def _timeline_in_words(block: Timeline) -> str:
-    """What failed on which ranks, blamed ranks first: "4 of 4 ranks over 12 s: rank 3 on h1 hung in COL001, blamed"."""
+    """The failed trials with their ranks, blamed ranks first: "rank 3 on h1 hung in COL001, blamed"."""
     timeline = block.timeline
     codes = {bar.number: bar.code for bar in timeline.trials}
     lanes: dict[tuple[bool, str], list[Lane]] = {}

@@ -21,7 +21,7 @@ class Part(NamedTuple):
 
 
 class FindingBox(NamedTuple):
-    """A finding as texts. Where nobody is blamed, `nobody` says so if a finding of its kind should blame.
+    """A finding as texts. `nobody` says that it blames no rank, host, GPU or link, if one of its kind should.
 
     `rest` are those of its code without a box, below the last that has one.
     """
