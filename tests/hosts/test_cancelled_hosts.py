@@ -54,7 +54,9 @@ def test_a_cancelled_run_on_three_hosts_blames_no_rank_at_any_moment(hosts, tmp_
 
 def test_a_run_on_three_hosts_that_is_cancelled_in_the_search_for_failing_hosts_blames_no_rank(hosts, tmp_path):
     # Without the rates of RDZ004: on a busy machine a link may really be slow for a moment.
-    running = launch(hosts(3), THREE, (*CHECK, "--ignore", "RDZ004"), tmp_path / "run")
+    # Many rounds: the search must still go on when the signal arrives.
+    options = ("--ignore", "RDZ004", "--set", "FAB001.rounds=60")
+    running = launch(hosts(3), THREE, (*CHECK, *options), tmp_path / "run")
     running.jobs["rank0"].wait_until(lambda: running.jobs["rank0"].recorded(word='"code":"FAB001"'), 60)
     report = cancelled(running, (0, 1, 2), 1)
     assert (report["exit_code"], accused(report)) == (143, set()), report["findings"]
