@@ -103,5 +103,5 @@ def judge(path: str | Path) -> Report:
 
 
 def explain_text(text: str) -> Explanation:
-    """What an error text or a log says: its sightings of known texts, the one that explains the others first."""
+    """Explain an error text or a log: its sightings of known texts, the one that explains the others first."""
     return explain_log([text.encode("utf-8", "surrogateescape")], "")

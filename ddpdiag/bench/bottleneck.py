@@ -116,7 +116,7 @@ class Slow(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of one sweep.
+    """The facts of one sweep.
 
     `points` are (size in bytes, seconds of the shortest call), in any order; `peak_busbw_bytes_per_s` and `best_bytes`
     are those of the rows. `oversubscribed` is (ranks, cores) of a host with fewer cores than ranks. `limits` are the
@@ -249,7 +249,7 @@ def _latency(facts: Facts) -> Verdict | None:
 
 
 def _is_short(sweep: Sequence[Point], fit: Fit | None) -> bool:
-    """Does no size of the sweep reach half of the bandwidth?"""
+    """Whether no size of the sweep reaches half of the bandwidth."""
     smallest, largest = sweep[0], sweep[-1]
     if fit is not None:
         return largest.size_bytes < fit.half_bytes
@@ -347,7 +347,7 @@ def _part(part: Bottleneck, facts: Facts) -> str:
 
 
 def _beyond(facts: Facts) -> str:
-    """What more than the expectation means."""
+    """The meaning of a rate above the expectation."""
     if facts.bound is None or facts.share is None or facts.share < BEYOND_SHARE:
         return ""
     if facts.backend != "nccl":

@@ -197,7 +197,7 @@ def second_trial(seen: Seen[Data], one: Series) -> Trial:
 
 
 def second_bench(trial: Trial) -> Bench:
-    """What such a trial measures."""
+    """The measurements of such a trial."""
     size, op, root = int(trial.params[AGAIN]), str(trial.params["op"]), int(trial.params["root"])
     return Bench(
         minbytes=size,

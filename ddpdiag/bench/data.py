@@ -36,7 +36,7 @@ class RankRow(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What is equal on all ranks."""
+        """The values that are equal on all ranks."""
         return self.dtype, self.op, self.root, self.size_bytes
 
     @property

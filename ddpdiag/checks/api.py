@@ -1,4 +1,4 @@
-"""What a check is made of: a documented question, a plan, a measurement, a judgement.
+"""The parts of a check: a documented question, a plan, a measurement, a judgement.
 
 `plan` and `judge` are pure functions of what was seen: no clock, no environment, no randomness. `measure` alone touches
 the world, inside a worker that may die.
@@ -65,7 +65,7 @@ class Scope(Enum):
 
 
 class SkipKind(Enum):
-    """What a reason to skip a check means for the verdict."""
+    """The meaning of a skipped check for the verdict."""
 
     INAPPLICABLE = "it does not apply here (no GPU, one host); a failure if the check or its stage was requested"
     OPTIONAL = "it does not apply here; a failure only if the check's own code was requested"
@@ -164,7 +164,7 @@ class Contribution(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Seen(Generic[D]):
-    """What is known so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
+    """The run so far: the world, this check's trials and outcomes, and (through `of`) the other checks'.
 
     Two are for plans only: `left_seconds` is what the budget leaves for trials; with `is_last` all other checks have
     run. `kept` are the findings of checks that were judged before.
@@ -213,7 +213,7 @@ class Seen(Generic[D]):
 
     @property
     def options(self) -> Options:
-        """What the user asked for."""
+        """The options of the run."""
         return self.world.options
 
     def of(self, other: "Check[E]") -> "Seen[E]":
@@ -222,14 +222,14 @@ class Seen(Generic[D]):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What this check finds in the run: judged once, for whoever asks."""
+        """The findings of this check, judged once."""
         code = self.check.code
         if code not in self.kept:
             self.kept[code] = tuple(self.check.judge(self))
         return self.kept[code]
 
     def findings_of(self, code: str) -> tuple[Finding, ...]:
-        """What another check, which runs before this one, finds."""
+        """The findings of another check, which runs before this one."""
         return self.of(by_code(code)).findings
 
     def succeeded(self, trial: Trial) -> bool:
@@ -448,7 +448,7 @@ class Check(Generic[D]):
         return {**self.settings, "deadline_seconds": self.deadline} if self.measure is not None else self.settings
 
     def explained(self, word: str) -> FindingSpec:
-        """What is declared of a finding of this check; KeyError if nothing is."""
+        """The declaration of a finding of this check; KeyError if there is none."""
         return self.findings[word] if word in self.findings else COMMON[word]
 
     def severity_of(self, word: str) -> Severity:

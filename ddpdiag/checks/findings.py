@@ -1,4 +1,4 @@
-"""What a check declares of its findings (the text of the manual page, the usual severity, the effect on the verdict),
+"""Declarations of findings (the text of the manual page, the usual severity, the effect on the verdict),
 and what else it adds to the report: a section of its own, variables that the job needs.
 """
 
@@ -15,7 +15,7 @@ from ddpdiag.model.train import TrainReport
 
 
 class Effect(Enum):
-    """What a finding means for the verdict."""
+    """The meaning of a finding for the verdict."""
 
     UNFIT = "an error breaks jobs"
     UNKNOWN = "after an error it is not known whether jobs break"

@@ -231,7 +231,7 @@ LOST, UNHEARD = "lost", "unheard"
 
 
 class Phase(Enum):
-    """What a round is for: each unit alone, pairs, suspects again, paths, suspects while hardly any other unit
+    """The purpose of a round: each unit alone, pairs, suspects again, paths, suspects while hardly any other unit
     communicates, and all good ones together as the proof."""
 
     LOCAL = "local"
@@ -253,7 +253,7 @@ class Reached(NamedTuple):
     spread: float = 0.0
 
     def passes(self, least: float) -> bool:
-        """Did it end, and reach so much?"""
+        """Whether it ended and reached so much."""
         return self.rate is not None and self.rate >= least
 
 
@@ -329,7 +329,7 @@ Search = Generator[Round, Results, Diagnosis]
 
 
 class Notes:
-    """What is known so far."""
+    """The search so far."""
 
     def __init__(self, units: Sequence[int], domains: Mapping[int, Domain], rules: Rules, seed: int) -> None:
         self.units = units
@@ -380,7 +380,7 @@ class Notes:
         return tested.passes(self.bar.least)
 
     def passed(self, pair: Pair) -> bool:
-        """Did this pair pass in any of its tests?"""
+        """Whether this pair passed in any of its tests."""
         alone = self.alone.get(pair)
         return any(map(self.passes, self.tests[pair])) or (alone is not None and self.passes(alone))
 

@@ -266,7 +266,7 @@ def excuse(seen: Seen[Copies], finding: Finding) -> str | None:
 
 @lru_cache(maxsize=1)
 def _goes_without_p2p(seen: Seen[Copies]) -> bool:
-    """Does the job's NCCL make no copies between GPUs, because of the workarounds or of what is set on all ranks?"""
+    """Whether the job's NCCL makes no copies between GPUs, because of workarounds or of variables on all ranks."""
     known = fallback.needed(seen.of(fallback.CHECK))
     if seen.options.uses_workarounds and known.needed and known.variables.get(_NO_P2P) == "1":
         return True
