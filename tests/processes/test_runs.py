@@ -8,7 +8,7 @@ import sys
 import pytest
 from jobs import CHECK, Job, by_hand, free_port, torchrun
 
-FILES = ("html", "markdown", "prometheus", "exclude-file", "good-hosts", "env-file")
+FILES = ("html", "markdown", "prometheus", "write-failing-hosts", "write-healthy-hosts", "write-workaround")
 
 
 def check_fit(job: Job, ranks: int, launcher: str) -> None:
@@ -58,8 +58,8 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert written == judged
     begins = {"html": "<!DOCTYPE html>", "markdown": "**FIT**", "prometheus": "# HELP ddpdiag_"}
     assert {name: text for name, text in begins.items() if not written[name].startswith(text)} == {}
-    assert (written["exclude-file"], written["good-hosts"]) == ("", f"{os.uname().nodename}\n")
-    assert [line for line in written["env-file"].splitlines() if not line.startswith("#")] == []
+    assert (written["write-failing-hosts"], written["write-healthy-hosts"]) == ("", f"{os.uname().nodename}\n")
+    assert [line for line in written["write-workaround"].splitlines() if not line.startswith("#")] == []
 
 
 def check_timings(job: Job) -> None:
