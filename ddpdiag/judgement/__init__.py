@@ -23,7 +23,7 @@ from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, selected, stages_of
 from ddpdiag.judgement.rank_0_lost import with_end
-from ddpdiag.judgement.timings import timeline_of, timings_of
+from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.options import Snapshot
@@ -86,7 +86,6 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         matrices=tuple(matrix for own in judged for matrix in own.added.matrices),
         workarounds=dict(workarounds.variables),
         timings=timings_of(recording, checks),
-        timeline=timeline_of(recording, checks, _blamed(world, findings)),
         # Versions first.
         settings=tuple(sorted((s for own in judged for s in own.added.settings), key=lambda s: s.kind != "version")),
         inventory=_inventory(world, judged),
@@ -113,14 +112,6 @@ def _world_line(world: World) -> WorldLine:
         leaves=leaves_of(world),
         scheduler="slurm" if world.in_slurm else "",
     )
-
-
-def _blamed(world: World, findings: Sequence[Finding]) -> frozenset[int]:
-    """Ranks that errors or warnings blame, and all of a host that is blamed as a whole."""
-    told = [finding for finding in findings if finding.severity is not Severity.NOTE]
-    nodes = {node for finding in told if not finding.ranks for node in finding.hosts}
-    theirs = (rank for (name, _), ranks in world.hosts.items() if name in nodes for rank in ranks)
-    return frozenset((*(rank for finding in told for rank in finding.ranks), *theirs))
 
 
 def world_of(recording: Recording) -> World:

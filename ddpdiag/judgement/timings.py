@@ -1,4 +1,4 @@
-"""Where a run's seconds went, and which rank was where when.
+"""Where a run's seconds went.
 
 Rank 0's clock gives the frame: when all were here, when each trial was handed out, when the run ended. What lies
 between one trial's last outcome and the next order is our own. So the parts add up to the whole, and nothing is counted
@@ -11,9 +11,8 @@ as the middle, so that waiting for the other is seen in full.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from heapq import nlargest, nsmallest
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import Any, NamedTuple
 
@@ -24,12 +23,8 @@ from ddpdiag.model.report import (
     KINDS,
     OTHER,
     START,
-    Bar,
-    Lane,
     Spent,
-    Timeline,
     Timings,
-    Unfinished,
     Wait,
 )
 
@@ -251,100 +246,3 @@ def latest(times: Mapping[int, float], seconds: float, code: str, *, of: int) ->
     last = max(times.values(), default=0.0)
     ranks = tuple(sorted(rank for rank, time in times.items() if time >= last - _LATE_TOO * seconds))
     return [Late(ranks if len(ranks) <= min(_MOST_LATE, of // 2) else (), seconds, code)]
-
-
-# The timeline, rank by rank -------------------------------------------------------------------------------------------
-
-# A page shows so many without getting lost, and a report stays short.
-MOST_RANKS, MOST_TRIALS = 16, 64
-# Came so much later than the rank in the middle: worth a look.
-_LATE_SECONDS = 1.0
-
-
-def timeline_of(recording: Recording, checks: Sequence[Check[Any]], blamed: Collection[int]) -> Timeline:
-    """The timeline; of many ranks those worth a look (`blamed` first), of many trials the longest."""
-    bars = _bars(recording, {check.code: check.stage.value for check in checks})
-    longest = {bar.number for bar in nlargest(MOST_TRIALS, bars, key=lambda bar: bar.seconds)}
-    shown = tuple(bar for bar in bars if bar.number in longest)
-    ranks = _chosen(recording, blamed)
-    own: dict[int, dict[int, Outcome]] = {rank: {} for rank in ranks}
-    for outcome in recording.outcomes:
-        if outcome.rank in own and outcome.trial in longest:
-            own[outcome.rank][outcome.trial] = outcome
-    gone: dict[int | None, float] = {}
-    for event in recording.events:
-        if event.kind in (EventKind.LOST, EventKind.LEAVING):
-            gone[event.rank] = min(gone.get(event.rank, math.inf), known(event.seconds))
-    ends = (
-        known(recording.end.seconds) if recording.end else 0.0,
-        *(bar.begin_seconds + bar.seconds for bar in bars),
-        *(known(event.seconds) for event in recording.events),
-        *(known(arrival.seconds) for arrival in recording.arrivals.values()),
-    )
-    return Timeline(
-        seconds=max(ends),
-        trials=shown,
-        lanes=tuple(_lane(recording, rank, shown, own[rank], gone.get(rank)) for rank in ranks),
-        trials_in_all=len(bars),
-        ranks_in_all=recording.header.world_size,
-    )
-
-
-def _bars(recording: Recording, stages: Mapping[str, str]) -> list[Bar]:
-    """The trials one after the other; an old recording does not say when they began: then each after the last one."""
-    now = max((known(arrival.seconds) for arrival in recording.arrivals.values()), default=0.0)
-    outcomes = _by_trial(recording)
-    bars: list[Bar] = []
-    for trial in recording.trials:
-        own = outcomes[trial.number]
-        begin = known(trial.begin_seconds) if trial.begin_seconds is not None else now
-        seconds = max((known(outcome.seconds) for outcome in own), default=0.0)
-        now = max(now, begin + seconds)
-        bar = Bar(
-            number=trial.number,
-            code=trial.code,
-            stage=stages.get(trial.code, OTHER),
-            begin_seconds=begin,
-            seconds=seconds,
-            deadline_seconds=known(trial.limit_seconds),
-            statuses={status.value: count for status, count in Counter(o.status for o in own).items()},
-        )
-        bars.append(bar)
-    return bars
-
-
-def _chosen(recording: Recording, blamed: Collection[int]) -> list[int]:
-    """The ranks worth a look, in rising order. Trials that may fail, and echoes, do not count."""
-    experiments = {trial.number for trial in recording.trials if trial.may_fail}
-    came = {rank: known(arrival.seconds) for rank, arrival in recording.arrivals.items()}
-    size = recording.header.world_size
-    # A header may claim more ranks than there is memory for; who is neither here nor missed has nothing to show.
-    missed = {event.rank for event in recording.events if event.rank is not None and 0 <= event.rank < size}
-    everybody = {*came, *missed, *range(min(size, MOST_RANKS))}
-    usual = median_low(came.values()) if came else 0.0
-    bad: Counter[int] = Counter(missed)
-    bad.update(rank for rank, seconds in came.items() if seconds > usual + _LATE_SECONDS)
-    bad.update(
-        outcome.rank
-        for outcome in recording.outcomes
-        if outcome.status not in (Status.DONE, Status.SKIPPED) and not outcome.told and outcome.trial not in experiments
-    )
-    return sorted(nsmallest(MOST_RANKS, everybody, key=lambda rank: (rank not in blamed, -bad[rank], rank)))
-
-
-def _lane(recording: Recording, rank: int, bars: Sequence[Bar], own: Mapping[int, Outcome], gone: float | None) -> Lane:
-    arrival = recording.arrivals.get(rank)
-    layout = recording.header.layout
-    told = layout[rank] if 0 <= rank < len(layout) else "?"
-    return Lane(
-        rank=rank,
-        host=arrival.place.host if arrival else told,
-        arrived_seconds=known(arrival.seconds) if arrival else None,
-        gone_seconds=gone,
-        seconds=tuple(known(own[bar.number].seconds) if bar.number in own else None for bar in bars),
-        unfinished=tuple(
-            Unfinished(number=number, status=outcome.status.value, at=outcome.at)
-            for number, outcome in own.items()
-            if outcome.status is not Status.DONE
-        ),
-    )

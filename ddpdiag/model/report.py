@@ -182,57 +182,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return len(self.values) + self.more == 1
 
 
-# What happened when --------------------------------------------------------------------------------------------------
-
-# Seconds count from the start of the run at rank 0. Of a large world some ranks are shown: first those that are blamed,
-# that were lost, or whose trials did not end well.
-
-
-class Bar(Struct, frozen=True, kw_only=True):
-    """One trial of check `code`, from its order to the end of its slowest rank. `statuses` counts its outcomes."""
-
-    number: int
-    code: str
-    stage: str
-    begin_seconds: float
-    seconds: float
-    deadline_seconds: float
-    statuses: dict[str, int]
-
-
-class Unfinished(Struct, frozen=True, kw_only=True):
-    """How trial `number` ended on a rank, if not well; `at` is the last step that it announced."""
-
-    number: int
-    status: str
-    at: str = ""
-
-
-class Lane(Struct, frozen=True, kw_only=True):
-    """One rank. `arrived_seconds` is None if it never came, `gone_seconds` None if it was there to the end.
-
-    `seconds` has what each of the timeline's trials took on it, None where it took no part.
-    """
-
-    rank: int
-    host: str
-    arrived_seconds: float | None
-    gone_seconds: float | None = None
-    seconds: tuple[float | None, ...] = ()
-    unfinished: tuple[Unfinished, ...] = ()
-
-
-class Timeline(Struct, frozen=True, kw_only=True):
-    """The trials in their order, and the ranks in theirs. `trials_in_all` and `ranks_in_all` count what is left out,
-    too; of many trials the longest are here."""
-
-    seconds: float
-    trials: tuple[Bar, ...]
-    lanes: tuple[Lane, ...]
-    trials_in_all: int
-    ranks_in_all: int
-
-
 # Where the seconds went ----------------------------------------------------------------------------------------------
 
 # In the order in which they follow each other within a trial. `start`: until a process, or a worker, could begin;
@@ -293,8 +242,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
-    variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `timeline`
-    what happened when, `settings` what ranks run with, and `inventory` what each kind of host has. `degraded`: the
+    variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `settings`
+    what ranks run with, and `inventory` what each kind of host has. `degraded`: the
     verdict is "fit", and a host or rank that a warning names slows the job down. `created` is when the run began, UTC
     in ISO 8601, by the clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run
     can be compared with.
@@ -320,7 +269,6 @@ class Report(Struct, frozen=True, kw_only=True):
     matrices: tuple[Matrix, ...] = ()
     workarounds: dict[str, str | None] = field(default_factory=dict)
     timings: Timings | None = None
-    timeline: Timeline | None = None
     settings: tuple[Setting, ...] = ()
     inventory: tuple[HostKind, ...] = ()
     created: str = ""

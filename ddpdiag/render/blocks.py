@@ -132,13 +132,6 @@ class Matrix(Struct, frozen=True):
     note: str = ""
 
 
-class Timeline(Struct, frozen=True):
-    """The ranks over the time of the run, with the `blamed` ones. Only HTML draws it."""
-
-    timeline: model.Timeline
-    blamed: frozenset[int]
-
-
 class Fold(Struct, frozen=True):
     """Blocks behind a title, for readers who look for more; the terminal shows them with `--details`."""
 
@@ -154,7 +147,7 @@ class Section(Struct, frozen=True):
     name: str = ""
 
 
-Leaf = Table | Text | Items | Code | Chart | Matrix | Timeline
+Leaf = Table | Text | Items | Code | Chart | Matrix
 Block = Leaf | Fold | Section
 
 

@@ -18,7 +18,7 @@ from ddpdiag.text import count, fold_hosts, label, quantity, seconds
 
 _NOTES, _KINDS = 40, 8
 # Matrices are in the JSON report.
-_SECTIONS = ("ranks", "timeline", "environment", "checks")
+_SECTIONS = ("ranks", "stages", "environment", "checks")
 _VALUES = 8
 # Bytes of single parts; the sentence, the notes and most tables are far shorter.
 _SENTENCE, _NOTE, _WORKAROUNDS = 2_000, 600, 4_000

@@ -29,7 +29,6 @@ from ddpdiag.render.blocks import (
     Section,
     Table,
     Text,
-    Timeline,
     drawn_columns,
     first_places,
 )
@@ -230,7 +229,7 @@ def painted(blocks: Iterable[Block]) -> Iterator[Piece]:
                 yield Piece(_noun(block.title) or f"a table of {block.noun}s", lines)
             case Matrix():
                 yield from painted(_matrix_blocks(block))
-            case Chart() | Timeline():
+            case Chart():
                 pass
             case _:
                 assert_never(block)

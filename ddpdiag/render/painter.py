@@ -15,7 +15,6 @@ from ddpdiag.render.blocks import (
     Section,
     Table,
     Text,
-    Timeline,
     drawn_columns,
     first_places,
     mark_of,
@@ -54,7 +53,7 @@ def _write(page: Page, block: Leaf, *, details: bool) -> None:
         case Matrix(title=title, matrix=matrix, note=note):
             write_matrix(page, title, matrix, note)
             page.blank()
-        case Chart() | Timeline():
+        case Chart():
             pass
         case _:
             assert_never(block)

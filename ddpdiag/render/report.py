@@ -1,10 +1,11 @@
-"""The sections of every report as blocks: inventory, pairs, ranks, timeline, hosts, environment, checks.
+"""The sections of every report as blocks: inventory, pairs, ranks, stages, hosts, environment, checks.
 
 The verdict and the findings come before these sections; each format has its own form for them.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
 from ddpdiag.model.report import INVENTORY, KINDS, NONE, UNKNOWN
@@ -73,7 +74,7 @@ def sections(report: Report) -> Iterator[Section]:
         ("inventory", "Inventory", _inventory(report)),
         ("pairs", "Bandwidth of pairs", _pairs([own for own in matrices if own.matrix.unit], report.findings)),
         ("ranks", "Ranks", _ranks(report, marks)),
-        ("timeline", "Timeline", _timeline(report, marks)),
+        ("stages", "Stages", _stages(report)),
         ("topology", "Topology", _topology(report, [own for own in matrices if not own.matrix.unit])),
         ("environment", "Environment", _environment(report)),
         ("checks", "Checks", _checks(report)),
@@ -164,7 +165,7 @@ def _summary(matrix: Matrix) -> str:
 def _ranks(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
     """The table of ranks: measurements as bars; outliers and blamed ranks are marked in words and colour."""
     ranks = Ranks(report.ranks, marks)
-    missing = tuple(_never_joined(report))
+    missing = tuple(_never_joined(report)) if report.ranks else ()
     if not ranks.names and not missing:
         return
     has_gpus = any(row.get("gpu_uuid") is not None for row in report.ranks)
@@ -177,7 +178,7 @@ def _ranks(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
     yield Table(
         columns=tuple(columns),
         rows=(
-            *((rank, Cell("never joined", Mark.ERROR), host, *empty) for rank, host in missing),
+            *((rank, Cell("never joined", Mark.ERROR), None, *empty) for rank in missing),
             *(_rank(place, ranks, slow, has_gpus=has_gpus) for place in range(len(report.ranks))),
         ),
         noun="rank",
@@ -202,12 +203,10 @@ def _rank(place: int, ranks: Ranks, slow: Mapping[str, frozenset[int]], *, has_g
     )
 
 
-def _never_joined(report: Report) -> Iterator[tuple[int, str | None]]:
-    """Ranks that never joined, with their hosts, as far as the timeline knows them."""
-    lanes = report.timeline.lanes if report.timeline is not None else ()
-    for lane in lanes:
-        if lane.arrived_seconds is None:
-            yield lane.rank, lane.host.strip("?") or None
+def _never_joined(report: Report) -> Iterator[int]:
+    """The first ranks that never joined."""
+    joined = {row.get("rank") for row in report.ranks}
+    return islice((rank for rank in range(report.world.size) if rank not in joined), _NAMES_SHOWN)
 
 
 def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
@@ -228,12 +227,8 @@ def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
 # The run --------------------------------------------------------------------------------------------------------------
 
 
-def _timeline(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
-    """Which rank did what when, then each stage with its findings, and where the time was spent."""
-    if report.timeline is not None and report.timeline.lanes:
-        # Where an error blames ranks, those that only warnings blame are no culprits of what failed.
-        worst = Severity.ERROR if Severity.ERROR in marks.values() else Severity.WARNING
-        yield blocks.Timeline(report.timeline, frozenset(rank for rank, own in marks.items() if own is worst))
+def _stages(report: Report) -> Iterator[Block]:
+    """Each stage with its findings, and where the time was spent."""
     rows = [_stage(stage.name, stage.status, stage.severity, stage.seconds, stage.codes) for stage in report.stages]
     known = {code for stage in report.stages for code in stage.codes}
     if others := [finding for finding in report.findings if finding.code not in known]:
@@ -242,7 +237,7 @@ def _timeline(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
         rows.append(_stage("run", "done" if worst is Severity.NOTE else worst.value, worst, None, codes))
     if rows:
         columns = (Column("stage"), Column("outcome"), Column("time", "stage_seconds", bar=True), Column("findings"))
-        yield Table(columns=columns, rows=tuple(rows), title="Stages")
+        yield Table(columns=columns, rows=tuple(rows))
     for text in time_spent(report):
         yield Text(text)
 

@@ -215,6 +215,6 @@ def test_it_prints_in_black_with_titles_beside_their_pictures_and_unfolded_for_a
     style = "getComputedStyle(document.body)"
     assert page.evaluate(f"[{style}.color, {style}.backgroundColor]") == ["rgb(0, 0, 0)", "rgb(255, 255, 255)"]
     assert not page.locator("nav").is_visible()
-    for title in ("#timeline > h2", "#timeline > .lead >> nth=0", "#timeline figcaption", "summary >> nth=0"):
+    for title in ("#stages > h2", "#stages > .lead >> nth=0", "summary >> nth=0"):
         assert page.locator(title).evaluate("own => getComputedStyle(own).breakAfter") == "avoid", title
     assert len(page.pdf()) > 10_000

@@ -10,7 +10,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import read_recording
 from ddpdiag.judgement import judge
 from ddpdiag.model import Matrix, Report, WorldLine
-from ddpdiag.model.report import Bar, Lane, Setting, Timeline, Unfinished, Value
+from ddpdiag.model.report import Setting, Value
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, simulate
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
@@ -31,24 +31,6 @@ def fleet(hosts: int, *, ranks_per_host: int = 8) -> Report:
     """A simulated fleet, of which one host in a hundred is slow."""
     faults = Faults(((Fault.SLOW_HOST, max(1, hosts // 100)),))
     return judge(simulate(Fleet(hosts, faults, seed=7), ranks_per_host=ranks_per_host), all_checks())
-
-
-def timeline(node: str = "n1", at: str = "all_reduce: wait") -> Timeline:
-    """Four ranks: one hung, one that never came, one that was lost."""
-    bars = tuple(
-        Bar(number=n, code=code, stage=stage, begin_seconds=begin, seconds=took, deadline_seconds=30.0, statuses={})
-        for n, (code, stage, begin, took) in enumerate(
-            [("LCH001", "launch", 0.5, 0.1), ("COL001", "collective", 1.0, 30.0)]
-        )
-    )
-    hung = (Unfinished(number=1, status="hung", at=at),)
-    lanes = (
-        Lane(rank=0, host="n0", arrived_seconds=0.0, seconds=(0.1, 30.0)),
-        Lane(rank=1, host="n0", arrived_seconds=0.2, seconds=(0.1, None), gone_seconds=0.9),
-        Lane(rank=2, host="n1", arrived_seconds=None, seconds=(None, None)),
-        Lane(rank=3, host=node, arrived_seconds=0.3, seconds=(0.1, 30.0), unfinished=hung),
-    )
-    return Timeline(seconds=31.0, trials=bars, lanes=lanes, trials_in_all=2, ranks_in_all=4)
 
 
 def hostile() -> Report:
@@ -81,7 +63,6 @@ def hostile() -> Report:
             Matrix(name=f"p2p.copy.{CLOSE}", title=CLOSE, rows=words, columns=words, cells=cells, unit="bytes_per_s"),
             Matrix(name=f"p2p.topology.{IMAGE}", title=IMAGE, rows=words, columns=words, cells=(words,) * 4),
         ),
-        timeline=timeline(CLOSE, IMAGE),
         settings=(Setting(kind="variable", name=SCRIPT, values=(value, Value(value=None, count=3, ranks=(0, 2, 3)))),),
         created=SCRIPT,
         version=IMAGE,

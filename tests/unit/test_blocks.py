@@ -9,7 +9,7 @@ from reports import fit
 
 from ddpdiag.render import html, markdown
 from ddpdiag.render.blocks import Cell, Chart, Code, Column, Fold, Items, Line, Mark, Section, Table, Text
-from ddpdiag.render.html.charts import draw_chart, in_words
+from ddpdiag.render.html.charts import in_words, svg_of
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 
@@ -89,17 +89,17 @@ def test_a_bar_is_as_long_as_its_share_of_the_longest():
 
 
 def test_a_chart_is_whole_and_says_in_words_what_it_shows(golden):
-    texts = [*ElementTree.fromstring(draw_chart(CHART)).itertext()]
+    texts = [*ElementTree.fromstring(svg_of(CHART)).itertext()]
     assert "gloo </svg>" in texts
     golden("\n".join(texts), in_words(CHART))
 
 
 @pytest.mark.parametrize("y", [float("nan"), -1.0, 1e300])
 def test_values_that_no_axis_can_show_are_left_out(y):
-    assert draw_chart(Chart(title="", x="size_bytes", y="time_seconds", lines=(Line("odd", ((1.0, y),)),))) == ""
+    assert svg_of(Chart(title="", x="size_bytes", y="time_seconds", lines=(Line("odd", ((1.0, y),)),))) == ""
 
 
 def test_a_chart_of_a_single_point_is_drawn():
     for log in (False, True):
         lines = (Line("one", ((8.0, 0.5),)),)
-        assert "<circle" in draw_chart(Chart(title="", x="size_bytes", y="time_seconds", lines=lines, log=log))
+        assert "<circle" in svg_of(Chart(title="", x="size_bytes", y="time_seconds", lines=lines, log=log))

@@ -1,20 +1,18 @@
-"""Who is to blame, as the page's pictures, tables and findings show it."""
+"""Who is to blame, as the page's tables and findings show it."""
 
 import re
-from collections import Counter
 from functools import lru_cache
 
 import pytest
-from pages import Reader, fleet, recorded, timeline
+from pages import Reader, fleet, recorded
 from reports import finding_of, fit, rank_row, unfit
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report, Severity, WorldLine
 from ddpdiag.render import blocks as blocks_module
 from ddpdiag.render import html
-from ddpdiag.render.blocks import Fold, Section, Timeline, value_of
+from ddpdiag.render.blocks import Fold, Section, value_of
 from ddpdiag.render.html import Page, page_of
-from ddpdiag.render.html.charts import in_words, svg_of
 from ddpdiag.render.html.views import view_of
 from ddpdiag.render.report import sections
 
@@ -43,42 +41,12 @@ def rows_of(report: Report, name: str, title: str = "") -> list[tuple[object, ..
     return [tuple(map(value_of, row)) for row in table.rows]
 
 
-def words_of(svg: str) -> str:
-    """The texts of a picture, each once, without the numbers of its axes."""
-    texts = re.findall(r"<text[^>]*>([^<]*[a-z][^<]*)</text>", svg)
-    return "\n".join(text.strip() + f", {count} times" * (count > 1) for text, count in Counter(texts).items())
-
-
-# Timeline -------------------------------------------------------------------------------------------------------------
-
-
-def drawn(report: Report) -> tuple[str, str]:
-    """The picture of the timeline, and its words."""
-    (block,) = (block for block in section(report, "timeline").blocks if isinstance(block, Timeline))
-    return svg_of(block), in_words(block)
-
-
-def test_the_lane_of_the_culprit_is_red_and_comes_first_in_words(golden):
-    svg, text = drawn(recorded("hang-4-ranks"))
-    assert svg.count("url(#hatch-bad)") == 2  # one rank, and the legend
-    golden(words_of(svg), text)
-
-
-def test_where_nobody_is_blamed_no_lane_says_so(golden):
-    golden(words_of(drawn(fit(timeline=timeline()))[0]))
-
-
-def test_errors_outweigh_warnings_on_the_timeline(golden):
-    warned = finding_of(Severity.WARNING, ranks=(0,))
-    golden(drawn(fit(timeline=timeline(), findings=(warned, finding_of(ranks=(3,)))))[1])
-
-
 # Stages ---------------------------------------------------------------------------------------------------------------
 
 
 def stages(report: Report) -> dict[str, tuple[object, object]]:
     """Outcome and findings of each stage."""
-    return {row[0]: (row[1], row[3]) for row in rows_of(report, "timeline", "Stages")}
+    return {row[0]: (row[1], row[3]) for row in rows_of(report, "stages")}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +91,7 @@ def test_a_rank_that_joined_late_is_an_outlier():
 def test_a_rank_that_never_joined_is_a_row():
     world = WorldLine(size=10**12, hosts=("n0",), launcher="torchrun", backend="gloo")  # a header may claim any number
     ranks = tuple(rank_row(rank, arrival_seconds=0.1) for rank in range(2))
-    assert states(fit(ranks=ranks, world=world, timeline=timeline()))[2] == "never joined"
+    assert states(fit(ranks=ranks, world=world))[2] == "never joined"
 
 
 def test_blamed_ranks_say_so_and_come_first():

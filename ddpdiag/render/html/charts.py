@@ -1,21 +1,15 @@
-"""Line charts and the timeline as inline SVG: the page's colours by CSS variables, sizes in CSS pixels.
+"""Line charts as inline SVG: the page's colours by CSS variables, sizes in CSS pixels.
 
-In the timeline each rank has a row with its trials, coloured by stage. What failed is hatched, in red for blamed ranks
-and in grey for others, and says how it ended. A triangle is the moment at which the rank joined, a cross that at which
-it was lost.
-
-Lines of a chart differ in colour and in dashes, and the legend names each, so that no reader needs colours.
+Lines differ in colour and in dashes, and the legend names each, so that no reader needs colours.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import NamedTuple
 
-from ddpdiag.model.report import Lane
-from ddpdiag.render.blocks import Chart, Line, Timeline
+from ddpdiag.render.blocks import Chart, Line
 from ddpdiag.render.page import one_line
-from ddpdiag.text import column_unit, count, fold_hosts, label, quantity, ranks_text, seconds
+from ddpdiag.text import column_unit, count, label, quantity
 
 _COLORS, _LINES_SHOWN, _NAME_LETTERS = 8, 8, 40
 # A phone of 360 pixels has 302 for a chart; letters of 11.5 pixels are then still larger than 10.
@@ -23,16 +17,6 @@ _WIDTH, _HEIGHT, _LETTERS = 330, 190, 11.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 18, 34
 _TICKS, _LINE_HEIGHT = 5, 16
 _DASHES = ("", "8 3", "2 2", "8 3 2 3", "12 3", "4 4", "1 3", "12 3 2 3")
-
-
-def svg_of(block: Chart | Timeline) -> str:
-    """The SVG element; empty where there is nothing to draw."""
-    return draw_chart(block) if isinstance(block, Chart) else _draw_timeline(block)
-
-
-def in_words(block: Chart | Timeline) -> str:
-    """The text beside the picture, which says what it shows."""
-    return _chart_in_words(block) if isinstance(block, Chart) else _timeline_in_words(block)
 
 
 def drawable(chart: Chart) -> list[Line]:
@@ -47,7 +31,7 @@ def _fits(chart: Chart, x: float, y: float) -> bool:
     return math.isfinite(x) and x > 0 and math.isfinite(y) and (y > 0 if chart.log else y >= 0) and y < 1e30
 
 
-def draw_chart(chart: Chart) -> str:
+def svg_of(chart: Chart) -> str:
     """The SVG element; empty where there is no line to draw."""
     lines = drawable(chart)
     if not lines:
@@ -110,10 +94,8 @@ def _color(number: int) -> str:
     return f"var(--s{number % _COLORS + 1})"
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", *, halo: bool = False) -> str:
-    """A text; with a `halo` it can be read on what is below it."""
-    style = ' class="halo"' if halo else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _round_steps(most: float) -> Iterator[float]:
@@ -128,7 +110,7 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 and value < 1e7 else f"{value:g}"
 
 
-def _chart_in_words(chart: Chart) -> str:
+def in_words(chart: Chart) -> str:
     """The alternative text of a chart: both ends and the highest point of each line."""
     texts = []
     for line in drawable(chart):
@@ -137,135 +119,6 @@ def _chart_in_words(chart: Chart) -> str:
     left = len(chart.lines) - len(texts)
     rest = f"; {count(left, 'more line')} in the JSON report" if left else ""
     return one_line(f"{label(chart.y)} over {label(chart.x)}: {'; '.join(texts)}{rest}.")
-
-
-# Timeline -------------------------------------------------------------------------------------------------------------
-
-_WIDE, _ROW, _BAR, _MARGIN = 720, 22, 15, 8
-_PIXELS_PER_LETTER, _NAME_OF_RANK, _ENDS_SAID = 6.3, 20, 6
-_HATCHES = (
-    '<defs><pattern id="{id}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<path d="M0 0V6M0 0H6" stroke="{color}" stroke-width="1.6"/></pattern></defs>'
-)
-
-
-def _draw_timeline(block: Timeline) -> str:
-    """The SVG element."""
-    timeline = block.timeline
-    colors = {stage: _color(number) for number, stage in enumerate(dict.fromkeys(bar.stage for bar in timeline.trials))}
-    names = {lane.rank: _cut(f"{lane.rank} {lane.host}", _NAME_OF_RANK) for lane in timeline.lanes}
-    left = 2 * _MARGIN + _PIXELS_PER_LETTER * max(map(len, names.values()))
-    scale = (_WIDE - left - 2 * _MARGIN) / max(timeline.seconds, 1e-3)
-    bottom = _ROW * len(names) + 4
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE} {bottom + 64}" font-size="{_LETTERS}" '
-        'fill="currentColor" font-family="var(--font)">',
-        _HATCHES.format(id="hatch-bad", color="var(--bad)"),
-        _HATCHES.format(id="hatch-muted", color="var(--muted)"),
-    ]
-    for tick in _round_steps(max(timeline.seconds, 1e-3)):
-        x = left + tick * scale
-        parts += [
-            f'<path d="M{x:.1f} 0V{bottom}" stroke="var(--line)"/>',
-            _text(x, bottom + 14, _short(tick), "middle"),
-        ]
-    parts.append(_text((left + _WIDE) / 2, bottom + 30, "seconds since the start", "middle"))
-    for number, lane in enumerate(timeline.lanes):
-        y = _ROW * number + 4
-        blamed = lane.rank in block.blamed
-        style = ' fill="var(--bad)" font-weight="bold"' if blamed else ""
-        parts.append(
-            f'<text x="{left - _MARGIN:.1f}" y="{y + 12}" text-anchor="end"{style}>{escape(names[lane.rank])}</text>'
-        )
-        parts += _lane(lane, block, colors, _Place(left, y, scale))
-    parts += _timeline_legend(block, colors, bottom + 52)
-    return "".join((*parts, "</svg>"))
-
-
-class _Place(NamedTuple):
-    """The place of a rank's row: the left end, the top, and the pixels for a second."""
-
-    left: float
-    top: float
-    scale: float
-
-
-def _lane(lane: Lane, block: Timeline, colors: Mapping[str, str], place: _Place) -> Iterator[str]:
-    ends = {own.number: own for own in lane.unfinished}
-    blamed = lane.rank in block.blamed
-    timed = [(bar, took) for bar, took in zip(block.timeline.trials, lane.seconds, strict=True) if took is not None]
-    middle = place.top + 12
-    # What failed lies above the rest, with its words.
-    for bar, took in sorted(timed, key=lambda own: own[0].number in ends):
-        x, width = place.left + bar.begin_seconds * place.scale, max(took * place.scale, 0.5)
-        box = f'x="{x:.1f}" y="{place.top}" width="{width:.1f}" height="{_BAR}"'
-        if (ended := ends.get(bar.number)) is None:
-            yield f'<rect {box} fill="{colors[bar.stage]}"/>'
-            continue
-        yield f'<rect {box} fill="{colors[bar.stage]}" fill-opacity="0.35"/>'
-        yield f'<rect {box} fill="url(#hatch-{"bad" if blamed else "muted"})"/>'
-        text = f"{'blamed, ' if blamed else ''}{ended.status}"
-        step = f"{text} at {ended.at}" if ended.at else text
-        text = _cut(step if len(step) * _PIXELS_PER_LETTER < width else text, 60)
-        # Beside a bar that is too short for it, where the page has room.
-        room = x + width + len(text) * _PIXELS_PER_LETTER < _WIDE
-        inside = len(text) * _PIXELS_PER_LETTER < width
-        x, side = (x + width / 2, "middle") if inside else (x + width + 3, "start") if room else (x - 3, "end")
-        yield _text(x, middle, text, side, halo=True)
-    if lane.arrived_seconds is None:
-        yield _text(place.left + 3, middle, "never joined", halo=True)
-    else:
-        x = place.left + lane.arrived_seconds * place.scale
-        yield f'<path d="M{x:.1f} {place.top + 3}l7 4.5l-7 4.5z"/>'
-    if lane.gone_seconds is not None:
-        x = place.left + lane.gone_seconds * place.scale
-        yield f'<path d="M{x - 5:.1f} {place.top + 2}l10 11m0 -11l-10 11" stroke="var(--bad)" stroke-width="2.5"/>'
-
-
-def _timeline_legend(block: Timeline, colors: Mapping[str, str], y: float) -> Iterator[str]:
-    """The colours of the stages, and the hatches that are in use."""
-    failed = {lane.rank in block.blamed for lane in block.timeline.lanes if lane.unfinished}
-    entries = {
-        **colors,
-        **({"blamed": "url(#hatch-bad)"} if True in failed else {}),
-        **({"failed": "url(#hatch-muted)"} if False in failed else {}),
-    }
-    x: float = _MARGIN
-    for name, fill in entries.items():
-        text = _cut(name, _NAME_OF_RANK)
-        yield f'<rect x="{x:.1f}" y="{y - 10}" width="16" height="11" fill="{fill}"/>'
-        yield _text(x + 20, y, text)
-        x += 36 + _PIXELS_PER_LETTER * len(text)
-
-
-def _timeline_in_words(block: Timeline) -> str:
-    """The failed trials with their ranks, blamed ranks first: "rank 3 on h1 hung in COL001, blamed"."""
-    timeline = block.timeline
-    codes = {bar.number: bar.code for bar in timeline.trials}
-    lanes: dict[tuple[bool, str], list[Lane]] = {}
-    for lane in timeline.lanes:
-        blamed = lane.rank in block.blamed
-        if lane.arrived_seconds is None:
-            lanes.setdefault((blamed, "never joined"), []).append(lane)
-        for end in lane.unfinished:
-            at = f" ({end.at})" if end.at else ""
-            lanes.setdefault((blamed, f"{end.status} in {codes[end.number]}{at}"), []).append(lane)
-    texts = []
-    for (blamed, ending), group in sorted(lanes.items(), key=lambda item: not item[0][0]):
-        # A "?" stands for a host that no rank has named.
-        hosts = [lane.host for lane in group if lane.host.strip("?")]
-        ranks = ranks_text(lane.rank for lane in group) + (f" on {fold_hosts(hosts)}" if hosts else "")
-        texts.append(f"{ranks} {ending}{', blamed' if blamed else ''}")
-    more = f"; and {len(texts) - _ENDS_SAID:,} more" if len(texts) > _ENDS_SAID else ""
-    said = f"{'; '.join(texts[:_ENDS_SAID])}{more}" if texts else "no trial was cut short"
-    blamed_ranks = [lane.rank for lane in timeline.lanes if lane.rank in block.blamed]
-    rest = f" Blamed: {ranks_text(blamed_ranks)}." if blamed_ranks and not texts else ""
-    if len(timeline.lanes) < timeline.ranks_in_all:
-        rest += " Blamed, late, lost and failed ranks are chosen first."
-    if len(timeline.trials) < timeline.trials_in_all:
-        rest += f" The {len(timeline.trials)} longest of {timeline.trials_in_all:,} trials."
-    ranks = f"{len(timeline.lanes)} of {count(timeline.ranks_in_all, 'rank')}"
-    return one_line(f"{ranks} over {seconds(timeline.seconds)}: {said}.{rest}")
 
 
 def _cut(text: str, most: int) -> str:
