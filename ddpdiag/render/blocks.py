@@ -62,16 +62,21 @@ class Cell(NamedTuple):
 class Column(Struct, frozen=True):
     """A column. The end of `name` is the unit of its numbers ("peak_bytes"), its beginning the title if none is given.
 
-    `bar`: HTML shows each number as a bar, too.
+    `bar`: HTML shows each number as a bar, too. `whole`: names to be copied, which are never folded.
     """
 
     title: str = ""
     name: str = ""
     bar: bool = False
+    whole: bool = False
 
 
 class Table(Struct, frozen=True, kw_only=True):
-    """A table; `noun` names what one row is. `order`: the places of rows, the important ones first, if not all fit."""
+    """A table; `noun` names what one row is. `order`: the places of rows, the important ones first, if not all fit.
+
+    `names`: so many columns identify a row. Where a terminal has no room for all others, it shows the first that fit
+    beside them, and with `--details` all, in pieces; of a table without `names` it always shows all.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Scalar | Cell, ...], ...]
@@ -79,6 +84,7 @@ class Table(Struct, frozen=True, kw_only=True):
     noun: str = "row"
     note: str = ""
     order: tuple[int, ...] | None = None
+    names: int | None = None
 
 
 class Text(Struct, frozen=True):

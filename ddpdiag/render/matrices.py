@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
 from ddpdiag.render.page import ALL_SHOWN, Column, Page, Short, fitted, one_line, shorter, write_hosts_rule
-from ddpdiag.render.ranks import SHORT_UUID
 from ddpdiag.text import ABSENT, count, figure, fold_hosts
 
 # So many different tables are always shown; more of them bury the findings.
@@ -21,6 +20,8 @@ LIST_SHOWN = 8
 # In the terminal only where something is wrong with them: the matrices of every run among hosts, and staged copies.
 _QUIET = ("fab.pairs", "rdz.mesh", "p2p.staged")
 _GB = 1e9
+# CUDA_VISIBLE_DEVICES takes a UUID cut to its beginning, so a beginning is a name.
+_SHORT_UUID = 12
 
 
 class Alike(NamedTuple):
@@ -53,7 +54,7 @@ def write_matrices(
         write_matrix(page, own.title, own.matrix)
         # Hosts that are alike have different GPUs; tables of one host follow each other.
         uuids = own.matrix.gpus.items() if len(own.hosts) < 2 else ()
-        gpus = ", ".join(one_line(f"{name}: {uuid if details else uuid[:SHORT_UUID]}") for name, uuid in uuids)
+        gpus = ", ".join(one_line(f"{name}: {uuid if details else uuid[:_SHORT_UUID]}") for name, uuid in uuids)
         if gpus and gpus != told:
             page.write(gpus, style="dim")
             told = gpus

@@ -194,23 +194,6 @@ def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, ga
     yield tuple(piece)
 
 
-def fitting(
-    names: Sequence[Column], figures: Mapping[str, Column], importance: Sequence[str], *, width: int
-) -> tuple[str, ...]:
-    """The figures for which one table has room, in their order: all, or the first of `importance`, at least one."""
-    room = width - sum(column.width for column in names)
-    if sum(column.width for column in figures.values()) + len(names) + len(figures) - 1 <= room:
-        return tuple(figures)
-    chosen: set[str] = set()
-    room -= 2 * (len(names) - 1)
-    for name in filter(figures.__contains__, importance):
-        room -= figures[name].width + 2
-        if room < 0 and chosen:
-            break
-        chosen.add(name)
-    return tuple(name for name in figures if name in chosen)
-
-
 def fitted(
     names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int, gap: int | None = None
 ) -> Iterator[Table]:
@@ -235,8 +218,6 @@ def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
     return table
 
 
-# Longer names take the room of two figures.
-LONG = 16
 _ADDRESS = re.compile(r"[\d.]+")
 # Where a name can be cut so that what is left is still a name.
 _CUT = re.compile(r".*[-_.]")
@@ -248,22 +229,11 @@ class Short(NamedTuple):
     names: Mapping[str, str]
     rule: str = ""
 
-    @property
-    def longest(self) -> int:
-        """Characters of the longest one."""
-        return max(map(len, self.names.values()), default=0)
-
 
 def write_hosts_rule(page: Page, rule: str) -> None:
     """Write the rule by which the whole names of hosts are made from those of a table."""
     if rule:
         page.write(one_line(rule), lead="hosts: ", style="dim", lead_style="dim")
-
-
-def shortened(names: Iterable[str]) -> Short:
-    """The names as they are where they are short, else without their domain, else without their beginning as well."""
-    every = [*shorter(names)]
-    return next((short for short in every if short.longest <= LONG), every[-1])
 
 
 def shorter(names: Iterable[str]) -> Iterator[Short]:

@@ -1,6 +1,7 @@
 """Blocks on a page of the terminal."""
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import assert_never
 
 from ddpdiag.render.blocks import (
@@ -87,10 +88,16 @@ def write_table(page: Page, table: Table, *, details: bool = False) -> None:
     for number, drawn in enumerate(drawn_columns(table, places, ABSENT if page.color else "-")):
         styles = tuple(STYLES[mark_of(table.rows[place][number])] for place in places)
         header = f"{one_line(drawn.title)}\n{drawn.symbol}".rstrip("\n")
-        columns.append(Column(header, tuple(map(one_line, drawn.cells)), drawn.right, styles))
-    for piece in fitted(columns[:1], columns[1:], len(places), width=page.width):
+        whole = table.columns[number].whole
+        columns.append(Column(header, tuple(map(one_line, drawn.cells)), drawn.right, styles, whole))
+    names = table.names or 1
+    tables = fitted(columns[:names], columns[names:], len(places), width=page.width)
+    for piece in tables if details or table.names is None else islice(tables, 1):
         page.table(piece)
+        shown = len(piece.columns)
     _write_left(page, len(table.rows) - len(places), table.noun)
+    if not details and (left := [one_line(column.header.split("\n")[0]) for column in columns[shown:]]) and table.names:
+        page.write(f"not shown for lack of room (--details): {', '.join(left)}", style="dim")
     if table.note:
         page.write(table.note, style="dim")
     page.blank()

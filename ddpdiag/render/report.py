@@ -4,8 +4,7 @@ The verdict and the findings come before these sections; each format has its own
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
 from ddpdiag.model.report import INVENTORY, KINDS, NONE, UNKNOWN
@@ -14,12 +13,11 @@ from ddpdiag.render.blocks import Block, Cell, Column, Fold, Mark, Section, Tabl
 from ddpdiag.render.findings import LIST_SHOWN, SEVERITIES
 from ddpdiag.render.matrices import Alike, alike
 from ddpdiag.render.page import one_line
-from ddpdiag.render.ranks import STEP, Ranks, Row, blamed, meanings
-from ddpdiag.stats import outliers, quantile
+from ddpdiag.render.ranks import Row, ranks_table
+from ddpdiag.stats import quantile
 from ddpdiag.text import (
     begun,
     bytes_per_s,
-    column_unit,
     count,
     fold_hosts,
     fold_ranks,
@@ -46,8 +44,6 @@ _KINDS = {
     "unknown": "not recorded",
 }
 _NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
-# Ranks that arrive within a second of each other are not late, however close the others are: judgement/timings.py.
-_LEAST_AWAY = {"arrival_seconds": 1.0}
 _MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
 _NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
 # The legend of `nvidia-smi topo -m`, in the words of P2P001.
@@ -68,12 +64,11 @@ _BY_HOST = ("coordinator", "interface")
 
 def sections(report: Report) -> Iterator[Section]:
     """The sections that have something to show."""
-    marks = blamed(report.findings, report.ranks)
     matrices = alike(report.matrices)
     every: tuple[tuple[str, str, Iterator[Block]], ...] = (
         ("inventory", "Inventory", _inventory(report)),
         ("pairs", "Bandwidth of pairs", _pairs([own for own in matrices if own.matrix.unit], report.findings)),
-        ("ranks", "Ranks", _ranks(report, marks)),
+        ("ranks", "Ranks", filter(None, (ranks_table(report),))),
         ("stages", "Stages", _stages(report)),
         ("topology", "Topology", _topology(report, [own for own in matrices if not own.matrix.unit])),
         ("environment", "Environment", _environment(report)),
@@ -157,71 +152,6 @@ def _summary(matrix: Matrix) -> str:
     slowest, link = min(working)
     median = bytes_per_s(quantile(sorted(rate for rate, _ in working), 0.5))
     return f"{count(len(links), 'link')}, median {median}, slowest {link} at {bytes_per_s(slowest)}{failed}."
-
-
-# Ranks ----------------------------------------------------------------------------------------------------------------
-
-
-def _ranks(report: Report, marks: Mapping[int, Severity]) -> Iterator[Block]:
-    """The table of ranks: measurements as bars; outliers and blamed ranks are marked in words and colour."""
-    ranks = Ranks(report.ranks, marks)
-    missing = tuple(_never_joined(report)) if report.ranks else ()
-    if not ranks.names and not missing:
-        return
-    has_gpus = any(row.get("gpu_uuid") is not None for row in report.ranks)
-    slow = {name: _slow_places(name, report.ranks) for name in ranks.names if name not in STEP}
-    columns = [Column("rank"), Column("state"), Column("host"), *[Column("GPU")] * has_gpus]
-    columns += [Column(name=name, bar=column_unit(name, (1.0,)).symbol != "") for name in ranks.names]
-    meaning = meanings(ranks.names)
-    note = "Outliers are far from the median on the slow side, compared with the spread of the others."
-    empty = (None,) * (has_gpus + len(ranks.names))
-    yield Table(
-        columns=tuple(columns),
-        rows=(
-            *((rank, Cell("never joined", Mark.ERROR), None, *empty) for rank in missing),
-            *(_rank(place, ranks, slow, has_gpus=has_gpus) for place in range(len(report.ranks))),
-        ),
-        noun="rank",
-        note=" ".join(filter(None, (f"{begun(meaning)}." if meaning else "", note if any(slow.values()) else ""))),
-        order=(*range(len(missing)), *(place + len(missing) for place in ranks.order)),
-    )
-
-
-def _rank(place: int, ranks: Ranks, slow: Mapping[str, frozenset[int]], *, has_gpus: bool) -> tuple[Scalar | Cell, ...]:
-    row = ranks.rows[place]
-    outlying = [name for name in ranks.names if place in slow.get(name, ())]
-    severity = ranks.mark_of(row)
-    words = [f"blamed ({severity.value})"] if severity is not None else []
-    words += [f"outlier: {', '.join(map(label, outlying))}"] if outlying else []
-    mark = Mark.WARNING if severity is None else _MARKS[severity]
-    return (
-        row.get("rank"),
-        Cell("; ".join(words), mark) if words else "not blamed",
-        row.get("host"),
-        *([row.get("gpu_uuid")] if has_gpus else []),
-        *(Cell(row.get(name), Mark.WARNING) if name in outlying else row.get(name) for name in ranks.names),
-    )
-
-
-def _never_joined(report: Report) -> Iterator[int]:
-    """The first ranks that never joined."""
-    joined = {row.get("rank") for row in report.ranks}
-    return islice((rank for rank in range(report.world.size) if rank not in joined), _NAMES_SHOWN)
-
-
-def _slow_places(name: str, rows: Sequence[Row]) -> frozenset[int]:
-    """The places of outliers on the slow side."""
-    numbers = [(place, float(value)) for place, row in enumerate(rows) if is_number(value := row.get(name))]
-    if not column_unit(name, (1.0,)).symbol or len(numbers) < 2:
-        return frozenset()
-    values = [value for _, value in numbers]
-    median, higher_is_better = quantile(sorted(values), 0.5), name.endswith(("_per_s", "_per_second"))
-    least = _LEAST_AWAY.get(name, 0.0)
-    return frozenset(
-        numbers[n][0]
-        for n in outliers(values)
-        if (values[n] < median) is higher_is_better and abs(values[n] - median) >= least
-    )
 
 
 # The run --------------------------------------------------------------------------------------------------------------

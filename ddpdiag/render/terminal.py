@@ -16,9 +16,9 @@ from ddpdiag.model.options import ALONE
 from ddpdiag.render import Feature
 from ddpdiag.render.findings import LIST_SHOWN, SAME_SHOWN, SEVERITIES, most_of, value_text, write_findings
 from ddpdiag.render.matrices import write_matrices
-from ddpdiag.render.page import Page, one_line, write_hosts_rule
-from ddpdiag.render.painter import paint
-from ddpdiag.render.ranks import Ranks, blamed, meanings
+from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.painter import paint, write_table
+from ddpdiag.render.ranks import are_alike, ranks_table
 from ddpdiag.render.report import kinds_of_hosts, outcomes_text, time_spent
 from ddpdiag.render.shell import exclude_lines, shell_lines
 from ddpdiag.text import count, fold_hosts, label, listed, seconds
@@ -42,7 +42,8 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
     write_stages(page, report, details=details)
     write_findings(page, report.findings, details=details, severities=SEVERITIES[2:])
     write_skipped(page, report.checks, details=details)
-    _ranks(page, report, details=details)
+    if (table := ranks_table(report)) and (details or report.verdict is not Verdict.FIT or not are_alike(report)):
+        write_table(page, table, details=details)
     if details:
         for name, value in report.measurements.items():
             page.write(f"{one_line(label(name))} = {value_text(name, value)}")
@@ -131,26 +132,6 @@ def _begin(created: str) -> str:
         return f"{datetime.fromisoformat(created).astimezone(UTC):%Y-%m-%d %H:%M} UTC" if created else ""
     except (ValueError, OverflowError):
         return one_line(created)
-
-
-def _ranks(page: Page, report: Report, *, details: bool) -> None:
-    rows = report.ranks if report.world.launcher != ALONE else ()
-    ranks = Ranks(rows, blamed(report.findings, rows), details, brief=True)
-    if report.verdict is Verdict.FIT and ranks.alike and not details:
-        return
-    if ranks.names or details:
-        write_hosts_rule(page, ranks.hosts.rule)
-    shown = ranks.fitting(color=page.color, width=page.width) if ranks.lines else ()
-    left_out = [one_line(label(name)) for name in ranks.names if ranks.lines and name not in shown]
-    wider = f"not shown for lack of room (--details): {', '.join(left_out)}" if left_out else ""
-    if caption := "; ".join(filter(None, (meanings(shown), wider))):
-        page.write(caption, style="dim")
-    for table in ranks.tables(color=page.color, width=page.width):
-        page.table(table)
-        page.blank()
-    if ranks.note:
-        page.write(ranks.note, style="dim")
-        page.blank()
 
 
 def write_notes(page: Page, notes: Sequence[str]) -> None:

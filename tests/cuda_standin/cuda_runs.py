@@ -78,7 +78,7 @@ class CudaResult:
         """What is wrong with it, in words; nothing if all is as it should be."""
         fault, code = self.fault, self.report["exit_code"] if self.report else None
         found = sorted({finding["code"] for finding in self.findings if finding["severity"] != "note"})
-        texts = " ".join(f"{own['code']} {own['remedy']} {own['env']}" for own in self.findings)
+        texts = " ".join(f"{own['code']} {own['fix']} {own['env']}" for own in self.findings)
         wrong = [word for word in fault.never if word in texts]
         flaws = {
             f"{' or '.join(fault.expect)} is missing: {', '.join(found) or 'nothing was found'}": bool(fault.expect)
