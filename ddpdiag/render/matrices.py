@@ -1,16 +1,15 @@
 """Matrices of pairs as tables: one cell for each link, from the row to the column.
 
-Hosts whose matrices are all alike are shown once. A table that is wider than the page drops what its names have in
-common ("GPU 0" becomes "0", hosts lose their domain), then its columns are numbers of rows, and if that is not enough
-it goes on below itself. Rates are in GB/s, in the title.
+Hosts whose matrices are all alike are shown once. A table that is wider than the page has numbers of rows for columns,
+and if that is not enough it goes on below itself. Rates are in GB/s, in the title.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpdiag.model import Finding, Matrix, Scalar, Severity
-from ddpdiag.render.page import ALL_SHOWN, Column, Page, Short, fitted, one_line, shorter, write_hosts_rule
+from ddpdiag.render.page import ALL_SHOWN, Column, Page, fitted, one_line
 from ddpdiag.text import ABSENT, count, figure, fold_hosts
 
 # So many different tables are always shown; more of them bury the findings.
@@ -105,56 +104,22 @@ def _is_concerned(own: Alike, findings: Sequence[Finding]) -> bool:
 
 
 def _table(page: Page, matrix: Matrix) -> None:
-    columns = zip(*matrix.cells, strict=True) if matrix.cells else [()] * len(matrix.columns)
-    absent = ABSENT if page.color else "-"
-    cells = [tuple(_cell(value, matrix.unit, absent) for value in column) for column in columns]
-    drawn = [*_namings(matrix)]
-    fitting = (own for own in drawn if _width(*_columns(own, cells)) <= page.width)
-    naming = next(fitting, drawn[-1])
-    names, figures = _columns(naming, cells)
-    gap = 2 if _width(names, figures) <= page.width else 1
-    write_hosts_rule(page, naming.rule)
-    for table in fitted((names,), figures, len(matrix.rows), width=page.width, gap=gap):
-        page.table(table)
-
-
-class Naming(NamedTuple):
-    """The names of rows and columns; "*" in `rule` stands for the shown part of a host's name."""
-
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    rule: str = ""
-
-
-def _namings(matrix: Matrix) -> Iterator[Naming]:
-    """First the whole names, then ever shorter ones."""
+    """Draw it with the names of its columns, or, where these are too wide, with the numbers of its rows."""
     rows, columns = tuple(map(one_line, matrix.rows)), tuple(map(one_line, matrix.columns))
-    yield Naming(rows, columns)
-    # What all columns begin with, such as "GPU ".
-    words = columns[0].rpartition(" ")[0] + " " if columns else " "
-    shared = len(words) if words != " " and all(name.startswith(words) for name in columns) else 0
-    if shared:
-        yield Naming(rows, tuple(name[shared:] for name in columns))
-    short = Short({})
-    for short in shorter((*rows, *columns)):
-        if short.rule:
-            yield Naming(
-                tuple(map(short.names.__getitem__, rows)), tuple(map(short.names.__getitem__, columns)), short.rule
-            )
-    if rows == columns and not shared:
-        width = len(str(len(rows) - 1))
-        numbered = (f"{number:>{width}}  {short.names[name]}" for number, name in enumerate(rows))
-        yield Naming(tuple(numbered), tuple(map(str, range(len(rows)))), short.rule)
+    absent = ABSENT if page.color else "-"
+    cells = [tuple(_cell(row[n], matrix.unit, absent) for row in matrix.cells) for n in range(len(columns))]
 
+    def drawn(rows: Sequence[str], columns: Sequence[str]) -> tuple[Column, list[Column]]:
+        figures = [Column(name, column, right=True) for name, column in zip(columns, cells, strict=True)]
+        return Column("", tuple(rows), right=False, whole=True), figures
 
-def _columns(naming: Naming, cells: Sequence[tuple[str, ...]]) -> tuple[Column, list[Column]]:
-    """The names of the rows, and the columns."""
-    figures = [Column(name, column, right=True) for name, column in zip(naming.columns, cells, strict=True)]
-    return Column("", naming.rows, right=False, whole=True), figures
-
-
-def _width(names: Column, figures: Sequence[Column]) -> int:
-    return names.width + sum(2 + column.width for column in figures)
+    names, figures = drawn(rows, columns)
+    if rows == columns and names.width + sum(2 + column.width for column in figures) > page.width:
+        wide = len(str(len(rows) - 1))
+        numbered = [f"{number:>{wide}}  {name}" for number, name in enumerate(rows)]
+        names, figures = drawn(numbered, list(map(str, range(len(rows)))))
+    for table in fitted((names,), figures, len(rows), width=page.width):
+        page.table(table)
 
 
 def _cell(value: Scalar, unit: str, absent: str) -> str:

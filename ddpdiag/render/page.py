@@ -2,14 +2,10 @@
 
 Texts in a report come from other machines. Whatever is in them, they are shown and never obeyed: neither rich's markup
 nor a terminal's escape codes, nor characters that reverse or hide their neighbours.
-
-In a table each character of a name is taken from a figure: "ip-10-0-12-30" stands for
-"ip-10-0-12-30.eu-central-1.compute.internal". What all names share and was left out is said once, beside the table.
 """
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from textwrap import wrap
 from typing import Literal, NamedTuple
@@ -151,12 +147,6 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
     return Format(unit, min(max(wanted, -math.floor(math.log10(sizes[0])), 0), _MOST_DECIMALS))
 
 
-def written(name: str, values: Sequence[Scalar], absent: str) -> tuple[str, list[str]]:
-    """A column of numbers: its unit, and its cells."""
-    own = column_format(name, values)
-    return own.unit.symbol, [absent if value is None else own.cell(value) for value in values]
-
-
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
@@ -180,33 +170,24 @@ class Column(NamedTuple):
         return widest if self.right or self.whole else min(widest, _LONGEST_TEXT)
 
 
-def pieces(names: Sequence[Column], figures: Sequence[Column], *, width: int, gap: int) -> Iterator[tuple[Column, ...]]:
-    """The figures, in as many parts as are needed to stay within `width` beside the names."""
+def fitted(names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int) -> Iterator[Table]:
+    """Tables that fit `width`, each with the names. Two spaces between columns, or one where only then all fit."""
+    between = len(names) + len(figures) - 1
+    room = width - sum(column.width for column in (*names, *figures))
+    gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two
     start = sum(column.width + gap for column in names)
     piece: list[Column] = []
     used = start
     for column in figures:
         if piece and used + column.width > width:
-            yield tuple(piece)
+            yield _drawn((*names, *piece), height, gap)
             piece, used = [], start
         piece.append(column)
         used += column.width + gap
-    yield tuple(piece)
+    yield _drawn((*names, *piece), height, gap)
 
 
-def fitted(
-    names: Sequence[Column], figures: Sequence[Column], height: int, *, width: int, gap: int | None = None
-) -> Iterator[Table]:
-    """Tables that fit `width`, each with the names. Two spaces between columns, or one where only then all fit."""
-    if gap is None:
-        between = len(names) + len(figures) - 1
-        room = width - sum(column.width for column in (*names, *figures))
-        gap = 1 if between <= room < 2 * between else 2  # two spaces read better, but one table reads better than two
-    for piece in pieces(names, figures, width=width, gap=gap):
-        yield draw((*names, *piece), height, gap)
-
-
-def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
+def _drawn(columns: Sequence[Column], height: int, gap: int) -> Table:
     """A table of these columns, with `height` rows and `gap` spaces between columns."""
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
@@ -216,56 +197,3 @@ def draw(columns: Sequence[Column], height: int, gap: int) -> Table:
     for row in range(height):
         table.add_row(*(Text(c.cells[row], c.styles[row] if c.styles else "") for c in columns))
     return table
-
-
-_ADDRESS = re.compile(r"[\d.]+")
-# Where a name can be cut so that what is left is still a name.
-_CUT = re.compile(r".*[-_.]")
-
-
-class Short(NamedTuple):
-    """A short name for each whole name; "*" in `rule` stands for the short one. No rule if nothing is left out."""
-
-    names: Mapping[str, str]
-    rule: str = ""
-
-
-def write_hosts_rule(page: Page, rule: str) -> None:
-    """Write the rule by which the whole names of hosts are made from those of a table."""
-    if rule:
-        page.write(one_line(rule), lead="hosts: ", style="dim", lead_style="dim")
-
-
-def shorter(names: Iterable[str]) -> Iterator[Short]:
-    """First whole, then ever shorter, as far as they stay different and nothing is left empty."""
-    whole = [*dict.fromkeys(names)]
-    yield Short({name: name for name in whole})
-    domain = _domain(whole)
-    heads = [name.removesuffix(domain) for name in whole]
-    if domain:
-        yield Short(dict(zip(whole, heads, strict=True)), f"*{domain}")
-    if prefix := _prefix(heads):
-        yield Short({name: head[len(prefix) :] for name, head in zip(whole, heads, strict=True)}, f"{prefix}*{domain}")
-
-
-def _domain(names: Sequence[str]) -> str:
-    """The labels behind the first dot that all names end in, such as ".example.org"."""
-    if not names or any(_ADDRESS.fullmatch(name) for name in names):
-        return ""
-    labels = sorted(name.split(".")[:0:-1] for name in names)
-    domain = "".join(f".{label}" for label in reversed(labels[0][: _shared(labels[0], labels[-1])]))
-    return domain if all(name != domain for name in names) else ""
-
-
-def _prefix(names: Sequence[str]) -> str:
-    """The common beginning of several names, up to its last separator."""
-    if len(names) < 2:
-        return ""
-    match = _CUT.match(min(names)[: _shared(min(names), max(names))])
-    return match[0] if match and all(len(name) > len(match[0]) for name in names) else ""
-
-
-def _shared(first: Sequence[str], last: Sequence[str]) -> int:
-    """The length of the common beginning of the first and the last in order, and so of all between them."""
-    differing = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
-    return next(differing, len(first))

@@ -53,7 +53,7 @@ def test_gpus_fit_80_columns(golden, matrices):
 def test_a_table_that_is_too_wide_goes_on_below_itself():
     lines = shown(matrix(size=16, cell="a longer word"), details=True).splitlines()
     assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("GPU 15") for line in lines) > 1
+    assert sum(line.startswith("15  GPU 15") for line in lines) > 1
 
 
 def test_hosts_that_are_alike_are_shown_once(golden):
