@@ -8,9 +8,10 @@ torch 2.13, loopback).
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -187,13 +188,22 @@ _OF_MPI = ("openmpi", "pmix", "pmi")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
-    """Open the default group as `method` says, pass a barrier, close it; seconds until the group stood.
+class Meeting(NamedTuple):
+    """Seconds until the group stood, and keys of torch that the agent's store held before (rank 0 looks)."""
+
+    seconds: float
+    stale: tuple[str, ...] = ()
+
+
+def meet(ctx: Context, method: str, backend: str, nonce: str) -> Meeting:
+    """Open the default group as `method` says, pass a barrier, and close it.
 
     `method` is tcp, env or file, the name of one of torch's stores, or mpi; a folder in the shared directory whose name
     ends with `nonce` is the run's own. The barrier comes before the rendezvous, so the seconds are the rendezvous' own.
     """
     choose_device("gloo" if method == "mpi" else backend, ctx.place.local_rank)
+    if method == "env" and ctx.trial.params.get("agent_store"):
+        return _by_agent(ctx, backend)
     if method in ("tcp", "env", "file"):
         begin = _by_url(ctx, method, backend, nonce)
     elif method == "mpi":
@@ -203,6 +213,11 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
         dist.init_process_group("mpi")  # MPI knows the ranks itself
     else:
         begin = _by_store(ctx, method, backend, nonce)
+    return Meeting(_passed(ctx, begin))
+
+
+def _passed(ctx: Context, begin: float) -> float:
+    """Seconds since `begin`; then a barrier, and the end of the group."""
     seconds = time.perf_counter() - begin
     ctx.timed("group", seconds)
     work = dist.barrier(async_op=True)
@@ -212,6 +227,41 @@ def meet(ctx: Context, method: str, backend: str, nonce: str) -> float:
     ctx.step("destroy_process_group")
     close_group()
     return seconds
+
+
+# The keys of torch's default group begin with it, behind the prefix of an attempt in older versions.
+_DEFAULT_GROUP = "default_pg/"
+# Names of so many keys say what is there.
+_KEYS_SHOWN = 3
+
+
+def _by_agent(ctx: Context, backend: str) -> Meeting:
+    """Through the store of torchrun's agent, as the job does it.
+
+    The agent keeps all keys of an attempt in one store: whoever opens a group in it after another process reads the
+    addresses of that one. So the keys of a trial have a prefix that no other process has, and rank 0 deletes them.
+    """
+    prefix = f"ddpdiag-{ctx.barrier(os.urandom(8).hex() if ctx.group_rank == 0 else '').offer}"
+    timeout = group_timeout(ctx)
+    begin = time.perf_counter()
+    ctx.step("init_process_group env://")
+    with _agent_store():
+        store, rank, size = next(rendezvous("env://", ctx.group_rank, len(ctx.group), timeout=timeout))
+    keys = _keys(store) if rank == 0 else []
+    stale = [key for key in keys if _DEFAULT_GROUP in key and not key.startswith("ddpdiag-")]
+    dist.init_process_group(backend, store=dist.PrefixStore(prefix, store), rank=rank, world_size=size, timeout=timeout)
+    seconds = _passed(ctx, begin)
+    for key in _keys(store) if rank == 0 else ():
+        if key.startswith(prefix):
+            store.delete_key(key)
+    return Meeting(seconds, tuple(sorted(stale)[:_KEYS_SHOWN]))
+
+
+def _keys(store: dist.Store) -> list[str]:
+    """All keys, whatever their prefix; nothing where this torch cannot list them (before 2.9)."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return list(store.list_keys()) if hasattr(store, "list_keys") else []
 
 
 def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
@@ -224,16 +274,14 @@ def _by_url(ctx: Context, method: str, backend: str, nonce: str) -> float:
         opening = _opening(ctx)
         host = f"[{opening.host}]" if ":" in opening.host else opening.host
         url = f"tcp://{host}:{opening.offer}"
-    # As the user's job will do it: through torchrun's agent where that serves the store, else on MASTER_PORT.
-    of_agent = method == "env" and ctx.trial.params.get("agent_store")
     begin = time.perf_counter()
     ctx.step(f"init_process_group {method}://")
-    with _agent_store() if of_agent else nullcontext():
-        # What init_process_group(init_method=url) does, with a prefix for each trial: torchrun's agent keeps the keys
-        # of all of them in one store (torch 2.13 adds no prefix), and a second trial would read the first one's.
-        store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=group_timeout(ctx)))
-        own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=group_timeout(ctx))
+    timeout = group_timeout(ctx)
+    # What init_process_group(init_method=url) does, with a prefix for each trial: a process that serves the store of
+    # two groups on one port keeps the keys of the first.
+    store, rank, size = next(rendezvous(url, ctx.group_rank, len(ctx.group), timeout=timeout))
+    own = dist.PrefixStore(f"ddpdiag-{ctx.trial.number}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     return begin
 
 

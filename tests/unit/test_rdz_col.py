@@ -426,3 +426,12 @@ def test_a_torch_without_mpi_is_told_and_no_fault(golden) -> None:
     assert finding.severity is Severity.NOTE
     golden(finding)
     assert "rendezvous.mpi_seconds" not in rdz001.figures(seen)
+
+
+def test_keys_of_an_earlier_process_in_the_agents_store_are_named(golden) -> None:
+    rows = {0: rdz001.Data("env", 0.1, stale=("default_pg/0//cpu//0/0", "default_pg/0//cpu//0/1"))}
+    rows[1] = rdz001.Data("env", 0.1)
+    seen = seen_of(rdz001.CHECK, rows, params={"method": "env", "backend": "gloo", "agent_store": True})
+    (finding,) = (finding for finding in rdz001.judge(seen) if finding.code == "RDZ001.stale")
+    assert (finding.severity, finding.ranks, finding.hosts) == (Severity.WARNING, (), ())
+    golden(finding)

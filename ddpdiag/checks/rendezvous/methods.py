@@ -44,6 +44,9 @@ from ddpdiag.text import begun
 FINDINGS = {
     "method": FindingSpec("this method fails, and another one works."),
     "absent": FindingSpec.note("this method was not tried, because torch or the launcher lacks what it needs."),
+    "stale": FindingSpec.warning(
+        "another process has opened a process group in torchrun's store before; the job would read its addresses."
+    ),
     "file": FindingSpec.note(
         "file:// was not tried, because no directory is known that all hosts share, or its name is unfit for a URL."
     ),
@@ -59,11 +62,15 @@ RUN_NONCE = "DDPDIAG_RUN_NONCE"
 
 
 class Data(Struct, frozen=True):
-    """Seconds from the barrier until the group was ready on this rank; or why this torch cannot try it."""
+    """Seconds from the barrier until the group was ready on this rank; or why this torch cannot try it.
+
+    `stale` are keys that another process had left in the store of torchrun's agent.
+    """
 
     method: str
     seconds: float
     absent: str = ""
+    stale: tuple[str, ...] = ()
 
 
 def measure(ctx: Context) -> Data:
@@ -73,7 +80,8 @@ def measure(ctx: Context) -> Data:
     method = str(ctx.trial.params["method"])
     if method == MPI and (absent := without_mpi(ctx)):
         return Data(method, 0.0, absent)
-    return Data(method, meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, "")))
+    met = meet(ctx, method, str(ctx.trial.params["backend"]), os.environ.get(RUN_NONCE, ""))
+    return Data(method, met.seconds, stale=met.stale)
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
@@ -138,6 +146,16 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             f"The rendezvous over file:// was not tested: the name of the shared directory {seen.options.shared_dir!r} "
             f"has {unfit!r}, with which torch cannot use it in a URL.",
             fix="Nothing to do unless the job uses file://. Then use a directory without ?, # and line breaks.",
+        )
+    if stale := [key for row in seen.rows for key in row.data.stale]:
+        yield seen.finding(
+            "stale",
+            "torchrun's store holds the keys of an earlier process",
+            f"The store of torchrun's agent holds keys of a process group that another process of this attempt opened: "
+            f"{', '.join(dict.fromkeys(stale))}. torch gives the next group the same keys, so the job reads the "
+            "addresses of processes that are gone, and fails with 'Connection refused'.",
+            fix="Run one training process per torchrun: do not start a script twice in the command that torchrun runs. "
+            "ddpdiag uses keys of its own and removes them.",
         )
     absent = {row.data.method: row.data.absent for row in seen.rows if row.data.absent}
     for method, why in absent.items():
