@@ -39,6 +39,7 @@ class EventKind(Enum):
 
     ABSENT = "absent"  # never came
     DUPLICATE = "duplicate"  # a second process with the same rank
+    OTHER_RUN = "other-run"  # a process of another run came to this run's port
     LEAVING = "leaving"  # said that it was told to leave (SIGTERM, SIGINT)
     LOST = "lost"  # came, then fell silent
     MISMATCH = "mismatch"  # came with another world size

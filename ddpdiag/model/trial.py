@@ -34,7 +34,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     tells; else it is empty. `up_seconds` is how old the process that was launched was when it looked for rank 0. `cpus`
     is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if nobody
     looked. `slurm` is the job and step of Slurm in which it runs ("12.0"), the job alone outside of its steps; empty
-    elsewhere.
+    elsewhere. `user` is the name of its user, or the uid where that has none.
     """
 
     place: Place
@@ -52,6 +52,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
     up_seconds: float | None = None
     cpus: Annotated[str, Meta(pattern="^[0-9a-f]{0,4096}$")] = ""
     slurm: str = ""
+    user: str = ""
 
     @property
     def host(self) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line
 from ddpdiag.probes.host.environment import job_and_step
 from ddpdiag.probes.host.kernel import age_seconds
-from ddpdiag.probes.host.programs import write_error_file
+from ddpdiag.probes.host.programs import user_name, write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
 from ddpdiag.runtime.control.join import Endpoint, join, join_here
@@ -201,7 +201,7 @@ class Leader:
         )
         patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
         self._coordinator = Coordinator(
-            server, run.header(0), run.checks, listener, lambda: signals.told, patience, shared
+            server, run.header(0), run.checks, listener, lambda: signals.told, patience, shared, arrival
         )
         self._end = (int(ExitCode.BUG), "rank 0 met a bug of ddpdiag; its own output says more")
         self.shutdown = Shutdown(*self._end)
@@ -315,6 +315,7 @@ def _arrival(run: Run, place: Place) -> Arrival:
         lacks=run.launch.lacks,
         leaf=leaf_of(os.environ, place.host),
         slurm=job_and_step(os.environ),
+        user=user_name(os.geteuid()),
         up_seconds=age_seconds(os.getppid() if run.launch.ranks else os.getpid()),
     )
 

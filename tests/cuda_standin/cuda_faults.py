@@ -254,12 +254,13 @@ FAULTS = {
         options=("--stage", "launch,gpu,collective,p2p"),
     ),
     "host_link_is_slow": CudaFault(
-        about="Copies from the host's memory to GPU 1 reach 12 GB/s: four lanes, or a generation lost.",
+        about="Copies from the host's memory to GPU 1 of four reach 25 GB/s: half of the lanes, or a generation lost.",
         expect=("P2P002.host-slow", "P2P002.far-below"),
         ranks={1},
         severity="warning",
         exit_code=0,
-        environment={"FAKECUDA_GBPS": "to1=12"},
+        gpus=4,  # a virtual machine, as of CI, is judged by the other GPUs
+        environment={"FAKECUDA_GBPS": "to1=25"},
         options=("--stage", "launch,gpu,collective,p2p"),
     ),
     "two_ranks_on_one_gpu": CudaFault(

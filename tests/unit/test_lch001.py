@@ -152,3 +152,10 @@ def test_a_run_whose_ranks_had_no_secret_says_so(secret, codes):
     told = found(replace(run, recording=structs.replace(run.recording, header=header)))
     assert told.keys() == codes
     assert all(finding.severity is Severity.NOTE for finding in told.values())
+
+
+def test_another_run_on_the_port_is_named_and_no_rank_is_blamed(golden):
+    run = with_events(seen(), Event(kind=EventKind.OTHER_RUN, detail="user ann, pid 17 on n1, started 3 s before"))
+    finding = found(run)["LCH001.other-run"]
+    assert (finding.severity, finding.ranks, finding.hosts) == (Severity.WARNING, (), ())
+    golden(finding)

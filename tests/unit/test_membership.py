@@ -83,3 +83,38 @@ def test_a_rank_that_says_hello_again_after_the_start_gets_what_it_may_have_miss
     channel.said, channel.answers = [hello(0, 1)], []
     membership.attend(0.0)
     assert [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)] == before
+
+
+def test_ranks_of_another_job_or_user_and_late_ones_are_of_another_run() -> None:
+    own = structs.replace(arrival_of(0, 2), nonce="own", slurm="7.0", user="ann")
+    others = {
+        "another job": {"slurm": "8.0"},
+        "another user": {"user": "bob"},
+        "the same job": {"slurm": "7"},
+        "another user elsewhere": {"user": "bob", "host_id": "another"},
+    }
+    lines: list[Line] = []
+    channel = StandIn([])
+    header = Header(run_id="r", world_size=8, launcher="env", options=Options(), created="", version="0.1.0")
+    membership = Membership(channel, header, lambda: None, Patience(), lines.append, own)
+    for number, fields in enumerate(others.values(), 1):
+        arrival = structs.replace(own, nonce=str(number), place=structs.replace(own.place, rank=number), **fields)
+        channel.said.append((b"%d-x" % number, Hello(arrival)))
+    membership.attend(0.0)
+    refused = {identity for identity, message in channel.answers if isinstance(message, Refused) and message.other_run}
+    assert refused == {b"1-x", b"2-x"}
+    assert sorted(membership.arrivals) == [3, 4]
+    (event,) = (line for line in lines if isinstance(line, Event) and line.kind is EventKind.OTHER_RUN)
+    assert "job 8.0 of Slurm" in event.detail
+
+
+def test_one_that_comes_when_all_are_there_and_the_run_has_begun_is_of_another_run() -> None:
+    channel = StandIn([hello(0, 1), hello(1, 2)])
+    header = Header(run_id="r", world_size=2, launcher="hand", options=Options(), created="", version="0.1.0")
+    lines: list[Line] = []
+    membership = Membership(channel, header, lambda: None, Patience(), lines.append)
+    membership.gather(5.0, lambda _left: None)
+    channel.said = [hello(0, 3), hello(1, 4)]
+    membership.attend(0.0)
+    assert [line.kind for line in lines if isinstance(line, Event)] == [EventKind.OTHER_RUN]
+    assert sum(isinstance(message, Refused) and message.other_run for _, message in channel.answers) == 2

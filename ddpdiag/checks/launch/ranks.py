@@ -33,6 +33,7 @@ FINDINGS = {
     "duplicate": FindingSpec.error(
         "two processes have the same rank; they overwrite each other's keys in the rendezvous, and hang."
     ),
+    "other-run": FindingSpec.warning("a process of another run came to this run's port; it was turned away."),
     "world-size": FindingSpec.error("ranks state different world sizes."),
     "uneven": FindingSpec.warning(
         "hosts start different numbers of processes, which torchrun accepts without a warning."
@@ -58,6 +59,7 @@ _SHOWN = 8  # of the processes that joined as one rank
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     """Judge how the ranks joined; nothing is measured."""
     yield from _duplicates(seen)
+    yield from _other_run(seen)
     yield from _world_sizes(seen)
     own, events = seen.recording.header.version, seen.recording.events
     if others := {e.rank: e.detail for e in events if e.kind is EventKind.VERSION and e.rank is not None}:
@@ -130,6 +132,21 @@ def _duplicates(seen: Seen[Nothing]) -> Iterator[Finding]:
             "same value. With torchrun start one torchrun per host, under Slurm with `srun --nodes=N --ntasks=N "
             "torchrun ...` (N: number of hosts).",
         )
+
+
+def _other_run(seen: Seen[Nothing]) -> Iterator[Finding]:
+    """The port is at fault, and no rank or host of either run."""
+    for event in seen.recording.events:
+        if event.kind is EventKind.OTHER_RUN:
+            yield seen.finding(
+                "other-run",
+                "another run uses the same port",
+                f"A process of another run of ddpdiag ({event.detail}) came to the port of this one. Both runs were "
+                "started with the same MASTER_PORT. Each went on with its own ranks, but two trainings cannot use "
+                "one port on the same host.",
+                fix="Give each job a port of its own: `torchrun --master-port=...` or `--rdzv-endpoint=HOST:PORT`, or "
+                "export another MASTER_PORT. Where both must have one port, `--run-id` tells the checks apart.",
+            )
 
 
 def _world_sizes(seen: Seen[Nothing]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from ddpdiag.model import Arrival, Event, EventKind
+from ddpdiag.sanitize import printable
 from ddpdiag.text import count
 
 
@@ -39,6 +40,21 @@ def _states(new: Arrival) -> Event:
 def fitted(new: Arrival, world_size: int) -> Arrival:
     """The newcomer in rank 0's world: it can take part all the same, so that only its world size is to blame."""
     return structs.replace(new, place=structs.replace(new.place, world_size=world_size))
+
+
+def is_of_another_run(new: Arrival, own: Arrival) -> bool:
+    """Whether a newcomer belongs to another job than rank 0 (`own`): of Slurm, or of another user of one host."""
+    jobs = {arrival.slurm.partition(".")[0] for arrival in (new, own)}
+    users = {new.user, own.user} if new.host_id == own.host_id else set()
+    return (len(jobs) > 1 and "" not in jobs) or (len(users) > 1 and "" not in users)
+
+
+def in_words(arrival: Arrival) -> str:
+    """The process for people: "user ann, pid 17 on n1, started 12 s ago"."""
+    parts = [f"user {arrival.user}" if arrival.user else "", f"pid {arrival.pid} on {arrival.place.host}"]
+    parts += [f"job {arrival.slurm} of Slurm"] if arrival.slurm else []
+    parts += [f"started {arrival.up_seconds:.0f} s before"] if arrival.up_seconds is not None else []
+    return printable(", ".join(filter(None, parts)))
 
 
 def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:

@@ -61,6 +61,7 @@ _UNTRUSTED = {
     (True, "CURVE"): "the process that listens there ({ports}) holds another secret than this rank",
     (False, "CURVE"): "the process that listens there ({ports}) requires a secret, but this rank holds none",
 }
+_OTHER_RUN = "another run of ddpdiag listens there ({ports})"
 _GREETING_BYTES = 64
 _NO_SECRET_YET = "something accepts connections there ({ports}), but no process of this user offers the run's secret"
 # A first try is answered in a few milliseconds or not at all; a lost packet is sent again after 1 s.
@@ -126,7 +127,11 @@ def _try_ports(
             continue
         own = structs.replace(arrival, address=reached.source or address)
         path = Path(_url(address, port), own.address)
-        client = _greeted(ControlClient(connected(path.url, wire, own), wire), own, endpoint.patience(own))
+        try:
+            client = _greeted(ControlClient(connected(path.url, wire, own), wire), own, endpoint.patience(own))
+        except OtherRun:
+            met[port] = _OTHER_RUN
+            continue
         if client is not None:
             return _as_relay(client, wire, own, path, endpoint.relayed_ranks)
         met[port] = _UNTRUSTED.get((wire.locked, mechanism((address, port))), met[port])
@@ -149,7 +154,10 @@ def _join_through_relay(
         seeking(begin + endpoint.wait_seconds - now)
         if client is not None:
             if client.is_answered(_FIRST_SECONDS):
-                return _greeted(client, client.arrival, endpoint.patience(arrival))
+                try:
+                    return _greeted(client, client.arrival, endpoint.patience(arrival))
+                except OtherRun:  # which closed the client; this run's own rank 0 listens at another port
+                    return None
             if client.is_declined:
                 break
         elif (found := secret()) is None:
@@ -217,6 +225,10 @@ def mechanism(where: tuple[str, int]) -> str:
     return answer[12:32].rstrip(b"\0").decode("ascii", "replace") if known else ""
 
 
+class OtherRun(Exception):
+    """The control server that answered is that of another run."""
+
+
 def refusal(message: Refused) -> RunLost:
     """How a refused process exits. Without a token a stranger may have answered, who must not make a run look FIT."""
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
@@ -235,8 +247,11 @@ def join_here(url: str, port: int, wire: Wire, arrival: Arrival, seconds: float)
 
 
 def greet(where: tuple[str, int], wire: Wire, arrival: Arrival, seconds: float) -> ControlClient | None:
-    """Say hello to one port; a stranger behind it gives no answer that carries this run's id within `seconds`."""
-    return _greeted(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, seconds)
+    """Say hello to one port; None where no control server of this run answers within `seconds`."""
+    try:
+        return _greeted(ControlClient(connected(_url(*where), wire, arrival), wire), arrival, seconds)
+    except OtherRun:
+        return None
 
 
 def _url(address: str, port: int) -> str:
@@ -262,7 +277,7 @@ def _greeted(client: ControlClient, arrival: Arrival, seconds: float) -> Control
                     return client
                 case Refused() as message:
                     client.close()
-                    raise refusal(message)
+                    raise OtherRun if message.other_run else refusal(message)
                 case _:
                     continue
     client.close()

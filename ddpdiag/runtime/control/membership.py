@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
+from ddpdiag.runtime.control.hellos import absent, fitted, in_words, is_of_another_run, mismatch, objection, settle
 from ddpdiag.runtime.control.messages import (
     AnyHello,
     Downward,
@@ -47,6 +47,8 @@ _LOOKS_A_BEAT = 4
 _BEATS_TO_ANSWER = 5
 # Noted of each rank; of all together the square of it.
 _MOST_OBJECTIONS = 64
+# Processes of other runs are noted once; no rank has this number.
+_OTHER_RUN = -1
 _PING = Ping()
 
 
@@ -73,7 +75,10 @@ class RunEnded(Exception):
 
 
 class Membership:
-    """The ranks of a run. `told_to_leave` gives the signal that this process got, or None; `note` takes each event."""
+    """The ranks of a run.
+
+    `told_to_leave` gives the signal that this process got, or None; `note` takes each event; `own` is rank 0's arrival.
+    """
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class Membership:
         told_to_leave: Callable[[], int | None],
         patience: Patience,
         note: Callable[[Line], None],
+        own: Arrival | None = None,
     ) -> None:
         self.arrivals: dict[int, Arrival] = {}
         self.leaving: set[int] = set()
@@ -92,6 +98,7 @@ class Membership:
         self._told_to_leave = told_to_leave
         self._patience = patience
         self._note = note
+        self._own = own
         self._begin = time.monotonic()
         self._identities: dict[int, bytes] = {}
         self._ranks: dict[bytes, int] = {}
@@ -241,6 +248,12 @@ class Membership:
                 if self._closed:
                     self._send_start(rank)
             return
+        own = self._own or self.arrivals.get(0)
+        # All ranks were there when the run began: one that comes later was not started twice with them.
+        is_late = self._closed and known is not None and len(self.arrivals) == self._header.world_size
+        if own is not None and arrival.nonce != own.nonce and (is_late or is_of_another_run(arrival, own)):
+            self._refuse_other_run(identity, arrival)
+            return
         refusal = objection(known, arrival, self._header.world_size)
         if refusal is not None:
             event, sentence = refusal
@@ -261,6 +274,12 @@ class Membership:
             self._identities[rank] = identity
             self._ranks[identity] = rank
             self._server.send(identity, HelloAck())
+
+    def _refuse_other_run(self, identity: bytes, arrival: Arrival) -> None:
+        if not self._objections[_OTHER_RUN]:
+            self._objections[_OTHER_RUN] += 1
+            self._note(Event(kind=EventKind.OTHER_RUN, seconds=arrival.seconds, detail=in_words(arrival)))
+        self._server.send(identity, Refused("another run listens there", ExitCode.USAGE, other_run=True))
 
     def _refuse_version(self, identity: bytes, version: str) -> None:
         """Of its hello only the version is sure to be read, and of its identity the rank."""

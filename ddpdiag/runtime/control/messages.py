@@ -62,10 +62,14 @@ class HelloAck(Struct, frozen=True, tag="seated"):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """The receiver cannot take part, for the reason in the sentence; it exits with `exit_code`."""
+    """The receiver cannot take part, for the reason in the sentence; it exits with `exit_code`.
+
+    One that belongs to `other_run` goes on to look for its own rank 0, at the next port.
+    """
 
     sentence: str
     exit_code: int
+    other_run: bool = False
 
 
 class Start(Struct, frozen=True, tag="welcome"):

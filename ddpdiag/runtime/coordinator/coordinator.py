@@ -9,7 +9,20 @@ from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
 from ddpdiag.judgement.judged import selected
-from ddpdiag.model import IMPORT_STEP, End, Event, EventKind, Header, Kind, Outcome, Recording, Skip, Status, Trial
+from ddpdiag.model import (
+    IMPORT_STEP,
+    Arrival,
+    End,
+    Event,
+    EventKind,
+    Header,
+    Kind,
+    Outcome,
+    Recording,
+    Skip,
+    Status,
+    Trial,
+)
 from ddpdiag.model.news import CheckBegan, Listener, Progressed, Started
 from ddpdiag.model.recording import TOLD_TO_LEAVE, Line
 from ddpdiag.runtime.control.membership import PATIENCE, Channel, Membership, Patience, RunEnded
@@ -50,6 +63,7 @@ class Coordinator:
         told_to_leave: Callable[[], int | None],
         patience: Patience = PATIENCE,
         shared: SharedRecord | None = None,
+        own: Arrival | None = None,
     ) -> None:
         self._header = header
         self._checks = checks
@@ -62,7 +76,7 @@ class Coordinator:
         self._assembled = 1  # of the lines, in the recording so far
         self._recording = Recording(header=header)
         self._known_world: World | None = None
-        self._membership = Membership(server, header, told_to_leave, patience, self._note)
+        self._membership = Membership(server, header, told_to_leave, patience, self._note, own)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
         self._kept_group = KeptGroup(header.world_size)
