@@ -97,6 +97,24 @@ def holding(target: Target) -> None:
         connection.close()
 
 
+def unfinished(size: int, begin: bytes) -> Callable[[Target], None]:
+    """Up to 1,000 connections, each with a frame that lacks its last byte."""
+
+    def attack(target: Target) -> None:
+        frame = begin + struct.pack(">Q", size) + bytes(size - 1)
+        held = []
+        for connection in itertools.islice(target.connections(0.001), 1000):
+            held.append(connection)
+            connection.settimeout(0.5)
+            with contextlib.suppress(OSError):
+                connection.sendall(frame)
+        target.over.wait()
+        for connection in held:
+            connection.close()
+
+    return attack
+
+
 # ZeroMQ --------------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +212,9 @@ PLAIN: dict[str, Callable[[Target], None]] = {
     "commands without end": pouring(GREETING, b"\x04\x05\x04PING"),
     "frames without end": pouring(GREETING + READY, b"\x01\x01x" * 999),
     "a frame of 2^63 bytes": sending(GREETING, b"\x02\x7f" + b"\xff" * 7),
+    "commands of 4 MiB but for a byte": unfinished(4 << 20, GREETING + b"\x06"),
+    "commands of 63 KiB but for a byte": unfinished(63 << 10, CURVE_GREETING + b"\x06"),
+    "messages of 63 KiB but for a byte": unfinished(63 << 10, GREETING + READY + b"\x02"),
     "a request of a browser": sending(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
     "TLS": sending(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)),
 }

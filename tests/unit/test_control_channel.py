@@ -5,10 +5,12 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from secrets import token_hex
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.errors import RunLost, UsageError
@@ -25,7 +27,7 @@ ME = arrival_of(0, 2)
 
 @pytest.fixture
 def server() -> Iterator[ControlServer]:
-    server = ControlServer([free_port("127.0.0.1")], WIRE, ME, local_only=True)
+    server = ControlServer([free_port("127.0.0.1")], WIRE, structs.replace(ME, nonce=token_hex(4)), local_only=True)
     yield server
     server.close()
 
@@ -134,7 +136,7 @@ def test_taken_ports_are_named_with_their_holder(golden) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError) as caught:
-            ControlServer([port], WIRE, ME, local_only=True)
+            ControlServer([port], WIRE, structs.replace(ME, nonce=token_hex(4)), local_only=True)
     golden(re.sub(r"\(.*\)", "(HOLDER)", str(caught.value).replace(str(port), "PORT").replace(str(os.getpid()), "PID")))
 
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from ddpdiag.model import Arrival
 from ddpdiag.runtime.control.messages import Downward, Hello, Leaving, Upward
 from ddpdiag.runtime.control.relay import ASK, BYE, HostRelay, Path
-from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Wire, new_socket
+from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Wire, new_socket, parts
 from ddpdiag.runtime.deadlines import DEADLINES
 
 
@@ -24,7 +24,7 @@ class ControlClient:
 
     def send(self, message: Upward) -> None:
         """Send without waiting."""
-        self._send_frames([self._wire.encode(message)])
+        self._send_frames(parts(self._wire.encode(message)))
 
     def _send_frames(self, frames: list[bytes]) -> None:
         with contextlib.suppress(zmq.ZMQError):
@@ -39,7 +39,7 @@ class ControlClient:
                 yield message
 
     def _decoded(self, frames: list[bytes]) -> Downward | None:
-        return self._wire.decode_downward(frames[0]) if len(frames) == 1 else None
+        return self._wire.decode_downward(b"".join(frames)) if frames[0] else None
 
     def close(self) -> None:
         """Close, after a moment for last words."""

@@ -12,11 +12,11 @@ import msgspec
 import zmq
 
 from ddpdiag.model import Place
-from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
+from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, parts, unpacked
 
 # Smaller worlds have a connection for each rank: 512 handshakes take 0.2 s.
 RELAYED_RANKS = 512
-# Between a rank and its relay; a message between a rank and rank 0 is one frame.
+# Between a rank and its relay; a message between a rank and rank 0 has no empty frame.
 ASK, BYE = [b"", b"ask"], [b"", b"bye"]
 # The ranks of a host send at the same time; rank 0 receives as one message what arrives within this time.
 _GATHER_SECONDS = 0.005
@@ -42,7 +42,7 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
     def of(cls, frames: list[bytes]) -> "Path | None":
         """The path in a relay's answer; None for other frames."""
         try:
-            return msgspec.msgpack.decode(frames[-1], type=cls) if len(frames) > 1 else None
+            return msgspec.msgpack.decode(frames[-1], type=cls) if len(frames) > 1 and not frames[0] else None
         except msgspec.DecodeError:
             return None
 
@@ -105,20 +105,20 @@ class HostRelay:
                 self._ranks.add(identity)
                 if frames == ASK:
                     self._send(identity, self._answer)
-                else:
-                    batch.add(identity, frames[-1])
+                elif frames[0]:
+                    batch.add(identity, b"".join(frames))
         with contextlib.suppress(zmq.Again):
             for frames in batch.packed():
                 self._upstream.send_multipart(frames, zmq.NOBLOCK)
 
     def _pass_down(self) -> None:
         match self._upstream.recv_multipart():
-            case [data]:
-                self._send(self._identity, [data])
-            case [b"", batch]:
-                for identities, data in unpacked(batch):
+            case [b"", *batch]:
+                for identities, data in unpacked(b"".join(batch)):
                     for identity in identities:
-                        self._send(identity, [data])
+                        self._send(identity, parts(data))
+            case frames:
+                self._send(self._identity, frames)
 
     def _send(self, identity: bytes, frames: list[bytes]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it has ended, or has a connection of its own by now

@@ -15,7 +15,7 @@ from ddpdiag.probes.host.programs import holder_of
 from ddpdiag.runtime.control.join import greet
 from ddpdiag.runtime.control.messages import AnyHello, Downward, Upward
 from ddpdiag.runtime.control.relay import RELAYED_RANKS, shares_connection
-from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, unpacked
+from ddpdiag.runtime.control.wire import LAST_WORDS_MS, Batch, Wire, new_router, parts, unpacked
 from ddpdiag.text import count
 
 # Below the usual ephemeral range (32768-60999 on Linux), where a stranger's outgoing connection might sit, and above
@@ -110,7 +110,7 @@ class ControlServer:
         if relay := self._relays.get(identity):
             self._batches[relay].add(identity, data)
         else:
-            self._send_frames([identity, data])
+            self._send_frames([identity, *parts(data)])
 
     def _send_frames(self, frames: list[bytes]) -> None:
         with contextlib.suppress(zmq.ZMQError):
@@ -142,18 +142,18 @@ class ControlServer:
     def _parcels(self, frames: list[bytes]) -> list[tuple[list[bytes], bytes]]:
         """The messages that came, each with the ranks that sent it; notes how to reach these."""
         match frames:
-            case [identity, data]:
-                # For good: its relay did not answer, and may still pass on what is older.
-                if self._wire.locked and self._relays.get(identity) != identity:
-                    self._relays[identity] = b""
-                return [([identity], data)]
-            case [relay, b"", batch] if self._wire.locked:
-                parcels = unpacked(batch)
+            case [relay, b"", *batch] if self._wire.locked:
+                parcels = unpacked(b"".join(batch))
                 for identities, _data in parcels:
                     for identity in identities:
                         self._relays.setdefault(identity, relay)
                 self._relays[relay] = relay
                 return parcels
+            case [identity, first, *more] if first:
+                # For good: its relay did not answer, and may still pass on what is older.
+                if self._wire.locked and self._relays.get(identity) != identity:
+                    self._relays[identity] = b""
+                return [([identity], b"".join((first, *more)))]
             case _:
                 return []
 

@@ -18,13 +18,22 @@ _down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
 _any_hello: msgspec.json.Decoder[AnyHello] = msgspec.json.Decoder(AnyHello)
 
 LAST_WORDS_MS = 500
+# A peer that has proved nothing yet can make this process hold one frame: 1,000 connections, 64 MiB.
+_MAX_FRAME_BYTES = 64 << 10
+# CURVE adds 33 bytes to a frame (rfc.zeromq.org/spec/26).
+_PART_BYTES = _MAX_FRAME_BYTES - 1024
+
+
+def parts(data: bytes) -> list[bytes]:
+    """The frames of a message; joined they are the message. None of them is empty."""
+    return [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
 
 
 def new_socket(kind: int) -> "zmq.Socket[bytes]":
     """A ZeroMQ socket: bounded messages, no queue limits, both families, heartbeats."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -168,7 +177,7 @@ class Batch:
     def packed(self) -> Iterator[list[bytes]]:
         """Frames of the messages for the wire; the empty one tells a batch from a rank's own message."""
         for parcels in self._parcels:
-            yield [b"", msgspec.msgpack.encode(parcels)]
+            yield [b"", *parts(msgspec.msgpack.encode(parcels))]
 
 
 def unpacked(data: bytes) -> _Parcels:
