@@ -17,7 +17,7 @@ from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line,
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.render.terminal import write_head, write_notes, write_timings, write_verdict
+from ddpdiag.render.terminal import write_head, write_notes, write_verdict
 from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
@@ -239,8 +239,8 @@ def _samples(
 # nccl-tests' form ----------------------------------------------------------------------------------------------------
 
 
-def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
-    """The report as text; `details` shortens nothing, `timings` adds where the run's seconds went.
+def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False) -> str:
+    """The report as text; `details` shortens nothing.
 
     Outside of a terminal (`tty`) everything but the rows is a comment, for scripts that read nccl-tests' output.
     """
@@ -256,8 +256,6 @@ def render(report: Report, *, tty: bool, color: bool, width: int, details: bool 
         _write_part(page, bench, part)
     page.blank()
     _commented(page, lambda inner: paint(inner, _results(report), details=details))
-    if timings:
-        _commented(page, lambda inner: write_timings(inner, report, details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)

@@ -34,7 +34,7 @@ _SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--
 # Options of reports that several commands have.
 _FILES = ("json", "html", "markdown", "record")
 _HOSTS = ("write_failing_hosts", "write_healthy_hosts")
-_SHOWN = ("details", "timings", "quiet", "color")
+_SHOWN = ("details", "quiet", "color")
 
 # What click raises for a mistake on the command line; Typer has its own copy of it, or uses click, by its version.
 Refused: type[Exception] = typer.BadParameter.__mro__[2]

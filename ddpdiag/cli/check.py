@@ -5,7 +5,6 @@ import os
 import secrets
 import socket
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -23,8 +22,7 @@ from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
 from ddpdiag.judgement import judge, read_baseline
 from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.judged import validate
-from ddpdiag.judgement.timings import timings_of
-from ddpdiag.model import Depth, End, Options, Place
+from ddpdiag.model import Depth, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
@@ -116,14 +114,7 @@ def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
 
 def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:
     """Judge, write, print; the exit code and the sentence. A signal meanwhile changes only the exit code."""
-    begin = time.monotonic()
-    recording = assemble(lines)
-    report = judge(recording, all_checks())
-    if recording.end is not None:
-        end = structs.replace(recording.end, judge_seconds=time.monotonic() - begin)
-        report = structs.replace(report, timings=timings_of(structs.replace(recording, end=end), all_checks()))
-        lines = [end if isinstance(line, End) else line for line in lines]
-    report = with_signal(report, late_signal())
+    report = with_signal(judge(assemble(lines), all_checks()), late_signal())
     try:
         publish(report, lines, outputs, sys.stdout, sys.stderr)
     except (Unwritten, OSError, ValueError) as error:

@@ -93,9 +93,6 @@ class Outputs(DisplayOptions):
         variable=False,
     )
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
-    timings: bool = option(
-        False, "Show where the time was spent, and which ranks the others waited for.", panel=OUT, advanced=True
-    )
 
     def check(self, inputs: Sequence[str] = ()) -> None:
         """UsageError now rather than after a minute of measuring, or over what is read."""
@@ -147,9 +144,9 @@ class Outputs(DisplayOptions):
         if features := features_of(report):
             # The benchmark has nccl-tests' own form.
             if own := getattr(features[-1], "render", None):
-                return str(own(report, tty=tty, color=color, width=width, details=self.details, timings=self.timings))
+                return str(own(report, tty=tty, color=color, width=width, details=self.details))
             return terminal.render_feature(report, features, color=color, width=width, details=self.details)
-        return terminal.render(report, color=color, width=width, details=self.details, timings=self.timings)
+        return terminal.render(report, color=color, width=width, details=self.details)
 
     def contents(self, report: "Report", lines: "Iterable[Line]") -> Iterator[tuple[str, Callable[[], str | bytes]]]:
         """Each file that was asked for, and how its content is made."""

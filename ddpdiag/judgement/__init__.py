@@ -23,7 +23,6 @@ from ddpdiag.judgement.cancelled import established, not_tried
 from ddpdiag.judgement.hosts import fastest_first, leaves_of, sort_hosts
 from ddpdiag.judgement.judged import Judged, affected_by_code, by_code, concerns_of, selected, stages_of
 from ddpdiag.judgement.rank_0_lost import with_end
-from ddpdiag.judgement.timings import timings_of
 from ddpdiag.judgement.verdict import conclude, verdict_of_needed_hosts
 from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Report, Scalar, Severity, Skip, WorldLine
 from ddpdiag.model.options import Snapshot
@@ -85,7 +84,6 @@ def judge(recording: Recording, checks: Sequence[AnyCheck]) -> Report:
         train=next((own.train for own in sections if own.train is not None), None),
         matrices=tuple(matrix for own in judged for matrix in own.added.matrices),
         workarounds=dict(workarounds.variables),
-        timings=timings_of(recording, checks),
         # Versions first.
         settings=tuple(sorted((s for own in judged for s in own.added.settings), key=lambda s: s.kind != "version")),
         inventory=_inventory(world, judged),

@@ -79,10 +79,9 @@ class Skip(Struct, frozen=True, kw_only=True, tag="skip"):
 
 
 class End(Struct, frozen=True, kw_only=True, tag="end"):
-    """Last line of a whole recording; `judge_seconds` is what its judgement took, which came after `seconds`."""
+    """The last line of a complete recording."""
 
     seconds: float
-    judge_seconds: float | None = None
 
 
 Line = Header | Arrival | Trial | Outcome | Event | Skip | End

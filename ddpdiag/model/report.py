@@ -182,58 +182,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return len(self.values) + self.more == 1
 
 
-# Where the seconds went ----------------------------------------------------------------------------------------------
-
-# In the order in which they follow each other within a trial. `start`: until a process, or a worker, could begin;
-# `import`: of torch, as far as a trial waited for it; `context`: the device, and CUDA's context on it; `group`: opening
-# the process group, and its first connection; `measure`: the rest of what a check does itself; `wait`: for ranks that
-# came or ended later than the one in the middle; `failed`: in trials that did not end well; `own`: our own orders,
-# plans, barriers and judgement; `unknown`: what the recording does not tell.
-KINDS = ("start", "import", "context", "group", "measure", "wait", "failed", "own", "unknown")
-
-# Rows before the first stage, after the last one, and for what belongs to no stage.
-START, JUDGEMENT, OTHER = "start", "judgement", "other"
-
-
-class Spent(Struct, frozen=True, kw_only=True):
-    """What one stage took; `kinds` adds up to `seconds` and leaves out what took nothing."""
-
-    stage: str
-    seconds: float
-    kinds: dict[str, float] = field(default_factory=dict)
-
-
-class Wait(Struct, frozen=True, kw_only=True):
-    """For whom the run waited, `times` over: `seconds` in all.
-
-    The longest wait was in check `code` (empty: at the start), where the first of `ranks` was later than others mostly
-    by the kind `why` (empty: not known).
-
-    No ranks where those that were late together are too many to single any out. `up_seconds` is how old the process of
-    the first one was when it looked for rank 0: one that is young was launched late, an old one was slow to start.
-    """
-
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    seconds: float
-    times: int
-    code: str = ""
-    why: str = ""
-    up_seconds: float | None = None
-
-
-class Timings(Struct, frozen=True, kw_only=True):
-    """A run from the start of rank 0's process to its verdict: `stages` add up to `seconds`.
-
-    `waits` has the longest first, and few of them. What comes after the judgement (the files, the shutdown) is not in
-    it, because it is not over when this is written.
-    """
-
-    seconds: float
-    stages: tuple[Spent, ...]
-    waits: tuple[Wait, ...] = ()
-
-
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
@@ -242,11 +190,10 @@ class Report(Struct, frozen=True, kw_only=True):
 
     Each of `ranks` has at least rank, local_rank, host, gpu_uuid; checks add their own columns, with the unit in the
     name. `bench` is there where a benchmark was run, `train` where strategies were tried. `workarounds` are the
-    variables that the job needs, as they were tried (None: unset). `timings` says where the seconds went, `settings`
-    what ranks run with, and `inventory` what each kind of host has. `degraded`: the
-    verdict is "fit", and a host or rank that a warning names slows the job down. `created` is when the run began, UTC
-    in ISO 8601, by the clock of rank 0's host; `version` that of the recording ddpdiag. `snapshot` is what another run
-    can be compared with.
+    variables that the job needs, as they were tried (None: unset). `settings` is what ranks run with, and `inventory`
+    what each kind of host has. `degraded`: the verdict is "fit", and a host or rank that a warning names slows the job
+    down. `created` is when the run began, UTC in ISO 8601, by the clock of rank 0's host; `version` that of the
+    recording ddpdiag. `snapshot` is what another run can be compared with.
     """
 
     schema: str = SCHEMA
@@ -268,7 +215,6 @@ class Report(Struct, frozen=True, kw_only=True):
     train: TrainReport | None = None
     matrices: tuple[Matrix, ...] = ()
     workarounds: dict[str, str | None] = field(default_factory=dict)
-    timings: Timings | None = None
     settings: tuple[Setting, ...] = ()
     inventory: tuple[HostKind, ...] = ()
     created: str = ""

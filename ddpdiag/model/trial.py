@@ -182,11 +182,10 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
-    another rank: it is not at fault. `timings` holds seconds by kind: `total` in the worker, of which `NVML` (until
+    another rank: it is not at fault. `timings` holds seconds by kind: `NVML` (until
     the driver had started the GPUs), `context` (the device), `group` (opening it, and its first connection) and `gate`
     (waiting for the group at the barrier); of `group`, what creating a `communicator` took and then to `connect all
-    ranks` (any backend but gloo; a trial that shares the group of an earlier one has neither); and from the order on
-    `import`, until torch was there, and `arrive`, until it reached the barrier.
+    ranks` (any backend but gloo; a trial that shares the group of an earlier one has neither).
     `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
     did not say (it held the GIL, was stopped, was dead, or its torch has no flight recorder). `so_far` is what a

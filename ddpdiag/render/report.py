@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Scalar, Severity
-from ddpdiag.model.report import INVENTORY, KINDS, NONE, UNKNOWN
+from ddpdiag.model.report import INVENTORY, NONE, UNKNOWN
 from ddpdiag.render import blocks
 from ddpdiag.render.blocks import Block, Cell, Column, Fold, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, SEVERITIES
@@ -25,24 +25,9 @@ from ddpdiag.text import (
     label,
     left_out,
     quantity,
-    ranks_text,
     seconds,
 )
 
-_WAITS_SHOWN = 10
-# Shorter times are shown as 0, and shorter waits are those of every run.
-_LEAST_SECONDS, _LEAST_SHARE = 0.005, 0.02
-_KINDS = {
-    "start": "start of processes",
-    "import": "import of torch",
-    "context": "device context",
-    "group": "process groups",
-    "measure": "checks",
-    "wait": "waiting for late ranks",
-    "failed": "failed trials",
-    "own": "ddpdiag itself",
-    "unknown": "not recorded",
-}
 _NAMES_SHOWN, _MATRICES_SHOWN, _WIDEST_MATRIX = 16, 12, 64
 _MARKS = {Severity.ERROR: Mark.ERROR, Severity.WARNING: Mark.WARNING}
 _NOT_WELL = frozenset({"error", "hung", "died", "raised", "unheard"})
@@ -168,8 +153,8 @@ def _stages(report: Report) -> Iterator[Block]:
     if rows:
         columns = (Column("stage"), Column("outcome"), Column("time", "stage_seconds", bar=True), Column("findings"))
         yield Table(columns=columns, rows=tuple(rows))
-    for text in time_spent(report):
-        yield Text(text)
+        if report.stages:
+            yield Text(time_spent(report))
 
 
 def _stage(
@@ -204,25 +189,11 @@ def outcomes_text(check: CheckLine) -> str:
     return ran or ("not run" if check.measures else "judged from the data of other checks")
 
 
-def time_spent(report: Report, *, details: bool = True) -> Iterator[str]:
-    """A line on what the time was spent for, then one for each rank that the others waited for, the longest first."""
-    timings = report.timings
-    if timings is None:
-        return
-    sums = {kind: sum(row.kinds.get(kind, 0.0) for row in timings.stages) for kind in KINDS}
-    kinds = ", ".join(f"{_KINDS[kind]} {seconds(spent)}" for kind, spent in sums.items() if spent >= _LEAST_SECONDS)
-    yield f"{seconds(timings.seconds)} from the start of rank 0's process to the verdict: {kinds}."
-    least = 0.0 if details else max(_LEAST_SECONDS, _LEAST_SHARE * timings.seconds)
-    names = {check.code: check.name for check in report.checks}
-    for wait in [wait for wait in timings.waits if wait.seconds >= least][:_WAITS_SHOWN]:
-        hosts = f" on {fold_hosts(wait.hosts, limit=_WAITS_SHOWN)}" if wait.hosts else ""
-        ranks = ranks_text(wait.ranks, limit=_WAITS_SHOWN) + hosts if wait.ranks else "many ranks"
-        check = f"{wait.code} ({names[wait.code]})" if wait.code in names else wait.code
-        place = f"in {check}" if check else "at the start"
-        often = place if wait.times == 1 else f"{count(wait.times, 'time')}, longest {place}"
-        why = f", by {wait.why}" if wait.why else ""
-        age = "" if wait.up_seconds is None else f"; its process was {seconds(wait.up_seconds)} old when it joined"
-        yield f"The other ranks waited {seconds(wait.seconds)} for {ranks} ({often}{why}{age})."
+def time_spent(report: Report) -> str:
+    """The seconds of the run in its stages, and outside of them."""
+    inside = sum(stage.seconds for stage in report.stages)
+    outside = max(0.0, report.seconds - inside)
+    return f"Stages: {seconds(inside)}; starting processes, planning and waiting between trials: {seconds(outside)}."
 
 
 # Hosts ----------------------------------------------------------------------------------------------------------------

@@ -29,11 +29,8 @@ _VERDICT_STYLES = {Verdict.FIT: "bold green", Verdict.UNFIT: "bold red", Verdict
 SCREEN_LINES = 24
 
 
-def render(report: Report, *, color: bool, width: int, details: bool = False, timings: bool = False) -> str:
-    """`report` as text of `width` columns; `details` adds the checks of each stage and shortens nothing.
-
-    `timings` adds where the seconds went.
-    """
+def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
+    """`report` as text of `width` columns; `details` adds the checks of each stage and shortens nothing."""
     page = Page(color=color, width=width)
     write_head(page, report)
     page.blank()
@@ -50,8 +47,6 @@ def render(report: Report, *, color: bool, width: int, details: bool = False, ti
         if report.measurements:
             page.blank()
     write_matrices(page, report.matrices, report.findings, details=details)
-    if timings:
-        write_timings(page, report, details=details)
     write_notes(page, report.notes)
     for sentence, command in exclude_lines(report):
         page.write(sentence)
@@ -192,6 +187,8 @@ def write_stages(page: Page, report: Report, *, details: bool) -> None:
         page.write(saying, lead=lead, lead_style=_MARK_STYLES[mark])
         for check in checks if details else ():
             page.write(outcomes_text(check), indent=6, lead=f"{one_line(check.code)} {one_line(check.name)}: ")
+    if details and report.stages:
+        page.write(time_spent(report))
     if report.stages:
         page.blank()
 
@@ -269,11 +266,3 @@ def _in_short(reasons: dict[str, list[str]]) -> str:
     parts += [f"{left:,} more"] if left else []
     unnamed = left or any(len(codes) > _CODES_SHOWN for codes in reasons.values())
     return f"{', '.join(parts)}{'; all with --details' if unnamed else ''}"
-
-
-def write_timings(page: Page, report: Report, *, details: bool) -> None:
-    """Write where the time was spent, and the ranks for which the others waited longest."""
-    for text in time_spent(report, details=details):
-        page.write(text)
-    if report.timings is not None:
-        page.blank()

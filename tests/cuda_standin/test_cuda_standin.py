@@ -42,8 +42,6 @@ def test_healthy(cuda, show, tmp_path, group, gpus):
     spread = f"{min(seconds):.0f} to {max(seconds):.0f} s"
     show.append(f"healthy, {gpus} GPUs, {group}: {fit} of {HEALTHY_RUNS[gpus]} FIT without a warning, {spread}")
     show.extend(f"  {text}" for text in dict.fromkeys(wrong))
-    if gpus == 8:
-        show.extend(["", *_timings(first.told), ""])
     assert not wrong, f"{wrong}\n{first.told}"
 
 
@@ -80,14 +78,6 @@ def test_a_healthy_check_makes_few_communicators_and_contexts(cuda, show, tmp_pa
     assert set(communicators.values()) == {gpus}
     assert count <= contexts
     assert not result.flaws, f"{result.flaws}\n{result.told}"
-
-
-def _timings(told: str) -> list[str]:
-    """The table of `--timings`."""
-    lines = told.splitlines()
-    begin = next((number for number, line in enumerate(lines) if line.startswith("where ")), len(lines))
-    end = next((number for number, line in enumerate(lines[begin:], begin) if line.startswith("in all")), begin)
-    return lines[begin : end + 1]
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -130,7 +130,7 @@ def nvidia_smi(*options: str) -> str | None:
 
 
 def test_1_check_cold_and_warm(runs: Runs) -> None:
-    alone = ("check", "--nproc-per-node", "1", "--timings")
+    alone = ("check", "--nproc-per-node", "1", "--details")
     cold = runs.run("check-cold", *alone, seconds=180, CUDA_VISIBLE_DEVICES="0")
     warm = runs.run("check-warm", *alone, seconds=120, CUDA_VISIBLE_DEVICES="0")
     if warm["seconds"] > 1.5 * cold["seconds"]:
@@ -261,7 +261,7 @@ FAULTS = ("sleep", "exit", "segv")
 @pytest.mark.usefixtures("eight")
 def test_6_three_checks_of_eight_gpus(runs: Runs) -> None:
     for number in range(3):
-        runs.run(f"eight-{number}", "check", "--timings", seconds=240)
+        runs.run(f"eight-{number}", "check", "--details", seconds=240)
 
 
 @pytest.mark.usefixtures("eight")

@@ -40,7 +40,7 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     def files(command: str) -> list[str]:
         return [word for name in FILES for word in (f"--{name}", str(tmp_path / command / name))]
 
-    options = ("--json", "{json}", "--record", str(record), "--shared-dir", str(shared), "--timings", *files("check"))
+    options = ("--json", "{json}", "--record", str(record), "--shared-dir", str(shared), *files("check"))
     job = start(*CHECK, "--nproc-per-node", "2", *options)
     check_fit(job, 2, "standalone")
     assert list(shared.iterdir()) == []
@@ -48,9 +48,8 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert {"rendezvous", "collective", "training"} <= {
         s["name"] for s in job.report["stages"] if s["status"] in ("done", "warning")
     }
-    check_timings(job)
 
-    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", "--timings", *files("judge"))
+    again = start("-m", "ddpdiag", "judge", str(record), "--json", "{json}", *files("judge"))
     assert again.wait() == 0, again.told()
     assert again.report == job.report
     assert again.stdout == job.stdout
@@ -60,21 +59,6 @@ def test_standalone_tests_everything_and_its_recording_is_judged_again_the_same(
     assert {name: text for name, text in begins.items() if not written[name].startswith(text)} == {}
     assert (written["write-failing-hosts"], written["write-healthy-hosts"]) == ("", f"{os.uname().nodename}\n")
     assert [line for line in written["write-workaround"].splitlines() if not line.startswith("#")] == []
-
-
-def check_timings(job: Job) -> None:
-    """Its timings add up, are no longer than the command ran, and leave little of that out."""
-    timings = job.report["timings"]
-    kinds = {row["stage"]: row["kinds"] for row in timings["stages"]}
-    assert sum(row["seconds"] for row in timings["stages"]) == pytest.approx(timings["seconds"])
-    assert all(sum(row["kinds"].values()) == pytest.approx(row["seconds"]) for row in timings["stages"])
-    assert job.report["seconds"] < timings["seconds"] < job.end - job.begin
-    assert "unknown" not in {kind for row in kinds.values() for kind in row}
-    assert sum(row.get("import", 0.0) for row in kinds.values()) > 0.1
-    assert kinds["collective"]["measure"] > 0
-    assert kinds["collective"]["group"] > 0
-    assert kinds["judgement"]["own"] > 0
-    assert f"{timings['seconds']:.3g} s" in job.stdout
 
 
 def test_torchrun_meets_twenty_times_through_its_own_store_and_says_how_far_it_is(start):

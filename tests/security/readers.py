@@ -73,7 +73,7 @@ def _judge(path: Path) -> None:
     kinds = ["json", "markdown", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
     with TemporaryDirectory() as folder:
         files = {kind: f"{folder}/{kind}" for kind in kinds}
-        judge.run([str(path)], Outputs(**files, details=True, timings=True))
+        judge.run([str(path)], Outputs(**files, details=True))
         judge.run([str(path)], Outputs(nagios=True, need_nodes=1))
 
 

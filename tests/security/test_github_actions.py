@@ -49,7 +49,7 @@ def test_elsewhere_the_text_stays(capsys: pytest.CaptureFixture[str], monkeypatc
 def test_no_recording_writes_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(HEALTHY.read_text().replace('"n0"', '"n0\\n::error::x\\n##[error]x"'))
-    judge.run([str(path)], Outputs(details=True, timings=True))
+    judge.run([str(path)], Outputs(details=True))
     judge.run([str(path)], Outputs(markdown="-"))
     shown = capsys.readouterr()
     assert not is_obeyed(shown.out + shown.err)

@@ -22,7 +22,7 @@ from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor import sharing
 from ddpdiag.runtime.supervisor.children import WorkerProcess
-from ddpdiag.runtime.supervisor.forked import ForkedWorker, ForkServer
+from ddpdiag.runtime.supervisor.forked import ForkServer
 from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 from ddpdiag.sanitize import printable
@@ -142,20 +142,13 @@ class Supervisor(TrialRunner):
             poller.register(self.running_trial.worker.channel, zmq.POLLIN)
         ready = dict(poller.poll(self._patience_ms()))
         if not self._fork_server.closed and self._fork_server.channel.fileno() in ready:
-            self._read_fork_server()
+            self._fork_server.receive()
         if self._signals is not None and self._signals.woken.fileno() in ready:
             self._signals.drain()
             if self._signals.told is not None:
                 self._leave(self._signals.told)
         if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
             self.read(self.running_trial)
-
-    def _read_fork_server(self) -> None:
-        importing, running_trial = self._fork_server.import_seconds is None, self.running_trial
-        self._fork_server.receive()
-        imported = importing and self._fork_server.import_seconds is not None
-        if imported and running_trial is not None and isinstance(running_trial.worker, ForkedWorker):
-            running_trial.note_time("import")
 
     def _patience_ms(self) -> int:
         if self.running_trial is None:

@@ -38,7 +38,6 @@ class RunningTrial:
         self.partial = NOTHING
         worker.page.write(0, "")  # the worker is idle: what the page holds is of the trial before
         self._rank = rank
-        self._times: dict[str, float] = {}
 
     def allow_first_use(self, now: float) -> None:
         """Move the deadline on by what passed while the worker was in its first use, as far as the trial allows."""
@@ -62,10 +61,6 @@ class RunningTrial:
         self._looked_at = now
         return now - self._stuck_since >= DEADLINES.stuck
 
-    def note_time(self, kind: str) -> None:
-        """Note how long it took until now: "import", until torch was imported; "arrive", until it waits for peers."""
-        self._times[kind] = time.monotonic() - self.begin
-
     def ended(self, answer: TrialEnded, now: float) -> Outcome:
         """The worker ended the trial by itself."""
         return structs.replace(
@@ -74,7 +69,7 @@ class RunningTrial:
             so_far=NOTHING if answer.status is Status.DONE else self.partial,
             error=answer.error,
             detail=answer.detail,
-            timings={**self._times, **answer.timings},
+            timings=answer.timings,
             collectives=answer.collectives,
             no_collectives=answer.no_collectives,
         )
@@ -105,7 +100,6 @@ class RunningTrial:
             at=at,
             so_far=self.partial,
             seconds=now - self.begin,
-            timings=dict(self._times),
         )
 
 
@@ -179,7 +173,6 @@ class TrialRunner(ABC):
         """Take in what the worker has sent."""
         match running_trial.worker.receive():
             case BarrierReached() as message:
-                running_trial.note_time("arrive")
                 running_trial.reached = message
                 self.report(message)
             case Incomplete():

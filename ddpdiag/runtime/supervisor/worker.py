@@ -140,14 +140,13 @@ def _measure(task: Task, context: WorkerContext) -> TrialEnded:
 
 
 def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> TrialEnded:
-    begin = time.monotonic()
     try:
-        answer = _measure(task, context)
+        return _measure(task, context)
     except Exception as error:  # noqa: BLE001 - one of the two edges: whatever a measurement raises is an outcome
         text = traceback.format_exc(limit=-8)
         sentence = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         own = recorder.collectives() if task.trial.kind is Kind.TORCH else PostedCollectives(None)
-        answer = TrialEnded(
+        return TrialEnded(
             Status.RAISED,
             error=codec.readable(without_secrets(sentence)[:_MAX_DETAIL]),
             detail=codec.readable(without_secrets(text)[-_MAX_DETAIL:]),
@@ -155,8 +154,6 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
             collectives=own.collectives,
             no_collectives=own.no_collectives,
         )
-    context.timed("total", time.monotonic() - begin)
-    return answer
 
 
 def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
