@@ -238,6 +238,28 @@ def test_an_older_kernel_does_not_count_them():
     assert judged({1: old}, {1: host(damaged=99)}) == []
 
 
+# Segments that are sent again ---------------------------------------------------------------------------------------
+
+
+def sending(sent, again):
+    return structs.replace(host(), tcp={"OutSegs": sent, "RetransSegs": again})
+
+
+@pytest.mark.parametrize(
+    ("sent", "again", "is_loss"),
+    [(10_000, 99, False), (100_000, 900, False), (10_000, 500, True), (0, 100, True)],
+    ids=["few", "less than 1 %", "5 %", "all"],
+)
+def test_loss_that_begins_after_the_links_were_measured_blames_nobody(golden, sent, again, is_loss):
+    before, after = sending(1000, 7), sending(1000 + sent, 7 + again)
+    found = judged({1: before}, {1: after})
+    assert [(finding.code, finding.severity, finding.hosts) for finding in found] == [
+        ("HST006.resent", Severity.ERROR, ())
+    ] * is_loss
+    if sent == 10_000 and is_loss:
+        golden(*found)
+
+
 # Any numbers ----------------------------------------------------------------------------------------------------------
 
 NAMES = [*RDMA_COUNTERS, *ETHERNET_COUNTERS, "carrier_changes", "rx_dropped"]

@@ -140,7 +140,12 @@ def test_ports_that_nccl_takes(rails: Path, env: dict[str, str], taken: tuple[st
 
 
 def test_tcp() -> None:
-    assert tcp_counters(SNMP) == {"InSegs": 109071776, "InCsumErrors": 12}
+    assert tcp_counters(SNMP) == {
+        "InSegs": 109071776,
+        "OutSegs": 108880673,
+        "RetransSegs": 172011,
+        "InCsumErrors": 12,
+    }
 
 
 @pytest.mark.parametrize("text", ["", "Tcp: InSegs\n", "Tcp: InSegs InCsumErrors\nTcp: x\n", "Udp: InSegs\nUdp: 1\n"])

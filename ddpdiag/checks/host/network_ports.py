@@ -9,9 +9,9 @@ a management network, loopback) are left out. On one host alone only RDMA ports 
 
 Findings and their causes, with the numbers before and after and the seconds between:
 
-If the links of more than half of the hosts are affected, no host is blamed: they share the cause. Packets that are
-dropped or sent again are no finding here, since a network that is full drops packets; RDZ004 judges these on
-connections of its own. Counters that cannot be read (a container without /sys, a virtual function) are left out.
+If the links of more than half of the hosts are affected, no host is blamed: they share the cause. RDZ004 measures loss
+on connections of its own, before the job's traffic; what is lost later shows here, in TCP's counters of the whole
+host, which name no link. Counters that cannot be read (a container without /sys, a virtual function) are left out.
 
 Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors stay with the
 host, replace the card.
@@ -37,6 +37,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, new_trial,
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.host import limits as hst004
 from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
+from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.rendezvous import interfaces as rdz003
 from ddpdiag.checks.world import World
 from ddpdiag.model import Finding, Severity, Status, Trial
@@ -64,6 +65,11 @@ FINDINGS = {
         "TCP discarded more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
         "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
         "such segments has the right checksum although its data are wrong."
+    ),
+    "resent": FindingSpec.error(
+        "a host sent more than `resent_share` of its TCP segments again, at least `resent_segments`, although RDZ004 "
+        "had found its links without loss: the loss began later. TCP's rate falls with 1 over the square root of it "
+        "(Mathis, 1997). No host is blamed, since the sender, the receiver or a switch may lose them."
     ),
     "not-ready": FindingSpec.note(
         "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: a note, since "
@@ -268,6 +274,7 @@ def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     deltas = {host: tuple(counter_deltas(pair, partial(allowed, seen))) for host, pair in pairs.items()}
     yield from _incidents(seen, pairs, deltas)
     yield from _damages(seen, pairs)
+    yield from _resent(seen, pairs)
 
 
 def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
@@ -428,6 +435,44 @@ def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fi
     )
 
 
+def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
+    """Loss that began after the links were measured."""
+    most, least = seen.number("resent_share"), seen.number("resent_segments")
+    found: dict[Host, tuple[int, int]] = {}
+    for host, pair in pairs.items():
+        sent, again = (_rise(pair, name) for name in ("OutSegs", "RetransSegs"))
+        if again >= least and again > most * (sent + again):
+            found[host] = again, sent + again
+    if not found or _is_lossy(seen, most):
+        return
+    names = [host.name for host in found]
+    counts = "; ".join(
+        f"{host.name} sent {again:,} of {of:,} TCP segments again ({100 * again / of:.2g} %)"
+        for host, (again, of) in found.items()
+    )
+    yield seen.finding(
+        "resent",
+        f"TCP segments from {names_text(names)} were lost during the run",
+        f"During the run {counts}; at most {100 * most:g} % is expected. When RDZ004 measured the links before, "
+        "none were lost, so the loss began later. These counters do not tell the sender from its receivers.",
+        evidence={"affected": list(names), "resent": [again for again, _ in found.values()]},
+        fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
+        f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",
+    )
+
+
+def _rise(pair: Pair, counter: str) -> int:
+    """How far a counter of TCP rose; 0 where it cannot be read."""
+    before, after = (look.tcp.get(counter) for look in (pair.before, pair.after))
+    return 0 if before is None or after is None else max(0, after - before)
+
+
+def _is_lossy(seen: Seen[NetworkLook], share: float) -> bool:
+    """Whether RDZ004 has measured such a loss, which is its finding then."""
+    cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
+    return any(cell.segments and (cell.retransmitted or 0) > share * cell.segments / 2 for cell in cells)
+
+
 Data = NetworkLook
 SETTINGS = {
     # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
@@ -437,5 +482,8 @@ SETTINGS = {
     "receive_errors_per_second": 10,
     # Some may be stray packets from outside of the cluster.
     "damaged_segments": 3,
+    # RDZ004's limit of an error. Dead connections of other programs send some segments again on a healthy host.
+    "resent_share": 1e-2,
+    "resent_segments": 100,
 }
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)
