@@ -1,161 +1,10 @@
-"""The command line: parses, calls, renders, exits.
+"""The command line: options, commands, outputs, exit codes."""
 
-The edge: an explained error becomes a sentence, every other one is a bug in ddpdiag. Both become an exit code.
-"""
-
-import contextlib
-import errno
-import os
-import re
-import resource
-import signal
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO, NoReturn
 
-from ddpdiag.errors import ExitCode, UsageError, UserError
-from ddpdiag.render.files import size
-from ddpdiag.sanitize import printable, without_commands
-
-NAGIOS = "--nagios"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
-_LEAST_FILES = 256  # a run of two ranks needs 40
-_LEAST_COLUMNS = 20  # below this, a word stands on each line
-
-
-def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
-    """The exit code of `call`; never an exception.
-
-    With `nagios` the code that `call` returns is a plug-in's, and any failure is UNKNOWN, and says so in one line: a
-    plug-in's 2 is CRITICAL, so neither a mistyped option nor a full disk may end with it.
-    """
-    if not nagios:
-        return _exit_code(call)
-    codes: list[int] = []
-    sentences = ["ddpdiag failed; the reason is on standard error"]
-
-    def noted() -> None:
-        try:
-            codes.append(int(call() or 0))
-        except UserError as error:
-            sentences.append(str(error))
-            raise
-
-    _exit_code(noted)
-    return codes[0] if codes else unknown(sentences[-1])
-
-
-def _exit_code(call: Callable[[], int | None]) -> int:
-    try:
-        code = call()
-        _flush()
-    except UserError as error:
-        complain(located(str(error), sys.argv[1:], os.environ))
-        return error.exit_code
-    except SystemExit as leaving:
-        if isinstance(leaving.code, int | None):
-            return leaving.code or 0
-        complain(str(leaving.code))  # of a module in the current directory that is imported in the place of Python's
-        return ExitCode.BUG
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `ddpdiag ... | head`: as a program that SIGPIPE ended
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except Exception as error:  # noqa: BLE001 - the other edge: no traceback but this one reaches a user
-        if isinstance(error, OSError) and error.errno in _FULL:
-            complain(f"cannot write {error.filename or 'the output'}: {error.strerror}")
-            return ExitCode.USAGE
-        if (sentence := too_many_files(error)) is not None:
-            complain(sentence)
-            return ExitCode.UNKNOWN
-        complain("this is a bug in ddpdiag; please report it with the following traceback:\n" + traceback.format_exc())
-        return ExitCode.BUG
-    return int(code or 0)
-
-
-def located(sentence: str, words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A sentence about an option, which begins with its name; before it, the variable that the value is from."""
-    option = re.match(r"--[a-z-]+", sentence)
-    variable = f"DDPDIAG_{option[0][2:].replace('-', '_').upper()}" if option is not None else ""
-    if option is None or variable not in environment:
-        return sentence
-    is_typed = any(word.partition("=")[0].replace("_", "-") == option[0] for word in words)
-    return sentence if is_typed else f"{variable}: {sentence}"
-
-
-def too_many_files(error: Exception) -> str | None:
-    """A sentence if an error, of Python or of ZeroMQ, means that no more files can be opened; None for any other."""
-    if getattr(error, "errno", None) not in _NO_FILES:
-        return None
-    most, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return f"too many open files: this process may open {most} (ulimit -n), expected {_LEAST_FILES} or more"
-
-
-def complain(sentence: str) -> None:
-    """One sentence on standard error; one line in a log, and on a terminal as many as its width asks for."""
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
-        text = without_commands(printable(f"ddpdiag: {sentence}"))
-        if sys.stderr.isatty():
-            # What follows the first line (a traceback) stays as it is.
-            first, *others = text.split("\n")
-            width = max(size(sys.stderr)[0], _LEAST_COLUMNS)
-            text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def standard_input(kind: str, *, quiet: bool) -> BinaryIO:
-    """Standard input for reading a `kind` of file; a hint where it is a terminal, UsageError where it is closed."""
-    if sys.stdin is None:
-        raise UsageError(f"standard input is closed; give the {kind}'s name, or pipe the {kind} in")
-    if sys.stdin.isatty() and not quiet:
-        complain(f"reading the {kind} from the terminal; end it with Ctrl-D")
-    return sys.stdin.buffer
-
-
-def open_standard_streams() -> None:
-    """`>&-`: else the next socket takes descriptor 1, and whatever a library prints goes there."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, so this one
-
-
-def leave(code: int) -> NoReturn:
-    """End this process at once: threads stuck in a name look-up, and what cannot be flushed, must not hold it."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-    os._exit(code)
-
-
-def _flush() -> None:
-    """BrokenPipeError if the reader left; who could not write has said so already, and the exit code stands."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError):
-        return
-
-
-def unknown(sentence: str) -> int:
-    """Print the plug-in's line; its exit code."""
-    from ddpdiag.cli.outputs import show
-    from ddpdiag.render.nagios import State, line
-
-    _exit_code(lambda: show(line(State.UNKNOWN, sentence), sys.stdout))
-    return State.UNKNOWN
-
+from ddpdiag.cli.edge import complain, guarded, open_standard_streams, unknown
+from ddpdiag.errors import ExitCode, UsageError
 
 _NAME = "ddpdiag"
 
@@ -165,7 +14,7 @@ def main() -> None:
     open_standard_streams()
     code = guarded(_command_line)
     # A command that could begin leaves by itself: the arguments could not be read.
-    if NAGIOS in sys.argv[1:] and code == ExitCode.USAGE:
+    if "--nagios" in sys.argv[1:] and code == ExitCode.USAGE:
         code = unknown("wrong usage; what was expected is on standard error")
     sys.exit(code)
 

@@ -9,11 +9,12 @@ import typer
 
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
-from ddpdiag.cli import guarded, leave
+from ddpdiag.cli.edge import guarded, leave
 from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
     ExplainOptions,
+    HostOutputs,
     JudgeOutputs,
     LintOptions,
     ManualOutputs,
@@ -101,7 +102,7 @@ def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
     """
     from ddpdiag.cli import check
 
-    leave(guarded(lambda: check.run(launch, what, outputs), nagios=outputs.nagios))
+    leave(guarded(lambda: check.run(launch, what, outputs)))
 
 
 @_command(
@@ -112,7 +113,7 @@ def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
 )
 def host(
     what: HostOptions,
-    outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", "nagios", *_SHOWN],
+    outputs: Annotated[HostOutputs, "json", "record", "prometheus", "strict", "nagios", *_SHOWN],
 ) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
@@ -243,9 +244,8 @@ def judge(
         *_HOSTS,
         "write_workaround",
         "prometheus",
-        "need_nodes",
+        "need_hosts",
         "strict",
-        "nagios",
         *_SHOWN,
     ],
 ) -> None:
@@ -255,10 +255,7 @@ def judge(
     """
     from ddpdiag.cli import judge
 
-    code = guarded(lambda: judge.run(files, outputs), nagios=outputs.nagios)
-    if outputs.nagios:
-        leave(code)  # who comes back to the edge with a 2 is taken for wrong usage
-    raise typer.Exit(code)
+    raise typer.Exit(judge.run(files, outputs))
 
 
 @_command(

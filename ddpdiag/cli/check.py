@@ -14,7 +14,7 @@ from msgspec import structs
 from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
-from ddpdiag.cli import complain, guarded, too_many_files, unknown
+from ddpdiag.cli.edge import complain, guarded, too_many_files
 from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, readable
@@ -76,9 +76,7 @@ def run(
     if launch.ranks:
         return start_ranks(
             prepared,
-            lambda place: guarded(
-                lambda: _take_part(prepared, place, outputs), nagios=outputs.nagios and place.rank == 0
-            ),
+            lambda place: guarded(lambda: _take_part(prepared, place, outputs)),
         )
     return _take_part(prepared, launch.place, outputs)
 
@@ -106,7 +104,7 @@ def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
         prints = place.rank == 0 or not (whole or place.local_rank)
     else:
         prints = place.rank == 0 or (not whole and place.rank == 1)
-    if not prints or outputs.quiet or outputs.nagios:
+    if not prints or outputs.quiet:
         return Silent()
     _width, color = terminal(sys.stderr, outputs.color)
     return listener(sys.stderr, os.environ, color=color)
@@ -121,9 +119,8 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
         sentence = too_many_files(error) or str(error)
         complain(sentence)  # the verdict stands, and every rank still receives it
         # A script that waits for the file must not go on.
-        code = unknown(sentence) if outputs.nagios else report.exit_code or int(ExitCode.UNKNOWN)
-        return code, report.sentence
-    return outputs.exit_code(with_signal(report, late_signal())), report.sentence
+        return report.exit_code or int(ExitCode.UNKNOWN), report.sentence
+    return with_signal(report, late_signal()).exit_code, report.sentence
 
 
 def launched(options: LaunchOptions) -> Launch:
@@ -186,7 +183,7 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         # Rank 0 plans and judges: these files need not be on other hosts.
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
         baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
-        need_nodes=outputs.need_nodes,
+        need_hosts=outputs.need_hosts,
         settings=thresholds(asked.set_),
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli import complain
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.options import spelled
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import disassemble, read_recording, readable
@@ -17,7 +17,7 @@ from ddpdiag.judgement import judge, read_run
 from ddpdiag.model import Recording, Report
 
 # They need a judgement, or what a judgement is made from: a report has neither.
-_OF_RECORDINGS = ("record", "write_workaround", "need_nodes", "strict")
+_OF_RECORDINGS = ("record", "write_workaround", "need_hosts", "strict")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
@@ -33,23 +33,23 @@ def _show(report: Report, path: str, outputs: Outputs) -> int:
     for each in fields(outputs):
         if each.name in _OF_RECORDINGS and getattr(outputs, each.name) != each.default:
             raise UsageError(f"{spelled(each.name)}: {kind} to judge again; give the run's recording (--record)")
-    if not (outputs.quiet or outputs.nagios):
+    if not outputs.quiet:
         complain(f"{kind}: this is its own verdict; the run's recording (--record) can be judged again")
     publish(report, (), outputs, sys.stdout, sys.stderr)
-    return outputs.exit_code(report)
+    return report.exit_code
 
 
 def _judge(recording: Recording, outputs: Outputs) -> int:
     asked = recording.header.options
-    if outputs.need_nodes is not None and (asked.bench is not None or asked.train is not None):
-        raise UsageError("--need-nodes: this recording is of a benchmark, and its verdict is about all hosts")
+    if outputs.need_hosts is not None and (asked.bench is not None or asked.train is not None):
+        raise UsageError("--need-hosts: this recording is of a benchmark, and its verdict is about all hosts")
     options = structs.replace(
         asked,
         strict=asked.strict or outputs.strict,
         uses_workarounds=asked.uses_workarounds or outputs.write_workaround is not None,
-        need_nodes=asked.need_nodes if outputs.need_nodes is None else outputs.need_nodes,
+        need_hosts=asked.need_hosts if outputs.need_hosts is None else outputs.need_hosts,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())
     publish(report, disassemble(recording), outputs, sys.stdout, sys.stderr)
-    return outputs.exit_code(report)
+    return report.exit_code

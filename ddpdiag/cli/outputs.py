@@ -81,17 +81,10 @@ class Outputs(DisplayOptions):
     prometheus: str | None = written(
         rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
     )
-    need_nodes: int | None = option(
+    need_hosts: int | None = option(
         None, "FIT if N hosts are healthy, even if others fail.", metavar="N", panel=VERDICT, min=1
     )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
-    nagios: bool = option(
-        False,
-        "Act as a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
-        panel=VERDICT,
-        advanced=True,
-        variable=False,
-    )
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
 
     def check(self, inputs: Sequence[str] = ()) -> None:
@@ -102,22 +95,19 @@ class Outputs(DisplayOptions):
             from ddpdiag.render import html
 
             html.check_available()
-        if self.nagios and self.takes_stdout:
-            option = next(option for option, path in self._files.items() if path == "-")
-            raise UsageError(f"{option} -: with --nagios standard output has one line, so give it a file")
-        options: dict[str, str] = {}
-        for option, path in self._files.items():
+        takers: dict[str, str] = {}
+        for name, path in self._files.items():
             place = path if path == "-" else os.path.realpath(path)
-            if place in options:
-                raise UsageError(f"{options[place]} and {option} both name {path}; give each its own file")
-            options[place] = option
+            if place in takers:
+                raise UsageError(f"{takers[place]} and {name} both name {path}; give each its own file")
+            takers[place] = name
             if any(is_one_file(path, file) for file in inputs):
-                raise UsageError(f"{option} {path} would overwrite a file that is read; give it another one")
-        for option, path in self._files.items():
+                raise UsageError(f"{name} {path} would overwrite a file that is read; give it another one")
+        for name, path in self._files.items():
             try:
                 check_writable(path)
             except UsageError as error:
-                raise UsageError(f"{option}: {error}") from error
+                raise UsageError(f"{name}: {error}") from error
 
     @property
     def _files(self) -> dict[str, str]:
@@ -132,11 +122,6 @@ class Outputs(DisplayOptions):
 
             new = (note for note in report.hosts.notes if note not in report.notes)
             report = structs.replace(report, notes=(*report.notes, *new))
-        # Only the one that is shown is imported: what a Prolog takes, each job waits for.
-        if self.nagios:
-            from ddpdiag.render import nagios
-
-            return nagios.render(report)
         from ddpdiag.render import terminal
 
         if self.quiet:
@@ -155,14 +140,6 @@ class Outputs(DisplayOptions):
             if "content" in each.metadata and path is not None:
                 yield path, partial(each.metadata["content"], report, lines, path)
 
-    def exit_code(self, report: "Report") -> int:
-        """The report's, or that of a Nagios plug-in."""
-        if not self.nagios:
-            return report.exit_code
-        from ddpdiag.render import nagios
-
-        return nagios.state_of(report)
-
     @property
     def takes_stdout(self) -> bool:
         """Whether a file format goes to standard output; then the report for people goes to standard error."""
@@ -170,6 +147,17 @@ class Outputs(DisplayOptions):
 
 
 # Options of single commands ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOutputs(Outputs):
+    nagios: bool = option(
+        False,
+        "Act as a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
+        panel=VERDICT,
+        advanced=True,
+        variable=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,14 +265,8 @@ def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]
         progress.close()
 
 
-def publish(
-    report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
-) -> None:
-    """Write the files first, then show the report; Unwritten, after all was tried, for what could not be written.
-
-    A stream is None where it was closed before the start. With --nagios nothing is shown of a report whose files could
-    not be written: the one line is the error's, as the exit code is.
-    """
+def write_files(report: "Report", lines: "Iterable[Line]", outputs: Outputs) -> list[str]:
+    """Write the files that options name; a sentence for each that could not be written."""
     from ddpdiag.render import files
 
     failed: list[str] = []
@@ -293,8 +275,17 @@ def publish(
             files.write(path, content())
         except (UsageError, OSError, ValueError) as error:
             failed.append(str(error))
-    if failed and outputs.nagios:
-        raise Unwritten("; ".join((*failed, report.sentence)), report.exit_code)
+    return failed
+
+
+def publish(
+    report: "Report", lines: "Iterable[Line]", outputs: Outputs, stdout: TextIO | None, stderr: TextIO | None
+) -> None:
+    """Write the files first, then show the report; Unwritten, after all was tried, for what could not be written.
+
+    A stream is None where it was closed before the start.
+    """
+    failed = write_files(report, lines, outputs)
     stream = stderr if outputs.takes_stdout else stdout
     width, color = terminal(stream, outputs.color)
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 
-from ddpdiag.cli import complain, standard_input
+from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.manual import code_of, manual_page
 from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import ExplainOptions, is_one_file, show, terminal

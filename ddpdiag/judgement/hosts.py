@@ -42,7 +42,7 @@ def sort_hosts(
     names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
     usable = () if why else tuple(name for name in names if name not in doubtful | faithless)
     good = tuple(name for name in usable if name not in warned)
-    if len(good) < (world.options.need_nodes or 0):
+    if len(good) < (world.options.need_hosts or 0):
         good = usable
     sorted_out = {*bad, *usable}
     neither = [name for name, _ in world.hosts if name not in sorted_out]
@@ -52,7 +52,7 @@ def sort_hosts(
     codes = [skip.code for skip in recording.skips if not skip.grounds]
     untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
     notes = tuple(filter(None, (lacking, _with_warnings(only_warned), untested if good and codes else "")))
-    told = notes if world.options.need_nodes is not None else ()
+    told = notes if world.options.need_hosts is not None else ()
     # On a single host a slow rank is compared with its neighbours, and no other host is left.
     slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
     line = HostsLine(failing=bad, healthy=good, slow=slow, notes=notes)

@@ -1,4 +1,4 @@
-"""The verdict and its sentence, for all hosts or as many as a job needs (--need-nodes).
+"""The verdict and its sentence, for all hosts or as many as a job needs (--need-hosts).
 
 Absence of evidence is never FIT.
 """
@@ -233,7 +233,7 @@ def verdict_of_needed_hosts(
     all of them. UNFIT if too many fail.
     """
     options = recording.header.options
-    need = options.need_nodes
+    need = options.need_hosts
     if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
         return whole
     names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.failing])

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from ddpdiag.cli import complain, standard_input
+from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
 from ddpdiag.codec import read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest

@@ -93,7 +93,7 @@ class Options(Struct, frozen=True, kw_only=True):
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
     `port_range` is LOW-HIGH, the ports on which stores may listen. `uses_workarounds` says that the job will take the
     variables that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known.
-    `need_nodes` is how many hosts the job needs, where it could leave some out. `job_left_seconds` is how long the
+    `need_hosts` is how many hosts the job needs, where it could leave some out. `job_left_seconds` is how long the
     batch system would have let the job run on when this run began (None: not known), and `wanted_budget_seconds` the
     budget that was asked for, where that was more. `bench` is what a benchmark measures, `train` what is trained by
     which strategies, `baseline` an earlier run to hold this one against. `alone` is a run of one process that looks at
@@ -116,7 +116,7 @@ class Options(Struct, frozen=True, kw_only=True):
     wanted_budget_seconds: float | None = None
     uses_workarounds: bool = False
     topology: dict[str, str] = field(default_factory=dict)
-    need_nodes: int | None = None
+    need_hosts: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
     train: Train | None = None

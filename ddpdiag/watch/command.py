@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ddpdiag.cli import complain
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import show, terminal
 from ddpdiag.codec import readable
 from ddpdiag.errors import ExitCode, UsageError

@@ -8,8 +8,8 @@ import time
 import pytest
 from jobs import CHECK, Job, processes, torchrun
 
-from ddpdiag.cli import guarded
 from ddpdiag.cli.app import app
+from ddpdiag.cli.edge import guarded
 
 STANDALONE = (*CHECK, "--nproc-per-node", "2")
 QUICK = ("--select", "LCH001")

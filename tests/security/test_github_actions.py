@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from readers import HEALTHY
 
-from ddpdiag.cli import complain, judge
+from ddpdiag.cli import judge
+from ddpdiag.cli.edge import complain
 from ddpdiag.cli.outputs import ExplainOptions, LintOptions, Outputs
 from ddpdiag.explain import command as explain
 from ddpdiag.lint import command as lint

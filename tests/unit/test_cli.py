@@ -15,10 +15,10 @@ import typer
 
 import ddpdiag
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli import complain, guarded
 from ddpdiag.cli import judge as judge_command
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import _absolute
+from ddpdiag.cli.edge import complain, guarded
 from ddpdiag.cli.options import Color, split
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.codec import disassemble, encode, pretty, read_recording
@@ -282,7 +282,7 @@ def test_a_report_cannot_be_judged_again(written: Path, golden) -> None:
     record = str(written.with_name("run.jsonl"))
     for asked in (
         Outputs(strict=True),
-        Outputs(need_nodes=1),
+        Outputs(need_hosts=1),
         Outputs(record=record),
         Outputs(write_workaround=record),
     ):

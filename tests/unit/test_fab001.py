@@ -101,7 +101,7 @@ def test_a_host_that_is_lost_in_the_middle_costs_the_others_nothing(number: int)
 
 def test_with_enough_hosts_left_the_run_is_fit(golden) -> None:
     recording = searched(Fleet(12, noise=QUIET), {5: 2})
-    options = structs.replace(recording.header.options, need_nodes=11)
+    options = structs.replace(recording.header.options, need_hosts=11)
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())
     assert report.exit_code == 0, report.sentence

@@ -54,7 +54,7 @@ def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
 
 def test_a_job_that_needs_more_than_the_healthy_hosts_gets_those_with_warnings() -> None:
     slow = finding_of(Severity.WARNING, ranks=(2,))
-    needs = {need: world_of(8, options=Options(need_nodes=need)) for need in (3, 4)}
+    needs = {need: world_of(8, options=Options(need_hosts=need)) for need in (3, 4)}
     lists = {need: sorted_hosts(slow, world=world, verdict=Verdict.FIT)[0] for need, world in needs.items()}
     assert lists == {3: HostsLine(healthy=("n0", "n2", "n3")), 4: HostsLine(healthy=("n0", "n1", "n2", "n3"))}
 
@@ -134,7 +134,7 @@ def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(go
     findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
     hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), Verdict.UNFIT)
     assert notes == ()
-    needed = world_of(8, options=Options(need_nodes=2))
+    needed = world_of(8, options=Options(need_hosts=2))
     assert sort_hosts(needed, run_of(), judged_of(findings), Verdict.UNFIT) == (hosts, hosts.notes)
     golden(*hosts.notes)
 

@@ -13,9 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from ddpdiag.bench.options import BenchOutputs
-from ddpdiag.cli import check, located
+from ddpdiag.cli import check
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import check_backend, nccl_without_gpus
+from ddpdiag.cli.edge import located
 from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variable_of
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError

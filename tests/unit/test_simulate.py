@@ -11,8 +11,8 @@ from msgspec import convert, structs
 from typer.testing import CliRunner
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli import guarded
 from ddpdiag.cli.app import app
+from ddpdiag.cli.edge import guarded
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.model import Finding, Status

@@ -92,10 +92,3 @@ def test_what_is_read_is_not_overwritten(golden, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         Outputs(record=str(tmp_path / "base")).check([str(tmp_path / "base")])
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
-
-
-def test_a_plug_in_has_one_line_on_standard_output(golden) -> None:
-    Outputs(nagios=True, json="x").check()
-    with pytest.raises(UsageError) as caught:
-        Outputs(nagios=True, json="-").check()
-    golden(str(caught.value))

@@ -33,7 +33,7 @@ def concluded(
 ) -> Conclusion:
     """Four hosts of one rank each, among which an all-reduce was done, unless `run` says otherwise."""
     run = run or recording(size=4)
-    options = Options(need_nodes=need, strict=strict)
+    options = Options(need_hosts=need, strict=strict)
     run = structs.replace(run, header=structs.replace(run.header, options=options))
     world = world or World(size=4, launcher="hand", options=options, arrivals=run.arrivals)
     judged = judged_of(findings)
@@ -168,11 +168,11 @@ def simulated(*faults: tuple[Fault, int], slower: float = 0.7, **fields: object)
 
 
 def test_a_fleet_with_a_dead_host_is_fit_for_a_smaller_job(golden) -> None:
-    run = simulated((Fault.DEAD_HOST, 1), need_nodes=15)
+    run = simulated((Fault.DEAD_HOST, 1), need_hosts=15)
     report = judge(run, all_checks())
     assert (report.verdict, report.exit_code) == (Verdict.FIT, 0), report.sentence
     golden(report.sentence)
-    header = structs.replace(run.header, options=structs.replace(run.header.options, need_nodes=16))
+    header = structs.replace(run.header, options=structs.replace(run.header.options, need_hosts=16))
     assert judge(structs.replace(run, header=header), all_checks()).exit_code == 1
 
 
@@ -229,7 +229,7 @@ def test_a_topology_of_other_hosts_is_noticed(golden, names) -> None:
 def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(encode_line, disassemble(simulated((Fault.DEAD_HOST, 1))))))
-    codes = [judge_files([str(file)], Outputs(json="-", need_nodes=need)) for need in (None, 15, 16)]
+    codes = [judge_files([str(file)], Outputs(json="-", need_hosts=need)) for need in (None, 15, 16)]
     assert codes == [1, 0, 1]
 
 
@@ -238,10 +238,10 @@ def test_a_recording_is_judged_for_a_smaller_job(tmp_path) -> None:
     [
         ({}, 0, 15, 0),
         ({"strict": True}, 1, 15, 1),
-        ({"strict": True, "need_nodes": 15}, 0, 15, 1),
-        ({"strict": True, "need_nodes": 16}, 1, 15, 1),
-        ({"need_nodes": 15}, 0, 15, 0),
-        ({"need_nodes": 16}, 0, 16, 0),
+        ({"strict": True, "need_hosts": 15}, 0, 15, 1),
+        ({"strict": True, "need_hosts": 16}, 1, 15, 1),
+        ({"need_hosts": 15}, 0, 15, 0),
+        ({"need_hosts": 16}, 0, 16, 0),
     ],
 )
 def test_a_slow_host_is_not_healthy_and_failing_with_strict(tmp_path, options, code, healthy, failing) -> None:
@@ -260,13 +260,13 @@ def test_a_benchmark_is_judged_on_all_its_hosts(tmp_path) -> None:
     run = recording(options=Options(bench=Bench()))
     file = tmp_path / "run.jsonl"
     file.write_bytes(b"".join(map(encode_line, disassemble(run))))
-    with pytest.raises(UsageError, match="--need-nodes"):
-        judge_files([str(file)], Outputs(need_nodes=1))
+    with pytest.raises(UsageError, match="--need-hosts"):
+        judge_files([str(file)], Outputs(need_hosts=1))
 
 
 def test_exports_that_the_good_ones_need_are_told(golden) -> None:
-    run = recording(size=4, options=Options(need_nodes=3))
-    world = World(size=4, launcher="hand", options=Options(need_nodes=3), arrivals=run.arrivals)
+    run = recording(size=4, options=Options(need_hosts=3))
+    world = World(size=4, launcher="hand", options=Options(need_hosts=3), arrivals=run.arrivals)
     judged = judged_of([BAD])
     hosts = HostsLine(failing=("n2",), healthy=("n0", "n1", "n3"))
     found = verdict_of_needed_hosts(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
