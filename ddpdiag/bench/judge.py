@@ -11,7 +11,7 @@ from ddpdiag.checks.hosts import leave_out, ranks_text
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.run.baseline import RUN_AGAIN
 from ddpdiag.checks.snapshots import shape_of
-from ddpdiag.comparison.figures import Direction, compared_curves, incomparable
+from ddpdiag.comparison import Direction, compared_curves, incomparable
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, BenchRow, Measured, Series
 from ddpdiag.stats import quantile

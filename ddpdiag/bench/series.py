@@ -17,7 +17,7 @@ from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
 from ddpdiag.bench.data import Data, Sweep, is_sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
-from ddpdiag.comparison.noise import median_without
+from ddpdiag.comparison import median_without
 from ddpdiag.model.bench import BenchRank, BenchRow, Limits, Measured, Series, Timing
 from ddpdiag.stats import quantile
 from ddpdiag.text import share_text, times_text

@@ -147,7 +147,7 @@ class Contribution(Struct, frozen=True, kw_only=True):
     pairs, `settings` are versions and variables of the ranks, and `inventory` says by rank what a host has (INVENTORY).
     `section` is a part of the report, of a run that was made for this check. `concerns` are findings that belong to
     other stages. `excuse` says why an error, of this check or another one, does not concern the job. `workarounds` are
-    variables that the job needs. `follows` are checks that must have failed before this one runs.
+    variables that the job needs.
     """
 
     columns: Mapping[int, Mapping[str, Scalar]] = {}
@@ -159,7 +159,6 @@ class Contribution(Struct, frozen=True, kw_only=True):
     concerns: tuple[Concern, ...] = ()
     excuse: Callable[[Finding], str | None] | None = None
     workarounds: Workarounds | None = None
-    follows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

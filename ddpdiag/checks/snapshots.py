@@ -14,12 +14,14 @@ from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.training import ddp_step, mnist
 from ddpdiag.checks.world import World
-from ddpdiag.comparison.noise import kept
+from ddpdiag.comparison import standings
 from ddpdiag.model import Recording
 from ddpdiag.model.measurements import Steps
-from ddpdiag.model.options import KEPT_RANKS, Figure, Sampling, Snapshot
+from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
 
 _VERSIONS = ("python", "torch", "cuda", "hip", "nccl", "driver")
+# The repeats of more ranks would be megabytes of the report.
+_MOST_RANKS = 1_024
 # Another one in every run, whatever it runs on.
 _OF_THE_RUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"})
 
@@ -29,15 +31,12 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
     seen = Seen(world, ddp_step.CHECK, recording)
     steps = {rank: data.steps for rank, data in seen.by_rank.items() if data.steps is not None}
     sections = tuple(sections)
-    own = dict(_own_work(steps, on_gpus=bool(world.gpus)))
-    is_fleet = len(own) > KEPT_RANKS
     shares = [median(window.core_share for window in one.windows) for one in steps.values() if one.windows]
     return Snapshot(
         created=recording.header.created,
         shape=shape_of(world),
         facts=_facts(seen),
         figures=(
-            *(() if is_fleet else own.values()),
             *_usual_work(steps),
             *_training(seen),
             *(figure for section in sections for figure in section.figures),
@@ -47,7 +46,7 @@ def snapshot_of(world: World, recording: Recording, sections: Iterable[Section] 
         series=tuple(series for section in sections for series in section.series),
         busy_share=None if world.gpus else min(shares, default=None),
         on_gpus=bool(world.gpus),
-        standings=tuple(kept(own)) if is_fleet else (),
+        standings=tuple(_own_work(steps, on_gpus=bool(world.gpus))),
     )
 
 
@@ -67,15 +66,14 @@ def shape_of(world: World) -> dict[str, str]:
     }
 
 
-def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[tuple[int, Figure]]:
-    """Each rank's own work. On CPUs its processor time, which others who use the machine hardly change."""
+def _own_work(steps: Mapping[int, Steps], *, on_gpus: bool) -> Iterator[Standings]:
+    """The work of each rank itself. On CPUs its processor time, which other users of the machine hardly change."""
     name, title = "step.own_seconds", "own work of a training step"
     if not on_gpus:
         name, title = "step.core_seconds", "processor time of a training step"
-    sampling, within = Sampling.REPEATS, len(steps) > 1
-    for rank, own in steps.items():
-        values = tuple(_rounded(w.own if on_gpus else w.own * w.core_share) for w in own.windows)
-        yield rank, Figure(name=name, title=title, rank=rank, values=values, sampling=sampling, within=within)
+    repeats = {rank: [w.own if on_gpus else w.own * w.core_share for w in own.windows] for rank, own in steps.items()}
+    if (found := standings(name, title, repeats)) is not None:
+        yield found
 
 
 def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
@@ -88,7 +86,7 @@ def _usual_work(steps: Mapping[int, Steps]) -> Iterator[Figure]:
 
 
 def _rounded(value: float) -> float:
-    """To six significant digits: the report holds these values for every rank, and no clock knows more."""
+    """The value with six significant digits: the report holds it for every rank, and no clock is more exact."""
     return float(f"{value:.6g}")
 
 
@@ -125,14 +123,14 @@ def _all_reduce(seen: Seen[Any]) -> Iterator[Figure]:
 
 
 def _arithmetic(seen: Seen[Any]) -> Iterator[Figure]:
-    """The batches of each rank's GPU, one run after the other; of a fleet these are too many."""
+    """The batches of each rank's GPU, one run after the other; nothing of a fleet, where these are too many."""
     rates: dict[tuple[int, str], list[float]] = {}
     for row in seen.of(compute.CHECK).rows:
         # A host that was asked alone has several GPUs for one rank, and nothing to be compared with.
         if len(row.data.devices) == 1:
             for name, values in batches_of(row.data.devices[0]).items():
                 rates.setdefault((row.place.rank, name), []).extend(map(_rounded, values))
-    if len({rank for rank, _ in rates}) > KEPT_RANKS:
+    if len({rank for rank, _ in rates}) > _MOST_RANKS:
         return
     for (rank, name), repeats in sorted(rates.items()):
         copies = name == MEMORY

@@ -1,7 +1,7 @@
-"""`ddpdiag compare`: two runs, each a recording or a JSON report; what changed, for people, as Markdown, as JSON."""
+"""`ddpdiag compare`: the changes between two runs, each a recording or a JSON report, as text, Markdown or JSON."""
 
 import sys
-import textwrap
+from collections.abc import Iterator
 
 import msgspec
 
@@ -9,12 +9,14 @@ from ddpdiag.cli.options import Color
 from ddpdiag.cli.outputs import is_one_file, show, terminal
 from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, compare
-from ddpdiag.comparison.figures import Direction
+from ddpdiag.comparison import Direction
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import read_report
+from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
 from ddpdiag.render.files import check_writable, write
-from ddpdiag.render.markup import folded, listed, name, said
-from ddpdiag.render.page import LEAST_WIDTH, one_line
+from ddpdiag.render.markup import fitting, painted
+from ddpdiag.render.page import Page
+from ddpdiag.render.painter import paint
 
 
 def run(old: str, new: str, *, json: str | None = None, markdown: str | None = None, color: Color = Color.AUTO) -> int:
@@ -36,18 +38,16 @@ def run(old: str, new: str, *, json: str | None = None, markdown: str | None = N
     return found.exit_code
 
 
-_COLORS = {Direction.REGRESSION: "31", Direction.IMPROVEMENT: "32", Direction.NEUTRAL: "2", Direction.UNJUDGED: "33"}
 _MARKS = {
-    Direction.REGRESSION: "worse",
-    Direction.IMPROVEMENT: "better",
-    Direction.NEUTRAL: "other",
-    Direction.UNJUDGED: "??",
+    ExitCode.FIT: ("NO REGRESSION", Mark.GOOD),
+    ExitCode.UNFIT: ("WORSE", Mark.ERROR),
+    ExitCode.UNKNOWN: ("UNKNOWN", Mark.WARNING),
 }
-
 _TITLES = {
     Direction.REGRESSION: "Regressions",
     Direction.IMPROVEMENT: "Improvements",
     Direction.UNJUDGED: "Not judged",
+    Direction.NEUTRAL: "Other changes",
 }
 
 
@@ -57,61 +57,36 @@ def as_json(comparison: Comparison) -> str:
 
 
 def render(comparison: Comparison, *, width: int, color: bool) -> str:
-    """Both runs, then a paragraph for each change, the worst first, and one sentence at the end."""
-    width = max(width, LEAST_WIDTH)
-    lines: list[str] = []
-    for lead, side in (("old: ", comparison.old), ("new: ", comparison.new)):
-        about = one_line(f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})")
-        lines += _filled(lead, f"{about}: {side.verdict_text}: {side.sentence}", width)
-    lines.append("")
-    for change in comparison.changes:
-        first, *rest = _filled(f"{_MARKS[change.direction]:<7}", one_line(change.text), width)
-        mark = first[:7]
-        painted = f"\x1b[{_COLORS[change.direction]}m{mark}\x1b[0m" if color else mark
-        lines += [painted + first[7:], *rest]
-    if comparison.changes:
-        lines.append("")
-    lines += _filled(f"{_word(comparison)}: ", comparison.sentence, width)
-    return "\n".join(lines) + "\n"
-
-
-def _word(comparison: Comparison) -> str:
-    """A comparison without figures, or a new run that could not look, is never reported as healthy."""
-    if comparison.exit_code == ExitCode.UNFIT:
-        return "WORSE"
-    if not comparison.compared:
-        return "NOT COMPARED"
-    return "UNKNOWN" if comparison.exit_code else "NO REGRESSION"
-
-
-def _filled(lead: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        lead + one_line(text),
-        width,
-        subsequent_indent=" " * len(lead),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-# Of each kind of change in Markdown: lines, and bytes of them all, of one text and of one name.
-_ROWS, _BYTES, _TEXT = 100, 16_000, 1_000
+    """Both runs, the changes, the worst first, and the verdict at the end, where a terminal shows it."""
+    page = Page(color=color, width=width)
+    paint(page, (*_runs(comparison), *_changes(comparison), _verdict(comparison)), details=True)
+    return page.text().rstrip() + "\n"
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """For tickets and chat: the sentence first; changes that are neither worse nor better are folded away."""
-    lines = [f"**{_word(comparison)}**: {said(comparison.sentence, _TEXT)}", ""]
+    """The same for tickets and chat, with the verdict first."""
+    blocks = (_verdict(comparison), *_runs(comparison), *_changes(comparison))
+    return "\n".join(fitting(painted(blocks))).rstrip() + "\n"
+
+
+def _verdict(comparison: Comparison) -> Text:
+    word, mark = _MARKS[ExitCode(comparison.exit_code)]
+    if not comparison.compared and comparison.exit_code != ExitCode.UNFIT:
+        word = "NOT COMPARED"
+    return Text(comparison.sentence, word, mark)
+
+
+def _runs(comparison: Comparison) -> Iterator[Block]:
     for lead, side in (("old", comparison.old), ("new", comparison.new)):
-        about = f"{name(side.source)}, run {name(side.run_id)} {said(side.created, _TEXT)}".rstrip()
-        lines.append(f"- **{lead}:** {about}: **{said(side.verdict_text, _TEXT)}**: {said(side.sentence, _TEXT)}")
-    lines.append("")
+        about = f"{side.source} (run {side.run_id}{f', {side.created}' if side.created else ''})"
+        yield Text(f"{about}: {side.verdict_text}: {side.sentence}", lead)
+
+
+def _changes(comparison: Comparison) -> Iterator[Block]:
+    """Lists by direction; changes that are neither worse nor better are folded away in Markdown."""
     for direction, title in _TITLES.items():
-        if found := _items(comparison, direction):
-            lines += [f"### {title}", "", *found, ""]
-    return "\n".join([*lines, *folded("Other changes", _items(comparison, Direction.NEUTRAL))]).rstrip() + "\n"
-
-
-def _items(comparison: Comparison, direction: Direction) -> list[str]:
-    found = [change for change in comparison.changes if change.direction is direction]
-    lines = [f"- {name(change.name)} {said(change.text, _TEXT)}" for change in found[:_ROWS]]
-    return listed(lines, "change", total=len(found), most=_BYTES)
+        texts = tuple(change.text for change in comparison.changes if change.direction is direction)
+        if texts and direction is Direction.NEUTRAL:
+            yield Fold(title, (Items(texts),))
+        elif texts:
+            yield Items(texts, title)

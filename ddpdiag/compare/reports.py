@@ -1,11 +1,11 @@
-"""Two reports compared with each other: verdicts, findings, figures, rates of pairs, what they ran on.
+"""Two reports compared with each other: verdicts, findings, figures, rates of pairs, hosts and versions.
 
-Several findings of one code that blame alike (a variable each) are distinguished by their titles without the numbers in
-these, which differ from run to run.
+Several findings of one code with the same blame (a variable each) are distinguished by their titles without the numbers
+in these, which differ from run to run.
 
-What one run did not look at is neither new nor gone. A check has looked where all its trials were done. One that judges
-what others saw has looked where those of its stage did that looked in the other run; RUN003, which judges how
-trials end, where a check was tried that ended badly in the other run.
+A finding whose check did not look in one of the runs is neither new nor gone. A check has looked where all its trials
+were done. A check without trials has looked where the checks of its stage did that looked in the other run; RUN003,
+which judges how trials end, where a check was tried that ended badly in the other run.
 """
 
 import re
@@ -14,8 +14,15 @@ from itertools import zip_longest
 
 from msgspec import Struct
 
-from ddpdiag.comparison.figures import Change, Direction, changed_facts, changed_matrices, compared_figures, least_busy
-from ddpdiag.comparison.noise import LEAST_BUSY_WITHIN
+from ddpdiag.comparison import (
+    LEAST_BUSY_WITHIN,
+    Change,
+    Direction,
+    changed_facts,
+    changed_matrices,
+    compared_figures,
+    least_busy,
+)
 from ddpdiag.errors import ExitCode
 from ddpdiag.model import Finding, Report, Severity, Status, Verdict
 
@@ -45,7 +52,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What changed, regressions first; `compared` counts the figures that could be compared."""
+    """The changes, regressions first; `compared` counts the figures that could be compared."""
 
     schema: str = SCHEMA
     old: Side
@@ -57,7 +64,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Comparison:
-    """What changed from the old run to the new one."""
+    """Compare the new run with the old one."""
     count, figures = _figures(old, new)
     changes = [
         *_verdict(old, new),
@@ -74,7 +81,7 @@ def compare(old: Report, new: Report, *, old_source: str, new_source: str) -> Co
     if old.snapshot is not None and new.snapshot is not None:
         changes += changed_facts(old.snapshot.facts, new.snapshot.facts)
     changes.sort(key=lambda change: _ORDER.index(change.direction))
-    # A comparison without figures, or a new run that could not look, is never reported as healthy.
+    # A comparison without figures, or a new run with an unknown verdict, is never reported as healthy.
     code = ExitCode.FIT if count and new.verdict is not Verdict.UNKNOWN else ExitCode.UNKNOWN
     if any(change.direction is Direction.REGRESSION for change in changes):
         code = ExitCode.UNFIT
@@ -113,7 +120,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _verdict(old: Report, new: Report) -> Iterator[Change]:
-    """A run that could not look is worse than one that was fit, and does not show that one became better."""
+    """UNKNOWN is worse than FIT, and after UNFIT it is no improvement."""
     if old.verdict_text == new.verdict_text:
         return
     better = _VERDICTS.index(new.verdict) < _VERDICTS.index(old.verdict)
@@ -128,9 +135,7 @@ def _verdict(old: Report, new: Report) -> Iterator[Change]:
 def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
     if old.snapshot is None or new.snapshot is None:
         which = "first" if old.snapshot is None else "second"
-        text = (
-            f"figures were not compared: the {which} report was written by a ddpdiag that kept none; give its recording"
-        )
+        text = f"figures were not compared: the {which} report has none"
         return 0, (Change(direction=Direction.UNJUDGED, name="figures", text=text),)
     return compared_figures(old.snapshot, new.snapshot)
 
@@ -139,7 +144,7 @@ def _figures(old: Report, new: Report) -> tuple[int, tuple[Change, ...]]:
 
 
 _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
-# What happened to ddpdiag's own run, and is no fault of the machine.
+# They are about the run of ddpdiag, and no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
 _OF_TIMES = ("TRN003.straggler", "TRN003.network")
@@ -149,19 +154,18 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def changed_findings(old: Report, new: Report) -> Iterator[Change]:
-    """What is new or changed, then what is gone."""
-    # Had the ranks of both runs enough of their cores? Not known where no check looked.
+    """The findings that are new or changed, then those that are gone."""
+    # Whether the ranks of both runs had enough of their cores; not where no check looked.
     times_are_judged = least_busy(old.snapshot, new.snapshot) >= LEAST_BUSY_WITHIN
     minor = _MINOR if times_are_judged else (*_MINOR, *_OF_TIMES)
     then, here = _looked(old, new), _looked(new, old)
     pairs = list(_pairs(old.findings, new.findings))
     for was, now in pairs:
         if was is None and now is not None:
-            looked = _code(now) in then or (now.severity is Severity.ERROR and _arose(now, old, new))
-            word, direction = (
-                ("new", Direction.REGRESSION) if looked else ("not checked in the old run", Direction.NEUTRAL)
-            )
-            yield _change(now, word, direction, minor)
+            if _code(now) in then:
+                yield _change(now, "new", Direction.REGRESSION, minor)
+            else:
+                yield _change(now, "not checked in the old run", Direction.NEUTRAL, minor)
         elif was is not None and now is not None and was.severity is not now.severity:
             direction = Direction.REGRESSION if _rank(now) > _rank(was) else Direction.IMPROVEMENT
             yield _change(now, f"changed from {was.severity.value}", direction, minor)
@@ -186,7 +190,7 @@ def _change(finding: Finding, word: str, direction: Direction, minor: tuple[str,
     )
 
 
-# What was looked at --------------------------------------------------------------------------------------------------
+# Checks that looked ---------------------------------------------------------------------------------------------------
 
 
 def _looked(report: Report, other: Report) -> frozenset[str]:
@@ -207,31 +211,11 @@ def _measured(report: Report) -> frozenset[str]:
     return frozenset(line.code for line in done if line.statuses.keys() == {Status.DONE.value})
 
 
-def _arose(finding: Finding, old: Report, new: Report) -> bool:
-    """Does the finding's check follow one that was well then, and is not now; or one of which the same is true?"""
-    follows = {line.code: line.follows for line in new.checks}
-    then = _looked(old, new)
-    waiting, visited = [_code(finding)], set[str]()
-    while waiting:
-        for code in follows.get(waiting.pop(), ()):
-            if code in then and _is_well(old, code) and not _is_well(new, code):
-                return True
-            if code not in then and code not in visited:
-                visited.add(code)
-                waiting.append(code)
-    return False
-
-
-def _is_well(report: Report, code: str) -> bool:
-    serious = (finding for finding in report.findings if finding.severity is not Severity.NOTE)
-    return code in _measured(report) and code not in map(_code, serious)
-
-
 def _code(finding: Finding) -> str:
     return finding.code.partition(".")[0]
 
 
-# Which finding is which ----------------------------------------------------------------------------------------------
+# Equal findings of both runs ------------------------------------------------------------------------------------------
 
 
 def _pairs(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[tuple[Finding | None, Finding | None]]:

@@ -228,7 +228,6 @@ def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[s
         statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
         skipped_because=judged.skip.reason if judged.skip else None,
         measures=check.measure is not None,
-        follows=judged.added.follows,
         affected=dict(affected),
     )
 

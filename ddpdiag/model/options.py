@@ -7,15 +7,12 @@ from msgspec import Struct, field, structs
 from ddpdiag.model.bench import Bench, BenchCurve
 from ddpdiag.model.train import Train
 
-# A run's figures, small enough to be held against another run -------------------------------------------------------
-
-# Of so many ranks every repeat is kept; of a fleet of 131,072 that would be 30 MB, which nobody looks at.
-KEPT_RANKS = 1_024
+# The figures of a run, small enough to be compared with another run -----------------------------------------------
 
 
 class Sampling(Enum):
-    """What the values of a figure are: repeats, in the order in which they were measured; the quickest, the median and
-    the 95th percentile of many; or a single one, of whose noise nothing is known."""
+    """The meaning of a figure's values: repeats, in the order of their measurement; the quickest, the median and the
+    95th percentile of many; or a single one, whose noise is not known."""
 
     REPEATS = "repeats"
     SUMMARY = "summary"
@@ -23,10 +20,10 @@ class Sampling(Enum):
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """One figure of a run. `name` is for scripts, with the unit at its end, `title` for people; `rank` is None where it
-    is the whole world's. Less is better, unless the unit is a rate (`is_rate`).
+    """One figure of a run, compared with itself in another run.
 
-    A figure `within` is held against that of the other ranks at the same moments, not against itself in another run.
+    `name` is for scripts, with the unit at its end, `title` for people; `rank` is None where it is the whole world's.
+    Less is better, unless the unit is a rate (`is_rate`).
     """
 
     name: str
@@ -35,31 +32,25 @@ class Figure(Struct, frozen=True, kw_only=True):
     sampling: Sampling
     rank: int | None = None
     is_rate: bool = False
-    within: bool = False
 
 
 class Standings(Struct, frozen=True, kw_only=True):
-    """A figure of very many ranks, without its repeats: each rank's value as a multiple of the others' at the same
-    moments, and the standard error of that, as a share.
-
-    `ranks` are the first and the last of ranks that follow each other; `ratios` and `errors` have one number for each
-    rank, in that order.
-    """
+    """A figure of each rank compared with the other ranks: its value as a multiple of theirs at the same moments, and
+    the standard error of that, as a share."""
 
     name: str
     title: str
-    ranks: tuple[tuple[int, int], ...]
+    ranks: tuple[int, ...]
     ratios: tuple[float, ...]
     errors: tuple[float, ...]
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """A run's figures, and what they depend on.
+    """The figures of a run, and what they depend on.
 
     `shape` are ranks, hosts, backend; `facts` are "versions" and "variables", each by name, as far as they were looked
     at. `busy_share` is the share of their cores that the ranks had when they computed, in the median of the rank that
-    had least; None where nobody looked. `on_gpus` says that they computed on GPUs, whose times do not depend on that.
-    Figures `within` of more than KEPT_RANKS ranks are kept as `standings`.
+    had least; None where no check looked. `on_gpus` says that they computed on GPUs, whose times do not depend on that.
     """
 
     created: str

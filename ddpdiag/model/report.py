@@ -106,8 +106,7 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     """One check in the report; `statuses` counts its outcomes by status, and `affected` those among them of ranks
     that hung or failed only because of a rank that a finding blames.
 
-    `measures` is False for a check that runs nothing itself, and judges what others saw. It may be left out where those
-    that it `follows` went well.
+    `measures` is False for a check that runs nothing itself, and judges what others saw.
     """
 
     code: str
@@ -116,7 +115,6 @@ class CheckLine(Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     skipped_because: str | None = None
     measures: bool = True
-    follows: tuple[str, ...] = ()
     affected: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -10,7 +10,7 @@ from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.compute import CHECK, Data, nameplate_of
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison.figures import Direction, compared_figures
+from ddpdiag.comparison import Direction, compared_figures
 from ddpdiag.model import Depth, Options, Severity
 from ddpdiag.model.measurements import Compute, Gemm, GpuLoad
 from ddpdiag.probes.gpu.health import Process

@@ -12,7 +12,7 @@ from reports import finding_of, fit
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.compare import command as comparison
 from ddpdiag.compare.reports import Comparison, Side
-from ddpdiag.comparison.figures import Change, Direction
+from ddpdiag.comparison import Change, Direction
 from ddpdiag.model import CheckLine, Report, Severity, StageLine, WorldLine
 from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import markdown

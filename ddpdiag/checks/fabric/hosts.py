@@ -251,9 +251,7 @@ def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
 
 def report(seen: Seen[Data]) -> Contribution:
     """All that the check adds to the report."""
-    return Contribution(
-        columns=columns(seen), figures=figures(seen), matrices=tuple(matrices(seen)), follows=(all_reduce.CHECK.code,)
-    )
+    return Contribution(columns=columns(seen), figures=figures(seen), matrices=tuple(matrices(seen)))
 
 
 D = TypeVar("D")

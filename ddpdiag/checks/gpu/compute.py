@@ -41,7 +41,7 @@ from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLO
 from ddpdiag.checks.gpu.devices import NO_GPU_IN_TORCH
 from ddpdiag.checks.hosts import hosts_of, leave_out, ranks_text
 from ddpdiag.checks.rates import severity_of_rate
-from ddpdiag.comparison.noise import median_without
+from ddpdiag.comparison import median_without
 from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.measurements import Compute
 from ddpdiag.model.trial import Context

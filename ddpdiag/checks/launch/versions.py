@@ -37,7 +37,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.hosts import leave_out, names_text, odd_text, ranks_text
 from ddpdiag.checks.launch.variables import setting
 from ddpdiag.checks.odd import odd_finding
-from ddpdiag.comparison.noise import median_without
+from ddpdiag.comparison import median_without
 from ddpdiag.model import Finding, Kind, Scalar, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context

@@ -32,7 +32,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
+from ddpdiag.checks.api import Check, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.collective.all_reduce import SMALL_BYTES, affordable
 from ddpdiag.checks.findings import FindingSpec
@@ -321,11 +321,6 @@ def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
     if rates:
         span = " to ".join(dict.fromkeys((rate_text(rates[0]), rate_text(rates[-1]))))
         yield Cause(f"direct copies between these GPUs reach {span} (P2P002)")
-
-
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(follows=(all_reduce.CHECK.code,))
 
 
 SETTINGS = {"far_ratio": FAR_RATIO}

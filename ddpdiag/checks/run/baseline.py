@@ -14,9 +14,8 @@ Times on GPUs are judged. Times on CPUs are judged where TRN003 measured that th
 `ddpdiag compare OLD NEW` compares two files by the same rules. It also compares the verdicts, the findings and the
 rates between pairs of hosts or GPUs, the bus bandwidth of benchmarks and the images per second of `ddpdiag train`,
 which this check does not (COL002 compares a benchmark with its baseline). A finding of a check that did not run in one
-of the runs is neither new nor gone; but an error of a check that follows failures of others is new where these did not
-fail before. The exit code is 1 for a regression; without one it is 3 where no figure was compared, or where the new
-run's verdict is UNKNOWN, else 0.
+of the runs is neither new nor gone. The exit code is 1 for a regression; without one it is 3 where no figure was
+compared, or where the new run's verdict is UNKNOWN, else 0.
 
 Findings:
 
@@ -35,7 +34,7 @@ from collections.abc import Iterator
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.snapshots import snapshot_of
-from ddpdiag.comparison.figures import Direction, changed_facts, compared_figures, incomparable
+from ddpdiag.comparison import Direction, changed_facts, compared_figures, incomparable
 from ddpdiag.model import Finding
 from ddpdiag.text import begun
 

@@ -1,0 +1,461 @@
+"""The differences between two runs that are more than the noise that their repeats show.
+
+Compared are ranks with their peers, figures of the whole machine, benchmarks, rates of pairs, versions and variables.
+Times of two runs differ for reasons that neither run shows within itself: where the processes run, other jobs on the
+machine. So a difference must exceed the spread of the repeats, and a share that is larger for what the whole machine
+disturbs than for what is compared with other ranks at the same moments.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from statistics import fmean, median
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from ddpdiag.model import Matrix
+from ddpdiag.model.bench import BenchCurve, BenchPoint
+from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings
+from ddpdiag.stats import quantile
+from ddpdiag.text import quantity, rate_text, share_text, size_text, time_text
+
+# As TRN003's straggler: 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). Of 210 pairs of healthy runs of
+# two ranks on two cores that others used as well, none differed by so much, and of 120 pairs with a rank that was
+# slowed by 15 % 114 did.
+WITHIN_RATIO = 1.10
+_ERRORS = 2
+# Chosen: the processor time of a step differed by up to 27 % between runs of one machine that others used as well.
+ACROSS_RATIO = 1.4
+# Between the quickest call now and the 95th percentile then (a summary does not show its quartiles), by SLOW_RATIO of
+# bench/series.py, and by twice the spread of the calls of one run, since they are disturbed together. Of 3,540 pairs of
+# healthy runs of two ranks over gloo 82 differed beyond the first two, 4 beyond all three.
+SUMMARY_RATIO, SUMMARY_SPREADS = 1.5, 2
+# The noise of a single value is not known: a difference is reported, and is not judged.
+SINGLE_RATIO = 1.5
+# Ranks that had less of their cores were disturbed too much to be compared; for figures of the whole machine they must
+# have been all but alone.
+LEAST_BUSY_WITHIN, LEAST_BUSY_ACROSS = 0.6, 0.9
+_LEAST_REPEATS = 5
+# The distance between the quartiles of a normal distribution, in standard deviations.
+_QUARTILES_OF_NORMAL = 1.349
+# Of the 10 % that count: a hundredth of a per cent is no difference.
+_DIGITS = 4
+
+
+class Direction(Enum):
+    """The meaning of a change, the worst first. `UNJUDGED`: it was not compared with the other run, with the reason."""
+
+    REGRESSION = "regression"
+    IMPROVEMENT = "improvement"
+    NEUTRAL = "neutral"
+    UNJUDGED = "unjudged"
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """A difference. `name` is for scripts: a finding's code, a figure's or a fact's name.
+
+    Of a figure, `old` and `new` are medians, `ratio` is how many times as long it takes (or was slower), and `noise`
+    the share by which the repeats of either run spread; None where there are none.
+    """
+
+    direction: Direction
+    name: str
+    text: str
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    old: float | None = None
+    new: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+
+
+def incomparable(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """Why runs with these shapes cannot be compared; None if they can."""
+    for name in dict.fromkeys((*old, *new)):
+        was, now = (shape.get(name, "unknown") for shape in (old, new))
+        if was != now:
+            return f"{name}: {was} then, {now} now"
+    return None
+
+
+def compared_figures(old: Snapshot, new: Snapshot) -> tuple[int, tuple[Change, ...]]:
+    """The number of figures that were compared, and the changes."""
+    if (why := incomparable(old.shape, new.shape)) is not None:
+        return 0, (_unjudged("shape", f"figures were not compared, {why}"),)
+    own_work = {(each.name, rank) for each in old.standings for rank in each.ranks} & {
+        (each.name, rank) for each in new.standings for rank in each.ranks
+    }
+    of_all = {(each.name, each.rank) for each in old.figures} & {(each.name, each.rank) for each in new.figures}
+    busy = least_busy(old, new)
+    changes: list[Change] = []
+    count = sum(not isinstance(find(old.series, curve), str) for curve in new.series)
+    if busy >= LEAST_BUSY_WITHIN:
+        changes += _within(old, new)
+        count += len(own_work)
+    if busy >= LEAST_BUSY_ACROSS:
+        changes += _across(old, new)
+        count += len(of_all)
+    changes += compared_curves(old.series, new.series) if old.series else ()
+    if own_work or of_all:
+        changes += _unjudged_times(old, new)
+    elif not old.series:
+        changes.append(_unjudged("figures", "the runs have no figure in common"))
+    return count, tuple(changes)
+
+
+def changed_facts(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]]) -> Iterator[Change]:
+    """Versions and variables that differ, where both runs looked at them."""
+    for kind in (kind for kind in old if kind in new):
+        for name in sorted({*old[kind], *new[kind]}):
+            was, now = old[kind].get(name, "none"), new[kind].get(name, "none")
+            if was != now:
+                yield Change(direction=Direction.NEUTRAL, name=name, text=f"{name}: {was} -> {now}")
+
+
+def _unjudged(name: str, text: str) -> Change:
+    return Change(direction=Direction.UNJUDGED, name=name, text=text)
+
+
+def least_busy(old: Snapshot | None, new: Snapshot | None) -> float:
+    """The least share of their cores that ranks had in either run: 1 on GPUs, 0 where no check looked."""
+    return min(0.0 if each is None else 1.0 if each.on_gpus else each.busy_share or 0.0 for each in (old, new))
+
+
+def _unjudged_times(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+    busy = least_busy(old, new)
+    if busy < LEAST_BUSY_ACROSS:
+        what = "no times" if busy < LEAST_BUSY_WITHIN else "no times of the whole machine"
+        why = f"in one of the runs a rank had {share_text(busy)} of its core, and other processes had the rest"
+        if any(not each.on_gpus and each.busy_share is None for each in (old, new)):
+            why = "in one of the runs it was not checked whether other processes used the cores (TRN003 does that)"
+        yield _unjudged("busy", f"{what} were judged: {why}")
+
+
+class Shift(NamedTuple):
+    """From `old` to `new`, in the figure's unit: `ratio` is above one for worse. `is_beyond` means that it is more than
+    noise, which is the wider of both runs' distances between their quartiles, as a share of the median."""
+
+    old: float
+    new: float
+    ratio: float
+    noise: float | None
+    is_beyond: bool
+
+
+def _shifted(name: str, text: str, ranks: tuple[int, ...], change: Shift) -> Change:
+    old, new, ratio, noise, _ = change
+    direction = Direction.REGRESSION if ratio > 1 else Direction.IMPROVEMENT
+    if noise is None:  # a single value, whose noise is not known, is reported and not judged
+        direction = Direction.NEUTRAL
+    return Change(direction=direction, name=name, text=text, ranks=ranks, old=old, new=new, ratio=ratio, noise=noise)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+# Ranks and their peers -----------------------------------------------------------------------------------------------
+
+
+def standings(name: str, title: str, repeats: Mapping[int, Sequence[float]]) -> Standings | None:
+    """Each rank's repeats beside those of the others at the same moments; None of fewer than two ranks, or repeats.
+
+    The ratio is that of the quicker half of the repeats, since disturbances only add; the error comes from the
+    distance between the quartiles of all repeats' ratios.
+    """
+    count = min(map(len, repeats.values()), default=0)
+    if len(repeats) < 2 or count < _LEAST_REPEATS or not all(map(_are_sound, repeats.values())):
+        return None
+    moments = [sorted(values[at] for values in repeats.values()) for at in range(count)]
+    quick = {rank: quicker_half(values[:count]) for rank, values in repeats.items()}
+    quickest = sorted(quick.values())
+    ratios, errors = [], []
+    for rank, values in sorted(repeats.items()):
+        each = sorted(values[at] / median_without(moments[at], values[at]) for at in range(count))
+        width = (quantile(each, 0.75) - quantile(each, 0.25)) / _QUARTILES_OF_NORMAL
+        ratios.append(round(quick[rank] / median_without(quickest, quick[rank]), _DIGITS))
+        errors.append(round(width / math.sqrt(count) / median(each), _DIGITS))
+    return Standings(name=name, title=title, ranks=tuple(sorted(repeats)), ratios=tuple(ratios), errors=tuple(errors))
+
+
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of at least two sorted values without this one of them: one sorting serves all ranks of a fleet."""
+    place, left = bisect_left(ordered, value), len(ordered) - 1
+    middle = [ordered[at if at < place else at + 1] for at in ((left - 1) // 2, left // 2)]
+    return quantile(middle, 0.5)
+
+
+def quicker_half(values: Sequence[float]) -> float:
+    """The mean of the lower half."""
+    return fmean(sorted(values)[: max(1, len(values) // 2)])
+
+
+class _Standing(NamedTuple):
+    """A rank's figure as a multiple of the others', and its standard error, as a share."""
+
+    ratio: float
+    error: float
+
+
+def _by_rank(own: Standings) -> dict[int, _Standing]:
+    """The standing of each rank; meaningless numbers of a file are omitted."""
+    return {
+        rank: _Standing(ratio, error)
+        for rank, ratio, error in zip(own.ranks, own.ratios, own.errors, strict=False)
+        if 0 < ratio < math.inf and 0 <= error < math.inf
+    }
+
+
+def _within(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+    """Ranks that fell behind, or caught up with, the others: what disturbs all ranks changes nothing."""
+    before = {own.name: own for own in old.standings}
+    for own in (own for own in new.standings if own.name in before):
+        then, here = _by_rank(before[own.name]), _by_rank(own)
+        for rank in _reported_ranks(then, here):
+            change = _moved(then[rank], here[rank])
+            if change.is_beyond:
+                peers = "the other rank" if len(here) == 2 else "the others usually"
+                text = (
+                    f"rank {rank}: {own.title} takes {change.new:.2f} times that of {peers}, {change.old:.2f} times "
+                    f"before ({_percent(change.ratio)}; repeats spread {share_text(change.noise or 0.0)})"
+                )
+                yield _shifted(own.name, text, (rank,), change)
+
+
+def _reported_ranks(then: Mapping[int, _Standing], here: Mapping[int, _Standing]) -> list[int]:
+    """The ranks to report. Of two, one that falls behind looks like the other one that gets ahead: it is the
+    one that is behind where they are further apart than they were, else the one that was behind."""
+    both = sorted(then.keys() & here.keys())
+    if len(both) != 2:
+        return both
+    was, now = (max(both, key=lambda rank: each[rank].ratio) for each in (then, here))
+    return [now if here[now].ratio >= then[was].ratio else was]
+
+
+def _moved(old: _Standing, new: _Standing) -> Shift:
+    """The change of a rank's standing among the others: beyond noise, if beyond 10 % and two standard errors."""
+    ratio, noise = new.ratio / old.ratio, _ERRORS * math.hypot(old.error, new.error)
+    # Not 1 / ratio, which may be 0: a file can hold any numbers.
+    most = max(ratio, old.ratio / new.ratio)
+    return Shift(old.ratio, new.ratio, ratio, noise, most - 1 >= max(WITHIN_RATIO - 1, noise))
+
+
+# The whole machine ---------------------------------------------------------------------------------------------------
+
+
+def _across(old: Snapshot, new: Snapshot) -> Iterator[Change]:
+    before = {(figure.name, figure.rank): figure for figure in old.figures}
+    for figure in new.figures:
+        was = before.get((figure.name, figure.rank))
+        shifted = shift(was, figure) if was is not None else None
+        if shifted is None or not shifted.is_beyond:
+            continue
+        then, now = (_value_text(figure, value) for value in (shifted.old, shifted.new))
+        spread = "its spread is not known" if shifted.noise is None else f"repeats spread {share_text(shifted.noise)}"
+        text = f"{figure.title}: {then} -> {now} ({_percent(shifted.new / shifted.old)}; {spread})"
+        yield _shifted(figure.name, text, () if figure.rank is None else (figure.rank,), shifted)
+
+
+def _value_text(figure: Figure, value: float) -> str:
+    """The value with the unit at the end of the figure's name; a rate without one counts whole things."""
+    if not figure.is_rate:
+        return time_text(value)
+    has_unit = figure.name.endswith(("_flop_per_s", "_bytes_per_s"))
+    return quantity(figure.name, value) if has_unit else f"{value:,.0f} /s"
+
+
+def shift(old: Figure, new: Figure) -> Shift | None:
+    """The difference of one figure; None where it cannot be compared with the other."""
+    least = {Sampling.SINGLE: 1, Sampling.SUMMARY: 3, Sampling.REPEATS: _LEAST_REPEATS}[old.sampling]
+    sound = all(len(each.values) >= least and _are_sound(each.values) for each in (old, new))
+    if not sound or old.sampling is not new.sampling:
+        return None
+    was, now = sorted(old.values), sorted(new.values)
+    noise: float | None
+    match old.sampling:
+        case Sampling.SINGLE:
+            middles, noise, limit, is_apart = (was[0], now[0]), None, SINGLE_RATIO, True
+        case Sampling.SUMMARY:
+            middles, is_apart = (was[1], now[1]), now[0] > was[-1] or now[-1] < was[0]
+            noise = max((each[-1] - each[0]) / each[1] for each in (was, now))
+            limit = max(SUMMARY_RATIO, 1 + SUMMARY_SPREADS * noise)
+        case Sampling.REPEATS:
+            low, high = ([quantile(each, q) for each in (was, now)] for q in (0.25, 0.75))
+            middles, limit = (median(was), median(now)), ACROSS_RATIO
+            is_apart = low[1] > high[0] or high[1] < low[0]
+            noise = max((high[at] - low[at]) / middles[at] for at in (0, 1))
+    ratio = middles[0] / middles[1] if old.is_rate else middles[1] / middles[0]
+    return Shift(*middles, ratio, noise, is_apart and not 1 / limit < ratio < limit)
+
+
+def _are_sound(values: Iterable[float]) -> bool:
+    """Whether all are positive and finite."""
+    return all(0 < value < math.inf for value in values)
+
+
+# Benchmarks ----------------------------------------------------------------------------------------------------------
+
+# SuperBench's rule for one's own baseline.
+WORSE_SHARE = 0.05
+# Not cv / sqrt(calls): the calls of one run are disturbed together, so their mean is not that much steadier than they.
+SPREADS = 2
+_NAMES_SHOWN = 4
+
+
+def compared_curves(old: Sequence[BenchCurve], new: Sequence[BenchCurve]) -> Iterator[Change]:
+    """Curves of benchmarks that became worse or better, and those that cannot be compared."""
+    for curve in new:
+        held = find(old, curve)
+        name = name_of(curve)
+        if isinstance(held, str):
+            yield _unjudged(name, f"{name} was not compared: {held}")
+        # A curve is better where it would be worse in the opposite order.
+        elif (loss := worst_loss(held, curve)) is not None:
+            yield _of_loss(name, Direction.REGRESSION, *loss)
+        elif (gain := worst_loss(curve, held)) is not None:
+            yield _of_loss(name, Direction.IMPROVEMENT, *gain[::-1])
+
+
+def _of_loss(name: str, direction: Direction, old: BenchPoint, new: BenchPoint) -> Change:
+    was, now = old.busbw_bytes_per_s, new.busbw_bytes_per_s
+    word = "slower" if now < was else "faster"
+    rates = f"{rate_text(was)} -> {rate_text(now)} busbw at {size_text(old.size_bytes)}"
+    text = f"{name}: {rates} ({share_text(1 - min(was, now) / max(was, now))} {word})"
+    return Change(direction=direction, name=name, text=text, old=was, new=now, ratio=was / now)
+
+
+def name_of(curve: BenchCurve) -> str:
+    """Such as "all_reduce over gloo (float sum)"."""
+    op = "" if curve.op == "none" else f" {curve.op}"
+    return f"{curve.collective} over {curve.backend} ({curve.dtype}{op})"
+
+
+def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:
+    """The curve of the baseline that `new` is comparable with, or the reason why there is none.
+
+    Only the same collective on the same hardware is compared.
+    """
+    old = next((curve for curve in baseline if name_of(curve) == name_of(new)), None)
+    if old is None:
+        known = [name_of(curve) for curve in baseline]
+        more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+        return f"the baseline has no {name_of(new)}, it has {', '.join(known[:_NAMES_SHOWN]) or 'no benchmark'}{more}"
+    differences = [
+        f"{name} of the baseline: {was}, of this run: {now}"
+        for name in dict.fromkeys((*old.fabric, *new.fabric))
+        if (was := old.fabric.get(name, "unknown")) != (now := new.fabric.get(name, "unknown"))
+    ]
+    if differences:
+        return "; ".join(differences)
+    known_sizes, large = _measured(new), _large(_measured(old))
+    if large and not any(size in known_sizes for size in large):
+        sizes = " to ".join(dict.fromkeys(size_text(size) for size in (large[0], large[-1])))
+        return f"none of the sizes that show its bandwidth ({sizes}) was measured now"
+    return old
+
+
+def worst_loss(old: BenchCurve, new: BenchCurve) -> tuple[BenchPoint, BenchPoint] | None:
+    """The size with the largest loss beyond noise, then and now.
+
+    A loss is more than 5 % of the bandwidth, and more than the calls of either run spread. Only sizes from that on
+    which reached half of the old peak count: below it a call's own cost counts.
+    """
+    now, before = _measured(new), _measured(old)
+    lost = []
+    for size in _large({size: point for size, point in before.items() if size in now}):
+        was, here = before[size], now[size]
+        share = 1 - here.busbw_bytes_per_s / was.busbw_bytes_per_s
+        # The spread is one of times, so it is compared with how much longer a call takes.
+        longer = was.busbw_bytes_per_s / here.busbw_bytes_per_s - 1
+        if share > WORSE_SHARE and longer > SPREADS * max(was.cv, here.cv):
+            lost.append((share, size))
+    _, worst = max(lost, default=(0.0, None))
+    return None if worst is None else (before[worst], now[worst])
+
+
+def _measured(curve: BenchCurve) -> dict[int, BenchPoint]:
+    """The point of each size, in rising order, where there was any bus bandwidth."""
+    points = sorted(curve.points, key=lambda point: point.size_bytes)
+    return {point.size_bytes: point for point in points if 0 < point.busbw_bytes_per_s < math.inf}
+
+
+def _large(points: Mapping[int, BenchPoint]) -> list[int]:
+    """The sizes from the first one on that reaches half of the peak."""
+    peak = max((point.busbw_bytes_per_s for point in points.values()), default=0.0)
+    first = next((size for size, point in points.items() if 2 * point.busbw_bytes_per_s >= peak), 0)
+    return [size for size in points if size >= first]
+
+
+# Rates of pairs ------------------------------------------------------------------------------------------------------
+
+# A rate of a pair has no repeats, but a matrix has many cells: the distance between their changes is the noise. A link
+# changed where it did so by half against the usual change of all links, and by more than three times the distance
+# between the quartiles of these changes. Of fewer than four links no noise is known, and nothing is judged. Where
+# others used the cores, a change is reported and not judged.
+
+_Link = tuple[str, str]
+_Rates = Mapping[_Link, float]
+# Chosen, as the slow rank's (bench/series.py): one connection varies more than the median of many calls.
+_RATIO = 1.5
+_DISTANCES = 3
+_LEAST_LINKS = 4
+_SHOWN = 8
+
+
+def changed_matrices(old: Sequence[Matrix], new: Sequence[Matrix], busy_share: float = 1.0) -> Iterator[Change]:
+    """Changes of all matrices of rates that both runs have. `busy_share` as in `least_busy`."""
+    known = {matrix.name: matrix for matrix in old if matrix.unit == "bytes_per_s"}
+    for matrix in new:
+        if matrix.unit == "bytes_per_s" and matrix.name in known:
+            yield from _changed(matrix, _rates(known[matrix.name]), _rates(matrix), busy_share)
+
+
+def _rates(matrix: Matrix) -> dict[_Link, float]:
+    return {
+        (row, column): float(cell)
+        for row, cells in zip(matrix.rows, matrix.cells, strict=False)
+        for column, cell in zip(matrix.columns, cells, strict=False)
+        if row != column and isinstance(cell, int | float) and 0 < cell < math.inf
+    }
+
+
+def _changed(matrix: Matrix, was: _Rates, now: _Rates, busy_share: float) -> Iterator[Change]:
+    # How many times as long a byte takes, above one for worse.
+    ratios = {link: was[link] / now[link] for link in now if link in was}
+    if len(ratios) < _LEAST_LINKS:
+        return
+    logs = sorted(map(math.log, ratios.values()))
+    usual = median(logs)
+    noise = math.exp(quantile(logs, 0.75) - quantile(logs, 0.25)) - 1
+    limit = max(math.log(_RATIO), _DISTANCES * math.log1p(noise))
+    outliers = {link: ratio for link, ratio in ratios.items() if abs(math.log(ratio) - usual) >= limit}
+    for direction, links in (
+        (Direction.REGRESSION, [link for link in outliers if math.log(outliers[link]) > usual]),
+        (Direction.IMPROVEMENT, [link for link in outliers if math.log(outliers[link]) < usual]),
+    ):
+        if links:
+            judged = direction if busy_share >= LEAST_BUSY_WITHIN else Direction.NEUTRAL
+            yield _of_links(matrix, judged, links, was, now, noise)
+    if abs(usual) >= max(math.log(_RATIO), math.log1p(noise)):
+        direction = Direction.REGRESSION if usual > 0 else Direction.IMPROVEMENT
+        judged = direction if busy_share >= LEAST_BUSY_ACROSS else Direction.NEUTRAL
+        yield _of_links(matrix, judged, [link for link in ratios if link not in outliers], was, now, noise)
+
+
+def _of_links(
+    matrix: Matrix, direction: Direction, links: Sequence[_Link], was: _Rates, now: _Rates, noise: float
+) -> Change:
+    old, new = (median(rates[link] for link in links) for rates in (was, now))
+    shown = ", ".join(f"{row} -> {column}" for row, column in links[:_SHOWN])
+    more = f" and {len(links) - _SHOWN} more" if len(links) > _SHOWN else ""
+    return Change(
+        direction=direction,
+        name=matrix.name,
+        text=f"{matrix.title}: {shown}{more}: {rate_text(old)} -> {rate_text(new)}",
+        old=old,
+        new=new,
+        ratio=old / new,
+        noise=noise,
+    )
