@@ -90,7 +90,8 @@ class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One ordered pair of GPUs. `access`: may the source's copies reach the target directly, as CUDA says?
 
-    `through_host_bytes_per_s` is the same copy by way of pinned memory. Words were compared in `words` each time.
+    `through_host_bytes_per_s` is the same copy by way of pinned memory, measured only where it could be faster. Words
+    were compared in `words` each time.
     """
 
     source: int

@@ -5,6 +5,9 @@ copy shows. The target is spoilt before each copy that is looked at: once alone,
 
 A step is announced before each link, and what is known so far handed over after it, so that a hang names its GPUs and
 costs nothing else.
+
+A copy through the host cannot be faster than the links of its two GPUs to the host, which are measured first. It is
+measured only where it could matter: the direct copy is slower than these links, is wrong, or has no peer access.
 """
 
 import os
@@ -29,9 +32,15 @@ PAIR_BYTES = 64 << 20
 HOST_BYTES = 32 << 20
 # Decides how much more there is time for.
 PROBE_BYTES = 1 << 20
-# For one link; 8 GPUs have 16 to and from the host and 56 pairs, each copied directly and through the host: less
-# than 10 s.
+# Decides how many words there is time to fill and compare: 8 us of a GPU's 2 TB/s for each of five kernels, so that
+# the 10 us in which each of them starts change little. Also the least number of bytes where filling is slow.
+FILL_BYTES = 4 << 20
+# For one link; 8 GPUs have 16 to and from the host and 56 pairs: less than 6 s.
 LINK_SECONDS = 0.04
+# Each link is filled and compared in some six times the time of one filling.
+_FILLINGS = 6
+# A copy that takes less shows its start as much as its bytes, see `checks/p2p/copies`.
+_SOUND_SECONDS = 200e-6
 # Kept for the answer itself.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
@@ -178,8 +187,18 @@ def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
     return (*alone, *pairs, *both, *([Job(())] if deep and count > 2 else []))
 
 
-def copies(devices: CudaDevices, ctx: Context, *, begin: int = 0, only: Collection[tuple[int, ...]] = ()) -> Copies:
-    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs, until the trial's end."""
+def copies(
+    devices: CudaDevices,
+    ctx: Context,
+    *,
+    begin: int = 0,
+    only: Collection[tuple[int, ...]] = (),
+    indirect_ratio: float = 1.0,
+) -> Copies:
+    """Try all jobs from number `begin` on, or copies between `only` some pairs of GPUs, until the trial's end.
+
+    Copies through the host are left out where the direct copy reaches `indirect_ratio` of the links to the host.
+    """
     gpus: list[GpuCopies] = []
     for gpu in range(devices.count):
         ctx.step(f"properties of GPU {gpu}")
@@ -199,7 +218,7 @@ def copies(devices: CudaDevices, ctx: Context, *, begin: int = 0, only: Collecti
         if left <= 0:
             break
         # Half is measured, half is spent on filling, comparing and memory.
-        bench = _Bench(devices, ctx, min(LINK_SECONDS, left / (len(todo) - number) / 4))
+        bench = _Bench(devices, ctx, min(LINK_SECONDS, left / (len(todo) - number) / 4), indirect_ratio)
         known = structs.replace(bench.tried(known, job), done=number + 1)
         ctx.report(known, f"{known.done} of {known.jobs} paths")
     return known
@@ -221,6 +240,16 @@ class _Run(NamedTuple):
     source: Buffer
     target: Buffer
 
+    def fill_source(self, count: int) -> None:
+        """Write the words to be sent."""
+        words = self.source.words[:count]
+        words.copy_(_words(words, self.source.gpu, self.target.gpu))
+
+    def spoil_target(self, count: int) -> None:
+        """Make every word of the target differ from the one that is sent."""
+        words = self.target.words[:count]
+        words.copy_(_words(words, self.source.gpu, self.target.gpu).bitwise_not_())
+
     def timed(self, count: int, calls: int) -> float:
         """Seconds of one call of so many words."""
         here, there = self.source.first(count), self.target.first(count)
@@ -234,10 +263,10 @@ class _Run(NamedTuple):
 
     def checked(self, count: int, calls: int) -> tuple[float, int]:
         """Seconds of one call into a target that was spoilt before, and words that are wrong afterwards."""
-        words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
-        words.copy_(_words(words, *ends).bitwise_not_())  # no word is what it should become
+        self.spoil_target(count)
         seconds = self.timed(count, calls)
-        return seconds, int((words != _words(words, *ends)).sum())
+        words = self.target.words[:count]
+        return seconds, int((words != _words(words, self.source.gpu, self.target.gpu)).sum())
 
 
 class _Bench(NamedTuple):
@@ -246,6 +275,7 @@ class _Bench(NamedTuple):
     devices: CudaDevices
     ctx: Context
     link_seconds: float
+    indirect_ratio: float
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """The results after this job."""
@@ -260,7 +290,7 @@ class _Bench(NamedTuple):
                 return structs.replace(known, both=(*known.both, both))
             case (source, target):
                 try:
-                    return structs.replace(known, pairs=(*known.pairs, self._pair(source, target)))
+                    return structs.replace(known, pairs=(*known.pairs, self._pair(known, source, target)))
                 except RuntimeError as error:
                     if NO_PEERS_LEFT not in str(error):
                         raise
@@ -286,33 +316,31 @@ class _Bench(NamedTuple):
             wrong_from=back.wrong,
         )
 
-    def _pair(self, source: int, target: int) -> PairCopies:
+    def _pair(self, known: Copies, source: int, target: int) -> PairCopies:
         here, there = (self.devices.buffer(gpu, PAIR_BYTES // _WORD_BYTES) for gpu in (source, target))
         self.ctx.step(f"copy GPU {source} -> GPU {target}")
         access = self.devices.can_access(source, target)
         direct = self._link_rate(here, there, self.devices.copy)
-        self.ctx.step(f"copy GPU {source} -> host -> GPU {target}")
-        indirect = self._link_rate(here, there, self.devices.through_host)
-        return PairCopies(
+        pair = PairCopies(
             source=source,
             target=target,
             access=access,
             bytes_per_s=direct.bytes_per_s,
-            through_host_bytes_per_s=indirect.bytes_per_s,
             words=direct.words,
             wrong=direct.wrong,
-            wrong_through_host=indirect.wrong,
         )
+        bound = min(known.gpus[source].from_bytes_per_s or 0.0, known.gpus[target].to_bytes_per_s or 0.0)
+        if access and not direct.wrong and 0 < self.indirect_ratio * bound <= direct.bytes_per_s:
+            return pair
+        self.ctx.step(f"copy GPU {source} -> host -> GPU {target}")
+        indirect = self._link_rate(here, there, self.devices.through_host)
+        return structs.replace(pair, through_host_bytes_per_s=indirect.bytes_per_s, wrong_through_host=indirect.wrong)
 
     def _link_rate(self, source: Buffer, target: Buffer, copy: Copy) -> _LinkRate:
         """Check one copy, time some, and check the last of these."""
         run = _Run(self.devices, copy, source, target)
-        probe = min(PROBE_BYTES // _WORD_BYTES, len(source.words))
-        run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        # What takes a quarter of the time there is, going by the probe.
-        affords = int(probe * self.link_seconds / 4 / max(run.timed(probe, 1), 1e-9))
-        count = max(probe, min(len(source.words), affords))
-        source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
+        count = self._words_in_time(run)
+        run.fill_source(count)
         one, wrong = run.checked(count, 1)
         calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
         batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1
@@ -320,6 +348,28 @@ class _Bench(NamedTuple):
         last, wrong_in_the_end = run.checked(count, calls)
         best = min(one, last, *seconds)
         return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
+
+    def _words_in_time(self, run: _Run) -> int:
+        """Return how many words to copy: as many as there is time to copy, and to fill and compare.
+
+        Slow filling does not lower it to a size of which the rate says nothing.
+        """
+        most = len(run.source.words)
+        probe, fill = (min(size // _WORD_BYTES, most) for size in (PROBE_BYTES, FILL_BYTES))
+        run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
+        seconds = max(run.timed(probe, 1), 1e-9)
+        # What takes a quarter of the time there is, going by the probe.
+        copied = int(probe * self.link_seconds / 4 / seconds)
+        if copied <= probe:
+            return probe
+        run.spoil_target(probe)  # the first use of a kernel loads it
+        filling = max(
+            self.devices.seconds(run.source.gpu, lambda: run.fill_source(fill)),
+            self.devices.seconds(run.target.gpu, lambda: run.spoil_target(fill)),
+            1e-9,
+        )
+        filled = max(fill, int(fill * self.link_seconds / _FILLINGS / filling), int(probe * _SOUND_SECONDS / seconds))
+        return min(most, copied, filled)
 
     def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
         """Bytes per second of each link when all of them copy at the same time."""

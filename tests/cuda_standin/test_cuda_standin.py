@@ -51,7 +51,7 @@ PUBLISHED = {
     "FAKECUDA_CONTEXT_SECONDS": "1",
     "FAKE_NVML_OPEN_SECONDS": "0.3",
 }
-LINK_SECONDS = 0.04  # of ddpdiag/workloads/copies.py, for each link and for each pair through the host
+LINK_SECONDS = 0.04  # of ddpdiag/workloads/copies.py, for each link
 
 
 @pytest.mark.alone
@@ -68,7 +68,7 @@ def test_a_healthy_check_makes_few_communicators_and_contexts(cuda, show, tmp_pa
     count = sum(words[0] == "context" for words in made)
     recording = read_recording([record])
     copies = sum(o.seconds - o.timings.get("context", 0.0) for o in recording.outcomes if o.code == "P2P002")
-    on_gpus = LINK_SECONDS * (2 * gpus + 2 * gpus * (gpus - 1))
+    on_gpus = LINK_SECONDS * (2 * gpus + gpus * (gpus - 1))
     show.append(
         f"{gpus} GPUs, {group}: {len(communicators)} communicators, {count} contexts, {result.seconds:.0f} s with "
         f"published costs; {result.seconds - copies + on_gpus:.0f} s with the {copies:.0f} s of P2P002's copies, whose "

@@ -45,7 +45,8 @@ def test_every_pair_is_right_and_has_a_rate(found, gpus):
     assert len(found.pairs) == gpus * (gpus - 1)
     for pair in found.pairs:
         assert (pair.wrong, pair.wrong_through_host) == (0, 0)
-        assert min(pair.bytes_per_s, pair.through_host_bytes_per_s) > 0.5e9
+        assert pair.bytes_per_s > 0.5e9
+        assert pair.through_host_bytes_per_s is None or pair.through_host_bytes_per_s > 0.5e9
     assert len(found.both) == gpus * (gpus - 1) // 2
 
 

@@ -25,14 +25,16 @@ def _raise_hang():
 
 @dataclass
 class CpuDevices:
-    """`count` GPUs. Faults are by (source, target), where None is the host.
+    """`count` GPUs. Faults are by (source, target), where None is the host; its links have `host_rate`.
 
     `rates` in bytes per second differ from `rate`; `around` are those through the host. `wrong` is how many words
     arrive wrong, `wrong_around` through the host, from call number `wrong_from` on; `lost` copies do nothing.
+    `seconds_to_fill` is how long any work without copies takes.
     """
 
     count: int
     rate: float = 100 * MB
+    host_rate: float = 100 * MB
     rates: dict = field(default_factory=dict)
     around: float = 40 * MB
     closed: set = field(default_factory=set)
@@ -42,6 +44,7 @@ class CpuDevices:
     lost: set = field(default_factory=set)
     hang: set = field(default_factory=set)
     in_hang: Callable[[], None] | None = _raise_hang
+    seconds_to_fill: float = 0.0
     clock: float = 0.0
     calls: int = 0
     started: list = field(default_factory=list)
@@ -64,7 +67,7 @@ class CpuDevices:
     def copy(self, source, target):
         way = (source.gpu, target.gpu)
         self._move(source, target, self.wrong.get(way, 0))
-        self.clock += 4 * len(source.words) / self.rates.get(way, self.rate)
+        self.clock += 4 * len(source.words) / self.rates.get(way, self.host_rate if HOST in way else self.rate)
 
     def through_host(self, source, target):
         self._move(source, target, self.wrong_around.get((source.gpu, target.gpu), 0))
@@ -81,7 +84,7 @@ class CpuDevices:
     def seconds(self, gpu, work):
         begin = self.clock
         work()
-        return self.clock - begin
+        return self.clock - begin or self.seconds_to_fill
 
     def _move(self, source, target, wrong):
         way = (source.gpu, target.gpu)

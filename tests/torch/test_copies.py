@@ -18,7 +18,18 @@ from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
 from ddpdiag.model import Depth, Options, Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import GpuCopies
-from ddpdiag.workloads.copies import PROBE_BYTES, Buffer, CudaDevices, Job, _words, copies, jobs
+from ddpdiag.workloads.copies import (
+    FILL_BYTES,
+    LINK_SECONDS,
+    PAIR_BYTES,
+    PROBE_BYTES,
+    Buffer,
+    CudaDevices,
+    Job,
+    _words,
+    copies,
+    jobs,
+)
 
 
 class Slots(CudaDevices):
@@ -59,7 +70,7 @@ def test_gpus_behind_those_of_the_ranks_are_left_alone(monkeypatch, most, count)
 
 
 class Listener:
-    """A trial, and what was told in it."""
+    """A trial, and what it reports."""
 
     def __init__(self, deep=False, end=lambda: math.inf):
         self.steps, self.reports = [], []
@@ -80,7 +91,7 @@ class Listener:
 
 
 def run(devices, *, begin=0, only=(), **trial):
-    return copies(devices, Listener(**trial), begin=begin, only=only)
+    return copies(devices, Listener(**trial), begin=begin, only=only, indirect_ratio=0.9)
 
 
 def pair(found, source, target):
@@ -91,12 +102,11 @@ def pair(found, source, target):
 
 
 def test_every_way_has_its_rate():
-    rates = {(0, 1): 200 * MB, (1, HOST): 20 * MB, (HOST, 2): 30 * MB}
+    rates = {(0, 1): 200 * MB, (1, 0): 80 * MB, (1, HOST): 20 * MB, (HOST, 2): 30 * MB}
     found = run(CpuDevices(3, rates=rates))
     assert [(own.source, own.target) for own in found.pairs] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert pair(found, 0, 1).bytes_per_s == pytest.approx(200 * MB)
-    assert pair(found, 1, 0).bytes_per_s == pytest.approx(100 * MB)
-    assert all(own.through_host_bytes_per_s == pytest.approx(40 * MB) for own in found.pairs)
+    assert pair(found, 1, 0).bytes_per_s == pytest.approx(80 * MB)
     assert found.gpus[1].from_bytes_per_s == pytest.approx(20 * MB)
     assert found.gpus[2].to_bytes_per_s == pytest.approx(30 * MB)
     assert found.done == found.jobs == 9
@@ -108,6 +118,42 @@ def test_only_some_links_are_measured_once_more():
     assert [(own.source, own.target) for own in found.pairs] == [(2, 0)]
     assert [own.index for own in found.gpus if own.to_bytes_per_s is not None] == [1]
     assert found.done == found.jobs == 2
+
+
+@pytest.mark.parametrize(
+    ("links", "measured"),
+    [
+        ({}, False),
+        ({(0, 1): 80 * MB}, True),
+        ({(0, 1): 80 * MB, (0, HOST): 85 * MB}, False),
+        ({(0, 1): 80 * MB, (HOST, 1): 85 * MB}, False),
+        ({(0, 1): 80 * MB, (1, HOST): 85 * MB}, True),
+    ],
+)
+def test_a_copy_through_the_host_is_measured_where_it_could_be_faster(links, measured):
+    found = run(CpuDevices(2, rates=links))
+    assert pair(found, 0, 1).through_host_bytes_per_s == (pytest.approx(40 * MB) if measured else None)
+
+
+@pytest.mark.parametrize("faults", [{"closed": {(0, 1)}}, {"wrong": {(0, 1): 1}}])
+def test_a_copy_without_peer_access_or_with_wrong_words_is_tried_through_the_host(faults):
+    found = run(CpuDevices(2, **faults))
+    assert [own.through_host_bytes_per_s is not None for own in found.pairs] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("rate", "seconds_to_fill", "sent"),
+    [
+        (80e9, 100e-6, PAIR_BYTES),  # a GPU whose kernels start slowly
+        (80e9, 1e-3, int(FILL_BYTES * LINK_SECONDS / 6 / 1e-3)),
+        (5e9, 1.0, FILL_BYTES),  # as large as a rate needs
+        (80e9, 1.0, int(200e-6 * 80e9)),
+    ],
+)
+def test_slow_filling_makes_copies_smaller_but_their_rates_stay_sound(rate, seconds_to_fill, sent):
+    devices = CpuDevices(2, rate=rate, seconds_to_fill=seconds_to_fill)
+    own = pair(run(devices, only=[(0, 1)]), 0, 1)
+    assert 4 * own.words == pytest.approx(sent, rel=1e-3)
 
 
 def test_the_rate_of_a_fast_way_comes_from_more_than_a_probe():
@@ -168,7 +214,7 @@ def test_words_that_go_wrong_only_in_the_end_are_found():
 
 
 def test_the_way_through_the_host_is_checked_as_well():
-    own = pair(run(CpuDevices(2, wrong_around={(0, 1): 3})), 0, 1)
+    own = pair(run(CpuDevices(2, rates={(0, 1): 50 * MB}, wrong_around={(0, 1): 3})), 0, 1)
     assert (own.wrong, own.wrong_through_host) == (0, 3)
 
 
@@ -282,7 +328,7 @@ def test_a_pair_that_is_slow_one_way_is_asymmetric():
 
 
 def test_peer_access_that_is_slower_than_the_host_is_to_be_tried_without(golden):
-    (finding,) = judged(CpuDevices(3, rate=20 * MB))
+    (finding,) = judged(CpuDevices(3, rate=20 * MB, host_rate=100 * MB))
     assert finding.code == "P2P002.p2p-slower"
     assert finding.env == {}
     golden(finding)
