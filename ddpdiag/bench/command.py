@@ -3,14 +3,15 @@
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
-from ddpdiag.cli.options import CheckOptions, LaunchOptions
+from ddpdiag.cli.options import CheckOptions
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.launch import LaunchArgs
 
 # Membership, versions, cores, the benchmark, and what happened to the run.
 CODES = ("LCH", "HST001", "COL002", "RUN")
 
 
-def run(launch: LaunchOptions, bench: Bench, baseline: str | None, outputs: BenchOutputs) -> int:
+def run(launch: LaunchArgs, bench: Bench, baseline: str | None, outputs: BenchOutputs) -> int:
     """Take part in a benchmark, or start one on this host; the exit code."""
     bench.validate()
     for backend in bench.backend:

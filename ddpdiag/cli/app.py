@@ -10,7 +10,7 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, LaunchOptions, codes_and_names, completion
+from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
     ExplainOptions,
@@ -26,6 +26,7 @@ from ddpdiag.cli.outputs import (
 from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.simulate import SimulateOptions
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
@@ -93,7 +94,7 @@ def _command(*lines: str, **settings: object) -> Callable[[Body], Body]:
     "ddpdiag check --write-workaround nccl.env   (then `. ./nccl.env` in the job)",
     "ddpdiag check --rank 0 --world-size 2 --master-addr 10.0.0.1   (and --rank 1 in another shell)",
 )
-def check(launch: LaunchOptions, what: CheckOptions, outputs: Outputs) -> None:
+def check(launch: LaunchArgs, what: CheckOptions, outputs: Outputs) -> None:
     """Test this allocation. Started once, it starts the ranks of this host; torchrun, srun and mpirun start one for
     each rank.
 
@@ -139,7 +140,7 @@ def allreduce_bench(
     what: Bench,
     compared: Annotated[CheckOptions, "baseline"],
     outputs: Annotated[BenchOutputs, *_FILES, "csv", "prometheus", "strict", *_SHOWN],
-    launch: LaunchOptions,
+    launch: LaunchArgs,
 ) -> None:
     """Measure collectives as nccl-tests does, over gloo and nccl, without MPI and without a build; explain the result.
 
@@ -164,7 +165,7 @@ def train(
     context: typer.Context,
     what: TrainOptions,
     outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
-    launch: LaunchOptions,
+    launch: LaunchArgs,
 ) -> None:
     """Train by several strategies, and show which of them work here and which are worth using.
 

@@ -15,7 +15,7 @@ from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files
-from ddpdiag.cli.options import CheckOptions, LaunchOptions, split, thresholds
+from ddpdiag.cli.options import CheckOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
@@ -24,6 +24,7 @@ from ddpdiag.judgement.cancelled import with_signal
 from ddpdiag.judgement.judged import validate
 from ddpdiag.model import Depth, Options, Place
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.news import Listener
 from ddpdiag.model.recording import Line
 from ddpdiag.model.train import Train
@@ -32,14 +33,14 @@ from ddpdiag.probes.host.kernel import proc_root
 from ddpdiag.render.files import Display, display_of
 from ddpdiag.render.progress import Silent, listener
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import Launch, LaunchArgs
+from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
 from ddpdiag.runtime.local_ranks import start_ranks
 from ddpdiag.runtime.run import Run, follow, lead, prepare
 
 
 def run(
-    launch_options: LaunchOptions,
+    args: LaunchArgs,
     asked: CheckOptions,
     outputs: Outputs,
     *,
@@ -47,15 +48,15 @@ def run(
     train: Train | None = None,
 ) -> int:
     """Take part in a run, or start one on this host; the exit code."""
-    _utf8("--run-id", launch_options.run_id)
+    _utf8("--run-id", args.run_id)
     _utf8("--backend", asked.backend)
     check_backend(asked.backend)
-    launch = launched(launch_options)
-    for option, seconds in (("--budget", asked.budget), ("--join-timeout", launch_options.join_timeout)):
+    launch = launched(args)
+    for option, seconds in (("--budget", asked.budget), ("--join-timeout", args.join_timeout)):
         if seconds is not None and not math.isfinite(seconds):
             raise UsageError(f"{option} {seconds}: expected a finite number of seconds, since every run must end")
     options = structs.replace(
-        _options(launch, launch_options.port_range, asked, outputs),
+        _options(launch, args, asked, outputs),
         bench=bench,
         train=train,
     )
@@ -69,9 +70,9 @@ def run(
         launch,
         options,
         all_checks(),
-        join_wait=launch_options.join_timeout,
-        control_port=launch_options.control_port,
-        require_auth=launch_options.require_auth,
+        join_wait=args.join_timeout,
+        control_port=args.control_port,
+        require_auth=args.require_auth,
     )
     if launch.ranks:
         return start_ranks(
@@ -123,39 +124,19 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
     return with_signal(report, late_signal()).exit_code, report.sentence
 
 
-def launched(options: LaunchOptions) -> Launch:
+def launched(args: LaunchArgs) -> Launch:
     """How this process was started: by the command line, else by the launcher's variables."""
-    gpus = visible_gpus(os.environ, proc_root(os.environ))
-    asked = {name: getattr(options, name) for name in LaunchArgs.__struct_fields__}
     return read_launch(
         os.environ,
-        LaunchArgs(**{**asked, "nproc_per_node": ranks_here(options.nproc_per_node, gpus)}),
+        args,
         host=readable(socket.gethostname()),
-        gpus=gpus,
+        gpus=visible_gpus(os.environ, proc_root(os.environ)),
         cores=os.cpu_count() or 1,
         fresh=secrets.token_hex(6),
     )
 
 
-def ranks_here(text: str | None, gpus: int) -> int | None:
-    """The ranks that --nproc-per-node names, as torchrun reads it; None where it is not given."""
-    match text:
-        case None:
-            return None
-        case "auto":
-            return gpus or os.cpu_count() or 1
-        case "cpu":
-            return os.cpu_count() or 1
-        case "gpu":
-            if gpus:
-                return gpus
-            raise UsageError("--nproc-per-node gpu: no GPU is visible on this host; give a number, or cpu")
-    if text.isascii() and text.isdigit():
-        return int(text)
-    raise UsageError(f"--nproc-per-node {text}: expected a number of ranks, auto, gpu or cpu")
-
-
-def _options(launch: Launch, port_range: str | None, asked: CheckOptions, outputs: Outputs) -> Options:
+def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Outputs) -> Options:
     depths = [depth.value for depth in Depth]
     if asked.depth not in depths:
         raise UsageError(f"--depth {asked.depth}: expected {', '.join(depths)}{nearest(asked.depth, depths)}")
@@ -178,7 +159,7 @@ def _options(launch: Launch, port_range: str | None, asked: CheckOptions, output
         data_dir=_directory("--data-dir", asked.data_dir, launch),
         shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
         strict=outputs.strict,
-        port_range=_port_range(port_range),
+        port_range=args.port_range,
         uses_workarounds=outputs.write_workaround is not None,
         # Rank 0 plans and judges: these files need not be on other hosts.
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
@@ -238,15 +219,6 @@ def _directory(option: str, path: str | None, launch: Launch) -> str | None:
     if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
     return absolute
-
-
-def _port_range(text: str | None) -> str | None:
-    if text is None:
-        return None
-    low, dash, high = text.partition("-")
-    if not (dash and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high) <= 65535):
-        raise UsageError(f"--port-range {text}: expected LOW-HIGH within 1-65535, such as 29500-29599")
-    return text
 
 
 # The backend that --backend names: does torch know it, and can it run here? -------------------------------------------

@@ -22,7 +22,7 @@ def variable_of(declared: "Field[Any]") -> str | None:
     return f"DDPDIAG_{declared.name.rstrip('_').upper()}" if declared.metadata["variable"] else None
 
 
-LAUNCH, WHAT, VERDICT, FILES, OUT = "Launch", "What is checked", "Verdict", "Files to write", "Display"
+WHAT, VERDICT, FILES, OUT = "What is checked", "Verdict", "Files to write", "Display"
 
 
 class Color(StrEnum):
@@ -39,48 +39,6 @@ class DisplayOptions:
 
     quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=OUT)
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """Who this process is, or how many ranks it starts, and how the ranks find each other."""
-
-    nproc_per_node: str | None = option(
-        None,
-        "Ranks to start on this host (default: one per GPU, or 2).",
-        metavar="N|auto|gpu|cpu",
-        panel=LAUNCH,
-    )
-    nnodes: int | None = option(None, "Number of hosts, when started by hand on each.", metavar="N", panel=LAUNCH)
-    node_rank: int | None = option(None, "This host's number, from 0.", metavar="I", panel=LAUNCH, variable=False)
-    rank: int | None = option(
-        None, "This process's rank, when started by hand.", metavar="R", panel=LAUNCH, variable=False
-    )
-    world_size: int | None = option(None, "Total number of ranks.", metavar="N", panel=LAUNCH)
-    local_rank: int | None = option(
-        None, "This process's rank on its host.", metavar="R", panel=LAUNCH, advanced=True, variable=False
-    )
-    master_addr: str | None = option(None, "Host name or address of rank 0.", metavar="HOST", panel=LAUNCH)
-    master_port: int | None = option(None, "Port that the job would use.", metavar="PORT", panel=LAUNCH)
-    run_id: str | None = option(
-        None, "Name of this run, the same on all ranks.", metavar="NAME", panel=LAUNCH, advanced=True
-    )
-    join_timeout: float = option(
-        15.0, "How long ranks wait for each other to join.", metavar="SECONDS", panel=LAUNCH, min=0.1, advanced=True
-    )
-    control_port: int | None = option(
-        None, "Port of the control channel.", metavar="PORT", panel=LAUNCH, min=1, max=65535, advanced=True
-    )
-    require_auth: bool = option(
-        False,
-        "Do not run unless the ranks share a secret (see docs/security.md).",
-        " /--no-require-auth",
-        panel=LAUNCH,
-        advanced=True,
-    )
-    port_range: str | None = option(
-        None, "Ports that the firewall allows.", metavar="LOW-HIGH", panel=LAUNCH, advanced=True
-    )
 
 
 def stages() -> list[str]:

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 
 from ddpdiag.cli import check
 from ddpdiag.cli.check import refuse_nccl_without_gpus
-from ddpdiag.cli.options import CheckOptions, LaunchOptions, spelled, split
+from ddpdiag.cli.options import CheckOptions, spelled, split
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
 from ddpdiag.codec import pretty, readable
 from ddpdiag.errors import UsageError, nearest
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import Strategy, Train
 from ddpdiag.render import files
 from ddpdiag.render.page import Page
@@ -34,7 +35,7 @@ CODES = ("LCH", "HST001", "TRN002", "RUN")
 _MOST_STEPS, _MOST_IMAGES = 2_000, 65_536
 
 
-def run(launch: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
+def run(launch: LaunchArgs, options: TrainOptions, outputs: Outputs) -> int:
     """Take part in a training, or start one on this host; the exit code."""
     refuse_nccl_without_gpus(options.backend)
     run_options = CheckOptions(
@@ -98,9 +99,9 @@ def refuse_others(given: Iterable[str]) -> None:
             )
 
 
-def compare_launchers(launch_options: LaunchOptions, options: TrainOptions, outputs: Outputs) -> int:
+def compare_launchers(args: LaunchArgs, options: TrainOptions, outputs: Outputs) -> int:
     """Start the training by each launcher, round after round; the exit code."""
-    launch = check.launched(launch_options)
+    launch = check.launched(args)
     refuse_launched(launch)
     compare = checked(options, len(launch.ranks))
     refuse_nccl_without_gpus(compare.backend)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.probes.host.environment import FIRST_PSEUDO_STEP, expanded, tasks_per_node
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import Launch, LaunchArgs, places, worker_variables
+from ddpdiag.runtime.launchers.launch import Launch, places, worker_variables
 from ddpdiag.runtime.launchers.slurm import first_of, node_name, task_hosts
 
 TORCHRUN = {

@@ -7,11 +7,11 @@ import pytest
 
 from ddpdiag.codec import decode, pretty
 from ddpdiag.errors import UsageError
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import Ended
 from ddpdiag.render.page import Page
 from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers import read_launch
-from ddpdiag.runtime.launchers.launch import LaunchArgs
 from ddpdiag.strategies.blocks import launcher_blocks
 from ddpdiag.strategies.command import checked, refuse_launched, refuse_others
 from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankError, RankTimes, Start, judge

@@ -17,15 +17,17 @@ from ddpdiag.cli import check
 from ddpdiag.cli.app import app
 from ddpdiag.cli.check import check_backend, nccl_without_gpus
 from ddpdiag.cli.edge import located
-from ddpdiag.cli.options import CheckOptions, HostOptions, LaunchOptions, variable_of
+from ddpdiag.cli.options import CheckOptions, HostOptions, variable_of
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
+from ddpdiag.model.launch import LaunchArgs
+from ddpdiag.runtime.launchers.launch import Here, ranks_here
 from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
 
 ROOT = Path(__file__).parents[2]
-KINDS = (LaunchOptions, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, TrainOptions, WatchOptions)
+KINDS = (LaunchArgs, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, TrainOptions, WatchOptions)
 VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
 # What the product, the recipes and the tests read besides.
 RESERVED = {
@@ -70,17 +72,23 @@ def test_no_option_takes_the_name_of_another_variable():
     assert set() == VARIABLES & RESERVED
 
 
+def ranks_of(text: str | None, gpus: int) -> int | None:
+    parse = LaunchArgs.__dataclass_fields__["nproc_per_node"].metadata["parse"]
+    here = Here(host="n0", gpus=gpus, cores=6, fresh="x")
+    return ranks_here(LaunchArgs(nproc_per_node=text and parse(text)), here)
+
+
 @pytest.mark.parametrize(
-    ("text", "gpus", "ranks"), [(None, 8, None), ("4", 8, 4), ("gpu", 8, 8), ("auto", 8, 8), ("cpu", 8, os.cpu_count())]
+    ("text", "gpus", "ranks"), [(None, 8, None), ("4", 8, 4), ("gpu", 8, 8), ("auto", 8, 8), ("cpu", 8, 6)]
 )
 def test_ranks_of_a_host_are_named_as_by_torchrun(text, gpus, ranks):
-    assert check.ranks_here(text, gpus) == ranks
+    assert ranks_of(text, gpus) == ranks
 
 
 @pytest.mark.parametrize("text", ["gpu", "x", "-1", "1.5", "\u00b2"])
 def test_ranks_that_there_cannot_be_are_refused(text):
-    with pytest.raises(UsageError, match="--nproc-per-node"):
-        check.ranks_here(text, 0)
+    with pytest.raises(UsageError):
+        ranks_of(text, 0)
 
 
 @pytest.mark.parametrize("name", ["NCCL", " gloo ", "cpu:gloo,cuda:nccl", "standin"])

@@ -11,6 +11,7 @@ from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement.hosts import leaves_of
 from ddpdiag.model import Options, Place
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import leaf_of, read_topology
 
@@ -76,9 +77,9 @@ def test_only_rank_0_needs_the_file(tmp_path):
     place = Place(rank=1, world_size=2, host="n1", launcher="hand")
     launch = Launch(place=place, coordinator="n0", port=1, run_id="r")
     missing = CheckOptions(topology=str(tmp_path / "none"))
-    assert _options(launch, None, missing, Outputs()).topology == {}
+    assert _options(launch, LaunchArgs(), missing, Outputs()).topology == {}
     with pytest.raises(UsageError, match="--topology"):
-        _options(structs.replace(launch, place=structs.replace(place, rank=0)), None, missing, Outputs())
+        _options(structs.replace(launch, place=structs.replace(place, rank=0)), LaunchArgs(), missing, Outputs())
 
 
 def test_a_long_topology_does_not_travel_to_every_rank():

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Arrival, Place
+from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.probes.gpu.visibility import pci_gpus, visible_gpus
 from ddpdiag.probes.host.kernel import boot_id, proc_root, sys_root
 from ddpdiag.runtime.launchers import slurm
@@ -27,7 +28,6 @@ from ddpdiag.runtime.launchers.launch import (
     Given,
     Here,
     Launch,
-    LaunchArgs,
     Names,
     agreed,
     check_below,
@@ -208,7 +208,7 @@ def _from_step(env: Environ, asked: LaunchArgs, here: Here, step: slurm.Step) ->
 
 def _ranks_per_task(asked: LaunchArgs, here: Here, step: slurm.Step) -> int | None:
     """How many ranks this task must start; `None` when it is a rank."""
-    wanted = ranks_here(asked)
+    wanted = ranks_here(asked, here)
     if step.one_task_per_node and (wanted is not None or here.gpus > 1):
         refuse_single(asked, "srun started one task on each host, which starts its ranks")
         return wanted or here.gpus
@@ -266,7 +266,7 @@ def _by_node(env: Environ, asked: LaunchArgs, here: Here) -> Launch:
     node = needed(node, "--node-rank", nodes, f"0 to {nodes.value - 1}, another on each host")
     check_below(node, nodes)
     refuse_single(asked, f"{nodes}, so this process starts all ranks of its host")
-    count = ranks_here(asked) or _default_count(here, alone=nodes.value == 1)
+    count = ranks_here(asked, here) or _default_count(here, alone=nodes.value == 1)
     world = Given(
         f"{'1 rank' if count == 1 else f'{count} ranks'} on each host under {nodes}, world size", nodes.value * count
     )
@@ -290,7 +290,8 @@ def _alone(env: Environ, asked: LaunchArgs, here: Here) -> Launch:
     # A world without a rank is a mistake, but a batch script may export MASTER_ADDR and such for its steps.
     if asked.master_addr is not None:
         raise UsageError(f"--master-addr {asked.master_addr}, but neither --rank nor --node-rank is given")
-    if asked.world_size is not None and asked.world_size != asked.nproc_per_node:
+    wanted = ranks_here(asked, here)
+    if asked.world_size is not None and asked.world_size != wanted:
         world = option("--world-size", asked.world_size)
         raise UsageError(f"{world}, but --rank is not given; to start ranks on this host alone, give --nproc-per-node")
     stray = [name for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR") if name in env]
@@ -300,7 +301,7 @@ def _alone(env: Environ, asked: LaunchArgs, here: Here) -> Launch:
             f"{stray[0]}={env[stray[0]]}, but RANK is not set: expected the rank of this process in RANK; "
             f"to test this host alone: env {unset} ddpdiag check"
         )
-    count = ranks_here(asked) or _default_count(here, alone=True)
+    count = wanted or _default_count(here, alone=True)
     cores = "one core" if here.cores == 1 else f"{here.cores} cores"
     crowded = f"{count} ranks share {cores} on {here.host}, so speeds mean little."
     ranks = tuple(range(count))

@@ -12,6 +12,7 @@ from msgspec import Struct, field, structs
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model import Place
+from ddpdiag.model.launch import LaunchArgs
 
 TORCH_PORT = 29500  # the default of torchrun and of torch.distributed.launch
 
@@ -179,20 +180,6 @@ TORCHRUN_EXTRAS = (
 )
 
 
-class LaunchArgs(Struct, frozen=True, kw_only=True):
-    """The options of the command line; `None` means not given."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    nproc_per_node: int | None = None
-    nnodes: int | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    run_id: str | None = None
-
-
 class Launch(Struct, frozen=True, kw_only=True):
     """How this process was launched.
 
@@ -299,8 +286,15 @@ def place(
     )
 
 
-def ranks_here(asked: LaunchArgs) -> int | None:
-    """--nproc-per-node, within reason."""
+def ranks_here(asked: LaunchArgs, here: Here) -> int | None:
+    """--nproc-per-node, within reason; the words have the meaning that torchrun gives them."""
+    match asked.nproc_per_node:
+        case "gpu" if not here.gpus:
+            raise UsageError("--nproc-per-node gpu: no GPU is visible on this host; give a number, or cpu")
+        case "auto" | "gpu" if here.gpus:
+            return here.gpus
+        case str():
+            return here.cores
     wanted = option("--nproc-per-node", asked.nproc_per_node)
     check_positive(wanted)
     if wanted is not None and wanted.value > MOST_RANKS_HERE:
