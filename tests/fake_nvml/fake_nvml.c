@@ -184,7 +184,6 @@ int nvmlDeviceGetPciInfo_v3(const struct gpu *gpu, struct pci *pci) {
 #define NUMBER(function, type, key) \
     int function(const struct gpu *gpu, type *target) { ENTER(function); GIVE(target, key); return SUCCESS; }
 
-NUMBER(nvmlDeviceGetPersistenceMode, unsigned, persistence)
 NUMBER(nvmlDeviceGetComputeMode, unsigned, compute_mode)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, clock_events)
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, clock_events)
@@ -192,7 +191,6 @@ NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned, power_limit_mw)
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, default_power_limit_mw)
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, pcie_generation)
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, pcie_generation_max)
-NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned, pcie_generation_card)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, pcie_width)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, pcie_width_max)
 NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned, pcie_replays)

@@ -84,7 +84,7 @@ def look() -> None:
     from ddpdiag.codec import encode
     from ddpdiag.probes.gpu.health import look
 
-    sys.stdout.buffer.write(encode(look(Path("/sys"), lambda step: None)))
+    sys.stdout.buffer.write(encode(look(lambda step: None)))
 
 
 def rank() -> None:

@@ -72,14 +72,14 @@ def test_a_killed_process_that_needs_long_or_keeps_memory_is_unexpected():
 
 def smi(**changes):
     """One GPU as `nvidia-smi -q -x` writes it (driver 580; the fields that are compared, and some that are not)."""
-    own = {"persistence": "Enabled", "ecc": "Enabled", "width": "16x", "temp": "34 C", "limit": "700.00 W"} | changes
+    own = {"ecc": "Enabled", "width": "16x", "temp": "34 C", "limit": "700.00 W"} | changes
     return f"""<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
 <nvidia_smi_log>
   <driver_version>580.1</driver_version><attached_gpus>1</attached_gpus>
   <gpu id="00000000:0B:00.0">
     <product_name>NVIDIA H100</product_name><uuid>GPU-0-0</uuid><serial>1650000000001</serial>
-    <persistence_mode>{own["persistence"]}</persistence_mode><vbios_version>96.1</vbios_version>
+    <vbios_version>96.1</vbios_version>
     <mig_mode><current_mig>Disabled</current_mig><pending_mig>Disabled</pending_mig></mig_mode>
     <compute_mode>Default</compute_mode>
     <ecc_mode><current_ecc>{own["ecc"]}</current_ecc></ecc_mode>
@@ -107,7 +107,6 @@ def test_fields_that_agree_are_silent_and_what_a_driver_lacks_is_not_compared():
     ("changes", "name"),
     [
         ({"width": "8x"}, "pcie width 16, nvidia-smi says 8x"),
-        ({"persistence": "Disabled"}, "persistence True"),
         ({"ecc": "N/A"}, "ecc True, nvidia-smi says N/A"),
         ({"temp": "90 C"}, "celsius 34"),
         ({"limit": "350.00 W"}, "power limit 700"),

@@ -5,7 +5,6 @@ NCCL_HOSTID of its own, of which LCH002.host-id warns.
 """
 
 import subprocess
-from pathlib import Path
 
 import pytest
 from jobs import CHECK
@@ -74,7 +73,7 @@ def test_gpus_are_those_of_nvidia_smi():
 
 def test_health_is_that_of_nvidia_smi():
     fields = ("uuid", "pci.bus_id", "vbios_version", "driver_version", "pcie.link.width.current", "pcie.link.gen.max")
-    found = look(Path("/sys"), lambda step: None)
+    found = look(lambda step: None)
     assert found.error is None
     for gpu, (uuid, pci, vbios, driver, width, generation) in zip(found.gpus, nvidia_smi(*fields), strict=True):
         assert (gpu.uuid, gpu.vbios, found.driver) == (uuid, vbios, driver)
@@ -86,7 +85,7 @@ def test_error_counters_are_those_of_nvidia_smi():
     fields = ("ecc.errors.uncorrected.volatile.total", "remapped_rows.pending", "power.limit", "compute_mode")
     modes = {"Default": 0, "Prohibited": 2, "Exclusive_Process": 3}
     pending = {"No": False, "0": False, "Yes": True, "1": True}
-    for gpu, (errors, remap, watts, mode) in zip(look(Path("/sys"), print).gpus, nvidia_smi(*fields), strict=True):
+    for gpu, (errors, remap, watts, mode) in zip(look(print).gpus, nvidia_smi(*fields), strict=True):
         if errors.isdigit():
             assert gpu.memory.uncorrected == int(errors)
         if remap in pending:

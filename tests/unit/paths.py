@@ -30,7 +30,7 @@ def root_of(index):
 
 def way(source, target, **changes):
     level = Level.PIX if source // 2 == target // 2 else Level.SYS
-    own = {"level": int(level), "nvlinks": 0, "read": 0, "write": 0, "nvlink": 5, "atomics": 5}
+    own = {"level": int(level), "nvlinks": 0, "read": 0, "write": 0, "nvlink": 5}
     return GpuPath(source=source, target=target, **(own | changes))
 
 
@@ -43,7 +43,7 @@ def around(count=4, *, acs=0, ports=(), roots=(), **facts):
     on = {port_of(index) for index in ports} | {root_of(index) for index in roots}
     addresses = dict.fromkeys(address for slot in slots for address in slot.bridges)
     bridges = [Bridge(address, REDIRECTS if address in on else acs) for address in addresses]
-    own = {"virtual": False, "slots": tuple(slots), "bridges": tuple(bridges), "uvm": True}
+    own = {"virtual": False, "slots": tuple(slots), "bridges": tuple(bridges)}
     return Surroundings(**(own | facts))
 
 

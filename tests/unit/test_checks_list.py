@@ -10,6 +10,7 @@ import pytest
 
 import ddpdiag
 from ddpdiag.checks.api import Check
+from ddpdiag.checks.gpu import signs
 from ddpdiag.checks.registry import MODULES, all_checks, by_code, module_of
 from ddpdiag.errors import UsageError
 
@@ -79,6 +80,7 @@ def test_settings_that_a_check_reads_are_declared() -> None:
             for name in ast.walk(call.args[0])
             if isinstance(name, ast.Constant)
         }
+        read |= {row.limit for row in (*signs.TOTALS, *signs.RISES) if row.code.startswith(check.code)} - {""}
         assert read == set(check.settings), check.code
 
 

@@ -18,7 +18,6 @@ def test_gpus_that_are_alike_are_silent():
     [
         ({"vbios": "95.9"}, "vbios", Severity.WARNING),
         (memory(ecc=False), "ecc", Severity.WARNING),
-        ({"persistence": False}, "persistence", Severity.NOTE),
     ],
 )
 def test_the_one_that_differs_is_named(golden, changes, word, severity):
@@ -58,12 +57,12 @@ def test_drivers_that_lch003_tells_apart_are_not_told_twice():
 
 
 def test_other_models_may_differ():
-    changes = {"name": "NVIDIA A100", "vbios": "92.0", "persistence": False}
+    changes = {"name": "NVIDIA A100", "vbios": "92.0"}
     assert judged(CHECK, host_of({4: changes, 5: changes})) == []
 
 
 def test_what_is_not_told_is_no_finding():
-    assert with_fifth(CHECK, vbios=None, persistence=None, **memory(ecc=None)) == []
+    assert with_fifth(CHECK, vbios=None, **memory(ecc=None)) == []
 
 
 def test_gpus_that_were_left_out_by_the_users_choice_are_unknown(golden):

@@ -83,7 +83,7 @@ def test_gpus_at_switches_have_all_links_to_each_other(asked):
     assert len(paths.paths) == 56
     assert {way.nvlinks for way in paths.paths} == {18}
     way = ways(paths)[3, 4]
-    assert (way.level, way.read, way.write, way.nvlink, way.atomics) == (Level.SYS, 0, 0, 0, 0)
+    assert (way.level, way.read, way.write, way.nvlink) == (Level.SYS, 0, 0, 0)
     assert list(CHECK.judge(seen(paths))) == []
 
 

@@ -130,12 +130,6 @@ def test_fewer_gpus_than_promised_are_told_and_the_rest_is_still_who_it_is():
 # Slices ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_slice_belongs_to_the_gpu_that_its_older_name_says():
-    cut = listed(mig=(3, 5))
-    met = job(SICK, [f"MIG-{uuid_of(5)}/1/0", f"MIG-{uuid_of(3)}/1/0"], gpus=cut, visible=1)
-    assert blamed(met) == {FIFTH: ((0,), Severity.ERROR)}
-
-
 def test_a_slice_of_the_only_gpu_that_is_cut_belongs_to_it():
     met = job(SICK, ["MIG-4d5e", "MIG-5e6f"], gpus=listed(mig=(5,)), visible=1)
     assert blamed(met) == {FIFTH: ((0, 1), Severity.ERROR)}

@@ -100,7 +100,7 @@ def test_pairs_with_nvlinks_are_not_said_to_lack_p2p():
 
 @pytest.mark.parametrize("status", [None, int(P2P.UNKNOWN), 77])
 def test_what_is_not_told_is_no_finding(status):
-    untold = dict.fromkeys(("level", "nvlinks", "nvlink", "atomics"))
+    untold = dict.fromkeys(("level", "nvlinks", "nvlink"))
     assert judged(host_of(everywhere={**untold, "read": status, "write": status})) == []
 
 

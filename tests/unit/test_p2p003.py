@@ -161,7 +161,6 @@ def nvml_says(run, status, nvlinks):
             read=status,
             write=status,
             nvlink=0,
-            atomics=0,
         )
         for a in range(2)
     )

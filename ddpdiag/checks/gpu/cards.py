@@ -9,20 +9,19 @@ certain, one that no rank is known to take is worth a warning at most.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from shlex import quote
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.visibility import Data
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
+from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Scalar, Severity
-from ddpdiag.probes.gpu.health import Health, Look
+from ddpdiag.probes.gpu.health import Health
 from ddpdiag.probes.gpu.visibility import ProcGpu, device_index, gpus_named
-
-D = TypeVar("D")
 
 
 class Action(Enum):
@@ -118,7 +117,7 @@ def smi_id(uuid: str | None, pci: str | None = None) -> str:
     return quote(name) if (name := uuid or pci) else "<UUID, listed by nvidia-smi -L>"
 
 
-def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
+def takers_of(seen: Seen[Any]) -> dict[str, tuple[int, ...]]:
     """The ranks that take each GPU, by UUID."""
     rows, taken = seen.of(present.CHECK).by_rank, dict[int, str]()
     for rank, row in rows.items():
@@ -137,7 +136,7 @@ def takers_of(seen: Seen[D]) -> dict[str, tuple[int, ...]]:
     return ranks
 
 
-def _usable_on(seen: Seen[D], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
+def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozenset[str] | None:
     """UUIDs of those of the host's GPUs that its ranks may use; None if that is not certain.
 
     CUDA may leave out a GPU because it is faulty, so torch is believed only where it shows as many as it should.
@@ -167,10 +166,8 @@ def visible_uuids(row: Data) -> tuple[str, ...] | None:
     if value is None:
         return tuple(uuids)
     if value.startswith("MIG-"):
-        # A slice names its GPU in its older form ("MIG-GPU-<uuid>/<instance>/<part>"); else it is the only one that is
-        # cut.
-        older = value.partition(",")[0].removeprefix("MIG-").partition("/")[0]
-        fitting = [gpu.uuid or "" for gpu in gpus if gpu.uuid == older or (not older.startswith("GPU-") and gpu.mig)]
+        # A slice does not name its GPU: known if only one is cut.
+        fitting = [gpu.uuid or "" for gpu in gpus if gpu.mig]
         return (fitting[0],) if len(fitting) == 1 else None
     named = gpus_named(value, [ProcGpu(gpu.pci or "", gpu.name, gpu.uuid) for gpu in gpus])
     if any(name.isdecimal() for name in named) and len({gpu.name for gpu in gpus}) > 1:
@@ -178,11 +175,11 @@ def visible_uuids(row: Data) -> tuple[str, ...] | None:
     return tuple(uuids[int(name)] if name.isdecimal() else name for name in named)
 
 
-def cards_of(seen: Seen[Look]) -> tuple[Card, ...]:
-    """The GPUs of the job that could be opened, each once, by host and index."""
+def cards_of(seen: Seen[Any]) -> tuple[Card, ...]:
+    """The GPUs of the job that GPU003 could open, each once, by host and index."""
     takers = takers_of(seen)
     cards: dict[str, Card] = {}
-    for host, answers in answers_by_host(seen):
+    for host, answers in answers_by_host(seen.of(by_code("GPU003"))):
         found = [(look.driver, health) for look in answers.values() for health in look.gpus if health.error is None]
         usable = _usable_on(seen, host, [health for _, health in found])
         for driver, health in sorted(found, key=lambda pair: pair[1].index):
@@ -209,7 +206,33 @@ def usual(values: Sequence[float]) -> float | None:
     return max(set(values), key=lambda value: (values.count(value), value), default=None)
 
 
-def finding_of(seen: Seen[D], card: Card, fault: Fault) -> Finding:
+def card_findings(seen: Seen[Any], faults: Callable[[Card], Iterable[Fault]]) -> Iterator[Finding]:
+    """The findings about single GPUs, each fault word once for a GPU; or that GPU003, which reads them, did not run."""
+    yield from not_looked_at(seen)
+    for card in cards_of(seen):
+        first: dict[str, Fault] = {}
+        for fault in faults(card):
+            first.setdefault(fault.word, fault)
+        for fault in first.values():
+            yield finding_of(seen, card, fault)
+
+
+def not_looked_at(seen: Seen[Any]) -> Iterator[Finding]:
+    """The finding of a check that judges what GPU003 reads, if the user's choice left GPU003 out."""
+    reader, options = by_code("GPU003"), seen.options
+    is_selected = not options.select or reader.code.startswith(options.select)
+    is_left_out = not is_selected or reader.code.startswith(options.ignore)
+    if seen.world.gpus and not seen.of(reader).trials and is_left_out:
+        yield seen.finding(
+            "unreadable",
+            "the GPUs were not read",
+            f"{reader.code} ({reader.name}) was not selected. It reads the GPUs for this check too, so their state is "
+            "not known.",
+            fix=f"Add {reader.code} to --select, or remove it from --ignore.",
+        )
+
+
+def finding_of(seen: Seen[Any], card: Card, fault: Fault) -> Finding:
     """A finding about this GPU alone."""
     health = card.health
     severity = fault.severity or seen.check.severity_of(fault.word)

@@ -22,8 +22,18 @@ from collections.abc import Iterator, Sequence
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, cards_of, finding_of, usual
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import (
+    Action,
+    Card,
+    Fault,
+    Watch,
+    by_model,
+    card_findings,
+    cards_of,
+    finding_of,
+    usual,
+)
 from ddpdiag.model import Finding, Scalar, Severity
 
 FINDINGS = {
@@ -63,49 +73,44 @@ def events_text(events: int, mask: int) -> str:
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from memory_errors.not_looked_at(seen)
-    cards = cards_of(seen.of(memory_errors.CHECK))
-    for card in cards:
-        for fault in _hot(seen, card):
-            yield finding_of(seen, card, fault)
-    for model, own in by_model(cards):
-        yield from _limited(seen, model, own)
+    yield from card_findings(seen, lambda card: (*lowered(card), *_hot(seen, card)))
+    for model, cards in by_model(cards_of(seen)):
+        yield from _limited(seen, model, cards)
+
+
+def lowered(card: Card) -> Iterator[Fault]:
+    """Clocks that heat or power holds down; NVML also shows it for an instant when clocks change."""
+    events, celsius = card.health.clocks.events or 0, card.health.clocks.celsius
+    harmful = events & sum(HARMFUL)
+    if not harmful:
+        return
+    is_hardware = harmful != _SOFTWARE_THERMAL
+    yield Fault(
+        "slowdown" if is_hardware else "warm",
+        f"{'the hardware' if is_hardware else 'the driver'} limits the clocks of a GPU",
+        f"{events_text(harmful, events)}{'' if celsius is None else f' at {celsius} C'}; none is expected",
+        Action.MONITOR,
+        POWER_FIX if events & 0x80 else COOLING_FIX,
+        {"clock_events": f"{events:#x}", "celsius": celsius},
+        watch=WATCH_CLOCKS,
+    )
 
 
 def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    """Clocks that something holds down, and a temperature from which heat will soon do so."""
-    clocks, least, margin = card.health.clocks, seen.number("margin_celsius"), card.health.clocks.margin_celsius
-    events = clocks.events or 0
-    evidence = {"clock_events": f"{events:#x}", "celsius": clocks.celsius}
-    at = "" if clocks.celsius is None else f", with the GPU core at {clocks.celsius} C"
-    if harmful := events & (0x8 | 0x40 | 0x80):
-        yield Fault(
-            "slowdown",
-            # Seen without load, within a moment: NVML also shows it for an instant when clocks change.
-            "the hardware limits the clocks of a GPU",
-            f"{events_text(harmful, events)} without load{at}; none is expected",
-            Action.MONITOR,
-            POWER_FIX if events & 0x80 else COOLING_FIX,
-            evidence,
-            watch=WATCH_CLOCKS,
-        )
-    elif events & _SOFTWARE_THERMAL:
-        title = "the driver lowers the clocks of a GPU because of heat"
-        said = f"{events_text(events, events)} without load{at}; none is expected"
-        yield Fault("warm", title, said, Action.MONITOR, COOLING_FIX, evidence, watch=WATCH_CLOCKS)
+    """A temperature from which heat will soon hold down the clocks."""
+    clocks, least = card.health.clocks, seen.number("margin_celsius")
+    celsius, margin = clocks.celsius, clocks.margin_celsius
     # A slowdown for heat reports it already.
-    if margin is not None and margin <= least and not events & _HEAT:
-        celsius = "" if clocks.celsius is None else f"{clocks.celsius} C without load, "
-        limit = "" if clocks.celsius is None else f" of {clocks.celsius + margin} C"
+    if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
         yield Fault(
             "margin",
             "a GPU is hot before the job starts",
-            f"{celsius}{abs(margin)} C {'above' if margin < 0 else 'below'} its slowdown temperature{limit}; a "
-            "distance "
-            f"of more than {least:g} C is expected",
+            f"{'' if celsius is None else f'{celsius} C without load, '}{abs(margin)} C "
+            f"{'above' if margin < 0 else 'below'} its slowdown temperature; a distance of more than {least:g} C is "
+            "expected",
             Action.MONITOR,
             COOLING_FIX,
-            {"celsius": clocks.celsius, "margin_celsius": margin},
+            {"celsius": celsius, "margin_celsius": margin},
             watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is still as hot without load"),
         )
 

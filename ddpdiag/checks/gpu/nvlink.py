@@ -21,12 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, cards_of, finding_of, usual
-from ddpdiag.checks.hosts import leave_out, names_text
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, by_model, card_findings, cards_of, finding_of, usual
+from ddpdiag.checks.gpu.signs import numbers_text, totals
+from ddpdiag.checks.hosts import names_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import JOINED
-from ddpdiag.text import count, fold_ranks
+from ddpdiag.text import count
 
 FINDINGS = {
     "down": FindingSpec(
@@ -47,33 +48,9 @@ FINDINGS = {
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from memory_errors.not_looked_at(seen)
-    cards = cards_of(seen.of(memory_errors.CHECK))
-    for _, own in by_model(cards):
-        yield from _missing(seen, own)
-    most = seen.number("link_errors")
-    for card in cards:
-        if flawed := [link for link in card.health.nvlinks if (link.replays or 0) + (link.recoveries or 0) > most]:
-            lines = [
-                f"NVLink {own.number}: {count(own.replays or 0, 'replay')} and "
-                f"{own.recoveries or 0} {'recovery' if own.recoveries == 1 else 'recoveries'}"
-                for own in flawed
-            ]
-            fault = Fault(
-                "errors",
-                "an NVLink of a GPU had errors",
-                f"{'; '.join(lines)} since the driver was loaded; {f'at most {most:g}' if most else '0'} expected",
-                Action.MONITOR,
-                f"In that case also {leave_out([card.host.name])}.",
-                {
-                    "links": [link.number for link in flawed],
-                    "replays": [link.replays for link in flawed],
-                    "recoveries": [link.recoveries for link in flawed],
-                    "crc_errors": [link.crc_errors for link in flawed],
-                },
-                watch=WATCH_ERRORS,
-            )
-            yield finding_of(seen, card, fault)
+    for _, cards in by_model(cards_of(seen)):
+        yield from _missing(seen, cards)
+    yield from card_findings(seen, lambda card: totals(seen, card.health))
 
 
 def _missing(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -141,14 +118,6 @@ def _uneven(seen: Seen[Nothing], up: Mapping[Card, set[int]], *, switched: bool)
         fix=f"Run `nvidia-smi nvlink -s` on {names_text(hosts)}. If the GPUs have an NVLink bridge or NVSwitches, all "
         "links should be up: end all processes on the GPUs and run `nvidia-smi --gpu-reset` there as root.",
     )
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Such as "NVLink 3" or "NVLinks 3,7-9"."""
-    return f"{'NVLink' if len(numbers) == 1 else 'NVLinks'} {fold_ranks(numbers)}"
-
-
-WATCH_ERRORS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
 
 
 skip = devices.skip

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, cards_of, finding_of
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, card_findings
 from ddpdiag.checks.hosts import xid_fix
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.probes.gpu.nvml import Broken
 
@@ -61,47 +61,42 @@ _HARM = (
     (4, 3, "routes are unhealthy until a reset"),
     (6, 1, "it recovers from an access that timed out"),
 )
-# A GPU without a partition, or without the manager of the whole fabric, may still be enough for the job.
-_NOTES = ((12, 2, "no partition is assigned"), (14, 2, "the global fabric manager is disconnected"))
-# Bits 8 to 11; 1 is right.
-_CONFIGURATIONS = {
-    2: "wrong system GUID",
-    3: "wrong serial number of the chassis",
-    4: "no partition",
-    5: "too few NVLinks",
-    6: "incompatible firmware of the GPU",
-    7: "wrong location",
-    8: "invalid state of the GPU",
-}
-_HEALTHY, _UNHEALTHY, _LIMITED = 1, 2, 3
+_UNHEALTHY, _LIMITED = 2, 3
 _SUMMARIES = {_UNHEALTHY: "NVML calls the GPU's fabric health 'unhealthy'", _LIMITED: "the capacity is limited"}
 _WATCH = Watch("nvidia-smi -q -i {gpu} | grep -i recovery", "it shows another action than None")
 _WATCH_FABRIC = Watch("nvidia-smi -q -i {gpu} | grep -A 12 Fabric", "Summary or Health is still not Healthy")
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from memory_errors.not_looked_at(seen)
-    cards = cards_of(seen.of(memory_errors.CHECK))
     rows = seen.of(devices.CHECK).by_rank.values()
     started = {gpu.uuid for row in rows for gpu in row.gpus if gpu.uuid}
-    for card in cards:
-        for fault in (*joined(card, started=card.health.uuid in started), *_degraded(card)):
-            yield finding_of(seen, card, fault)
-        wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
-        said = f"NVML reports {broken.value!r}" if broken else ""
-        if wanted:
-            name, action = recovery_of(wanted)
-            said = f"the driver requests this recovery: {name}. A healthy GPU needs none"
-            title = "the driver requests a recovery of a GPU"
-            severity = Severity.ERROR if wanted in _RECOVERY else Severity.WARNING
-            evidence: dict[str, Scalar | list[Scalar]] = {"recovery_action": wanted}
-            yield finding_of(seen, card, Fault("recovery", title, said, action, "", evidence, severity, _WATCH, cause))
-        elif broken is Broken.RESET_REQUIRED:
-            fault = Fault("reset-required", "a GPU must be reset", said, Action.RESET, first=cause)
-            yield finding_of(seen, card, fault)
-        elif broken is Broken.LOST:
-            fault = Fault("lost", "a GPU is lost", said, Action.REBOOT, REPLACE_LOST, first=cause)
-            yield finding_of(seen, card, fault)
+    yield from card_findings(
+        seen,
+        lambda card: (*joined(card, started=card.health.uuid in started), *_degraded(card), *requested(card)),
+    )
+
+
+def requested(card: Card) -> Iterator[Fault]:
+    """The recovery that the driver requests of this GPU, by its number or by a return code."""
+    wanted, broken, cause = card.health.recovery_action, card.health.broken, xid_fix(card.host.name)
+    if wanted:
+        name, action = recovery_of(wanted)
+        yield Fault(
+            "recovery",
+            "the driver requests a recovery of a GPU",
+            f"the driver requests this recovery: {name}. A healthy GPU needs none",
+            action,
+            evidence={"recovery_action": wanted},
+            severity=Severity.ERROR if wanted in _RECOVERY else Severity.WARNING,
+            watch=_WATCH,
+            first=cause,
+        )
+    elif broken is Broken.RESET_REQUIRED:
+        said = f"NVML reports {broken.value!r}"
+        yield Fault("reset-required", "a GPU must be reset", said, Action.RESET, first=cause)
+    elif broken is Broken.LOST:
+        said = f"NVML reports {broken.value!r}"
+        yield Fault("lost", "a GPU is lost", said, Action.REBOOT, REPLACE_LOST, first=cause)
 
 
 def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
@@ -128,34 +123,28 @@ def joined(card: Card, *, started: bool = False) -> Iterator[Fault]:
     )
 
 
-def health_words(mask: int) -> tuple[list[str], list[str]]:
-    """The harmful states in a health mask of the fabric, and those that are worth a note only."""
-    harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
-    if (configuration := (mask >> 8) & 0xF) > 1:
-        harm.append(f"the configuration is wrong ({_CONFIGURATIONS.get(configuration, f'reason {configuration}')})")
-    return harm, [words for shift, value, words in _NOTES if (mask >> shift) & 0x3 == value]
-
-
 def _degraded(card: Card) -> Iterator[Fault]:
     fabric = card.health.fabric
     if fabric.state != JOINED or fabric.status:
         return
     mask = fabric.health_mask or 0
-    harm, notes = health_words(mask)
-    if fabric.health in _SUMMARIES and not harm:
+    harm = [words for shift, value, words in _HARM if (mask >> shift) & 0x3 == value]
+    # Bits 8 to 11; 1 is right.
+    if (configuration := (mask >> 8) & 0xF) > 1:
+        harm.append(f"the configuration is wrong (reason {configuration})")
+    if not harm and fabric.health in _SUMMARIES:
         harm = [_SUMMARIES[fabric.health]]
-    if not harm and not notes:
+    if not harm:
         return
-    unhealthy = fabric.health == _UNHEALTHY
-    known = Severity.WARNING if harm or fabric.health != _HEALTHY else Severity.NOTE
+    is_unhealthy = fabric.health == _UNHEALTHY
     yield Fault(
         "fabric-health",
-        "the NVSwitch fabric of a GPU is not healthy" if harm else "the NVSwitch fabric of a GPU is not complete",
-        f"{', '.join(harm + notes)}{f' (health mask {mask:#x})' if mask else ''}",
-        Action.REBOOT if unhealthy else Action.MONITOR,
+        "the NVSwitch fabric of a GPU is not healthy",
+        f"{', '.join(harm)}{f' (health mask {mask:#x})' if mask else ''}",
+        Action.REBOOT if is_unhealthy else Action.MONITOR,
         "",
         {"fabric_health": fabric.health, "fabric_health_mask": f"{mask:#x}"},
-        severity=Severity.ERROR if unhealthy else known,
+        severity=Severity.ERROR if is_unhealthy else Severity.WARNING,
         watch=_WATCH_FABRIC,
         first="As root run `journalctl -u nvidia-fabricmanager` and `dmesg -T | grep -i sxid` on "
         f"{card.host.name} for the cause.",

@@ -21,8 +21,8 @@ from typing import TypeVar
 
 from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices, memory_errors
-from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of
+from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu.cards import Action, Card, Fault, card_findings, cards_of
 from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
 from ddpdiag.model import Finding, Severity
 from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers, Process
@@ -53,40 +53,42 @@ _PROHIBITED = 2
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from memory_errors.not_looked_at(seen)
-    cards = cards_of(seen.of(memory_errors.CHECK))
-    reported: set[str] = set()
-    for card in cards:
-        # It is not known which GPU the shared slice belongs to; one of the host's is reported.
-        sharing = () if card.host.name in reported or not card.health.mig else devices.sharing_ranks(seen, card.host)
-        reported |= {card.host.name} if card.health.mig else set()
-        for fault in (*_in_use(seen, card), *_mode(card)):
-            yield finding_of(seen, card, fault)
-        if sharing and seen.options.backend != "gloo":
-            fault = Fault(
-                "mig",
-                "ranks share a slice of a GPU (MIG)",
-                f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU. NCCL refuses two ranks on one "
-                "slice",
-                Action.NONE,
-                devices.SLICES_FIX,
-                {"mig": True, "ranks": [*sharing]},
-                severity=Severity.ERROR,
-            )
-            yield finding_of(seen, card, fault)
-        elif card.health.mig:
-            fault = Fault(
-                "mig",
-                "a GPU is split into slices (MIG)",
-                "MIG is on: ranks get slices of this GPU, and NCCL has no peer-to-peer transport between slices",
-                Action.NONE,
-                f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.smi_id} "
-                f"-mig 0` as root on {card.host.name}.",
-                {"mig": True},
-                # A single rank has no peer.
-                severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
-            )
-            yield finding_of(seen, card, fault)
+    # It is not known which GPU a shared slice belongs to; the first of the host's is reported.
+    first = {card.host.name: card for card in reversed(cards_of(seen)) if card.health.mig}
+    yield from card_findings(
+        seen,
+        lambda card: (
+            *_in_use(seen, card),
+            *_mode(card),
+            *_sliced(seen, card, is_first=first.get(card.host.name) == card),
+        ),
+    )
+
+
+def _sliced(seen: Seen[Nothing], card: Card, *, is_first: bool) -> Iterator[Fault]:
+    sharing = devices.sharing_ranks(seen, card.host) if is_first and seen.options.backend != "gloo" else ()
+    if sharing:
+        yield Fault(
+            "mig",
+            "ranks share a slice of a GPU (MIG)",
+            f"MIG is on, and {ranks_text(sharing)} use the same slice of a GPU. NCCL refuses two ranks on one slice",
+            Action.NONE,
+            devices.SLICES_FIX,
+            {"mig": True, "ranks": [*sharing]},
+            severity=Severity.ERROR,
+        )
+    elif card.health.mig:
+        yield Fault(
+            "mig",
+            "a GPU is split into slices (MIG)",
+            "MIG is on: ranks get slices of this GPU, and NCCL has no peer-to-peer transport between slices",
+            Action.NONE,
+            f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.smi_id} -mig 0` as "
+            f"root on {card.host.name}.",
+            {"mig": True},
+            # A single rank has no peer.
+            severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
+        )
 
 
 def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
@@ -157,7 +159,7 @@ def _mode(card: Card) -> Iterator[Fault]:
 
 def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
     """Reasons why these GPUs may not be free, by what was seen before the job touched them (GPU003, GPU008)."""
-    cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK))}
+    cards = {card.health.uuid: card for card in cards_of(seen)}
     users = {
         uuid
         for finding in seen.of(CHECK).findings

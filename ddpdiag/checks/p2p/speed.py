@@ -76,7 +76,7 @@ _BYTES, _BYTES_PER_RANK, _MOST_BYTES = 128 << 20, 128 << 10, 1 << 30
 _CALL_SECONDS = 0.4
 
 
-_CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown")
+_CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown", "GPU010.warm")
 _COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
 # Findings of other checks that show what makes a path slow, by what sets its rate.
 _SEEN_BY = {

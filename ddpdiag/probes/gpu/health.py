@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import and_
-from pathlib import Path
 
 from msgspec import Struct
 
@@ -41,7 +40,6 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     ecc: bool | None = None
-    ecc_after_reboot: bool | None = None
     corrected: int | None = None
     uncorrected: int | None = None
     uncorrected_ever: int | None = None
@@ -58,7 +56,7 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def memory_errors(device: Device) -> MemoryErrors:
     """All that the GPU says of them."""
-    mode = device.numbers("nvmlDeviceGetEccMode") or (None, None)
+    mode = device.numbers("nvmlDeviceGetEccMode") or (None,)
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
     pages = [device.numbers("nvmlDeviceGetRetiredPages", cause) for cause in (_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR)]
     retired = [len(own) for own in pages if own is not None]
@@ -73,7 +71,6 @@ def memory_errors(device: Device) -> MemoryErrors:
         ever = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _AGGREGATE, _SRAM)
     return MemoryErrors(
         ecc=_flag(mode[0]),
-        ecc_after_reboot=_flag(mode[1]),
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
         uncorrected=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
         uncorrected_ever=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE),
@@ -160,7 +157,6 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
     recovery_action: int | None = None
     mig: bool | None = None
     compute_mode: int | None = None
-    persistence: bool | None = None
     memory_used_bytes: int | None = None
     processes: tuple[Process, ...] | None = None
     graphics: tuple[Process, ...] | None = None
@@ -185,19 +181,19 @@ class Look(Struct, frozen=True, kw_only=True):
     kernel_line: int | None = None
 
 
-def look(sys_root: Path, step: Callable[[str], None]) -> Look:
+def look(step: Callable[[str], None]) -> Look:
     """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
             driver = supported(pynvml.nvmlSystemGetDriverVersion)
             count = pynvml.nvmlDeviceGetCount()
-            return Look(driver=driver, gpus=tuple(_health(index, driver, sys_root, step) for index in range(count)))
+            return Look(driver=driver, gpus=tuple(_health(index, driver, step) for index in range(count)))
     except NvmlError as error:
         return Look(error=str(error))
 
 
-def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str], None]) -> Health:
+def _health(index: int, driver: str | None, step: Callable[[str], None]) -> Health:
     import pynvml
 
     step(f"{NVML_STEP}: GPU {index}")
@@ -223,14 +219,13 @@ def _health(index: int, driver: str | None, sys_root: Path, step: Callable[[str]
         name=device.text("nvmlDeviceGetName"),
         vbios=device.text("nvmlDeviceGetVbiosVersion"),
         memory=errors,
-        pcie=pcie_link(device, pci, sys_root),
+        pcie=pcie_link(device),
         clocks=_clocks(device, events),
         nvlinks=links,
         fabric=fabric(device),
         recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if tells_recovery(driver) else None,
         mig=None if mig is None else bool(mig[0]),
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
-        persistence=device.flag("nvmlDeviceGetPersistenceMode"),
         memory_used_bytes=None if used is None else used[1],
         processes=processes,
         graphics=graphics,

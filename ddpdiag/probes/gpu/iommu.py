@@ -27,15 +27,6 @@ _ACS_ID, _ACS_CONTROL = 0x000D, 0x06
 # Request Redirect, Completion Redirect, Egress Control: what the kernel itself takes for a redirection (p2pdma.c,
 # pci_bridge_has_acs_redir). Upstream Forwarding alone only passes on what a bridge below has redirected.
 _REDIRECTS = 0x0004 | 0x0008 | 0x0020
-# How the firmware of a virtual machine begins its names (systemd, src/basic/virt.c, detect_vm_dmi_vendor), and the end
-# of those of Amazon's machines without a hypervisor (there: detect_vm_dmi).
-_DMI_NAMES = ("product_name", "sys_vendor", "board_vendor", "bios_vendor", "product_version")
-_GUESTS = (
-    "KVM", "OpenStack", "KubeVirt", "Amazon EC2", "QEMU", "VMware", "VMW", "innotek GmbH", "VirtualBox",
-    "Oracle Corporation", "Xen", "Bochs", "Parallels", "BHYVE", "Hyper-V", "Apple Virtualization",
-    "Google Compute Engine",
-)  # fmt: skip
-_METAL = re.compile(r"\.metal(-|$)")
 
 
 class Bridge(Struct, frozen=True, array_like=True):
@@ -68,21 +59,18 @@ class Slot(Struct, frozen=True, kw_only=True):
 class Surroundings(Struct, frozen=True, kw_only=True):
     """A host around its GPUs.
 
-    `parameters` are those of the kernel that concern P2P. `virtual` is None where neither the processor nor the
-    firmware says whether this is a virtual machine.
+    `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag that says
+    whether this is a virtual machine (ARM).
     `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
-    `peermem`: the module for GPUDirect RDMA is loaded; `imex` and `uvm`: the driver's device files are there.
+    `peermem`: the module for GPUDirect RDMA is loaded.
     """
 
     parameters: tuple[str, ...] = ()
-    iommus: tuple[str, ...] = ()
     iommu_groups: int = 0
     virtual: bool | None = None
     slots: tuple[Slot, ...] = ()
     bridges: tuple[Bridge, ...] = ()
     peermem: bool = False
-    imex: bool = False
-    uvm: bool = False
     processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
@@ -110,7 +98,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
         return False if passed & {parameter.lower() for parameter in self.parameters} else None
 
 
-def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root: Path = Path("/dev")) -> Surroundings:
+def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surroundings:
     """Describe the surroundings of the GPUs with these PCI addresses, as these roots show them."""
     slots = tuple(slot_of(address, sys_root) for address in gpus)
     above = dict.fromkeys(address for slot in slots for address in slot.bridges)
@@ -121,29 +109,17 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path, dev_root:
         with suppress(OSError), (sys_root / "bus" / "pci" / "devices" / address / "config").open("rb") as file:
             config = file.read(_EXTENDED_BYTES)
         bridges.append(Bridge(address, acs_control(config)))
-    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs. Elsewhere the firmware's names tell.
+    # x86 has a flag that hypervisors set; Xen also shows itself in sysfs.
     flags, is_xen = cpu.get("flags"), bool(names_in(sys_root / "hypervisor"))
     return Surroundings(
         parameters=tuple(parameters(read_text(proc_root / "cmdline") or "")),
-        iommus=names_in(sys_root / "class" / "iommu") or (),
         iommu_groups=len(names_in(sys_root / "kernel" / "iommu_groups") or ()),
-        virtual=is_xen or (_is_guest(sys_root) if flags is None else "hypervisor" in flags.split()),
+        virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),
         peermem=(sys_root / "module" / "nvidia_peermem").exists(),
-        imex=(dev_root / "nvidia-caps-imex-channels").exists(),
-        uvm=(dev_root / "nvidia-uvm").exists(),
         processor=_maker(cpu),
     )
-
-
-def _is_guest(sys_root: Path) -> bool | None:
-    """Whether the firmware is that of a virtual machine; None where it has no names."""
-    folder = sys_root / "class" / "dmi" / "id"
-    names = [name for name in (read_text(folder / own) for own in _DMI_NAMES) if name]
-    if not names:
-        return None
-    return any(name.startswith(_GUESTS) for name in names) and not _METAL.search(names[0])
 
 
 @contextmanager

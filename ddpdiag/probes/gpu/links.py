@@ -5,12 +5,10 @@ the GPU, PCIe by generation and width.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec import Struct
 
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml
-from ddpdiag.probes.host.kernel import read_int
 
 # nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
 _REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
@@ -23,18 +21,16 @@ JOINED = 3
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The link as it runs now, the most that card and slot can do together, the most that the card alone can.
+    """The link as it runs now, and the most that card and slot can do together.
 
     A card that is idle lets its generation fall, never its width. `replays` counts what was sent again since the driver
-    was loaded. The card's own width comes from sysfs (LnkCap), since NVML does not tell it.
+    was loaded.
     """
 
     width: int | None = None
     width_max: int | None = None
-    width_card: int | None = None
     generation: int | None = None
     generation_max: int | None = None
-    generation_card: int | None = None
     replays: int | None = None
 
 
@@ -84,17 +80,13 @@ class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.state is not None and (self.cluster is None or int(self.cluster, 16) != 0)
 
 
-def pcie_link(device: Device, pci: str | None, sys_root: Path) -> PcieLink:
-    """The card's PCIe link; `pci` is its address in sysfs."""
-    width = read_int(sys_root / "bus" / "pci" / "devices" / (pci or "?") / "max_link_width")
+def pcie_link(device: Device) -> PcieLink:
+    """The PCIe link of the card."""
     return PcieLink(
         width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
         width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
-        # A virtual machine's bus may say 0 or 255: not known.
-        width_card=width if width is not None and 0 < width <= 32 else None,
         generation=device.number("nvmlDeviceGetCurrPcieLinkGeneration"),
         generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
-        generation_card=device.number("nvmlDeviceGetGpuMaxPcieLinkGeneration"),
         replays=device.number("nvmlDeviceGetPcieReplayCounter"),
     )
 

@@ -16,7 +16,7 @@ from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, li
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
-_READ, _WRITE, _NVLINK, _ATOMICS = 0, 1, 2, 3
+_READ, _WRITE, _NVLINK = 0, 1, 2
 # What a virtual machine shows of a device that it may not see; NCCL takes it for an NVSwitch (src/graph/xml.cc).
 _HIDDEN = "fffffff"
 
@@ -76,7 +76,6 @@ class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
     read: int | None = None
     write: int | None = None
     nvlink: int | None = None
-    atomics: int | None = None
 
 
 class Paths(Struct, frozen=True, kw_only=True):
@@ -149,8 +148,8 @@ def _paths(devices: Sequence[tuple[PathGpu, Device]], step: Callable[[str], None
         step(f"ways from GPU {source.index} (PCI {source.pci})")
         for target, other in devices:
             if source.index != target.index:
-                read, write, nvlink, atomics = (
-                    device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE, _NVLINK, _ATOMICS)
+                read, write, nvlink = (
+                    device.towards("nvmlDeviceGetP2PStatus", other, way) for way in (_READ, _WRITE, _NVLINK)
                 )
                 yield GpuPath(
                     source=source.index,
@@ -160,7 +159,6 @@ def _paths(devices: Sequence[tuple[PathGpu, Device]], step: Callable[[str], None
                     read=read,
                     write=write,
                     nvlink=nvlink,
-                    atomics=atomics,
                 )
 
 
