@@ -26,7 +26,7 @@ from ddpdiag.cli.options import spelled
 from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
-from ddpdiag.judgement import read_report
+from ddpdiag.judgement.reading import read_report
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.render import terminal
 from ddpdiag.text import count

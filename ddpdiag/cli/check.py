@@ -19,9 +19,10 @@ from ddpdiag.cli.options import CheckOptions, split, thresholds
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
-from ddpdiag.judgement import judge, read_baseline
-from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.judged import validate
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.ending import with_signal
+from ddpdiag.judgement.reading import read_baseline
+from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Depth, Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs

@@ -17,8 +17,8 @@ from ddpdiag.cli.outputs import HostOutputs, publish, show, write_files
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import Unwritten, UsageError
 from ddpdiag.judgement import judge
-from ddpdiag.judgement.cancelled import with_signal
-from ddpdiag.judgement.judged import selected, validate
+from ddpdiag.judgement.ending import with_signal
+from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Header, Options, Place, Report
 from ddpdiag.model.options import ALONE
 from ddpdiag.model.recording import Line

@@ -13,7 +13,8 @@ from ddpdiag.cli.options import spelled
 from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import disassemble, read_recording, readable
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement import judge, read_run
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Recording, Report
 
 # They need a judgement, or what a judgement is made from: a report has neither.

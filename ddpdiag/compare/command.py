@@ -11,7 +11,7 @@ from ddpdiag.codec import encode, readable
 from ddpdiag.compare.reports import Comparison, compare
 from ddpdiag.comparison import Direction
 from ddpdiag.errors import ExitCode, UsageError
-from ddpdiag.judgement import read_report
+from ddpdiag.judgement.reading import read_report
 from ddpdiag.render.blocks import Block, Fold, Items, Mark, Text
 from ddpdiag.render.files import check_writable, write
 from ddpdiag.render.markup import fitting, painted

@@ -7,9 +7,9 @@ from msgspec import structs
 
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.world import World
-from ddpdiag.judgement.cancelled import ended_by_ctrl_c
+from ddpdiag.judgement.ending import ended_by_ctrl_c
 from ddpdiag.judgement.judged import Judged
-from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity, Verdict
+from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Severity
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
@@ -18,7 +18,7 @@ _HOST_NAME = re.compile(r"[\w.:-]+")
 
 
 def sort_hosts(
-    world: World, recording: Recording, judged: Sequence[Judged], verdict: Verdict
+    world: World, recording: Recording, judged: Sequence[Judged], doubt: str
 ) -> tuple[HostsLine, tuple[str, ...]]:
     """The hosts, and notes for all readers.
 
@@ -32,7 +32,7 @@ def sort_hosts(
     warned = _warned_hosts(world, findings)
     blaming = [node for finding in errors for node in _hosts_of(world, finding)]
     bad = tuple(dict.fromkeys([*blaming, *(warned if world.options.strict else ())]))
-    why = _undecided(recording, errors, verdict)
+    why = _undecided(recording, errors, doubt)
     unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
     ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
     doubtful = {*bad, *ends, *unseen}
@@ -118,7 +118,7 @@ def _with_warnings(names: Sequence[str]) -> str:
     return f"{names_text(names)} {are} not listed as healthy: a warning blames {them} (failing with --strict)"
 
 
-def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict) -> str:
+def _undecided(recording: Recording, errors: Sequence[Finding], doubt: str) -> str:
     """Why no host can be listed as healthy, or nothing."""
     if recording.end is None:
         return "no host is listed as healthy, because the recording has no end"
@@ -127,7 +127,7 @@ def _undecided(recording: Recording, errors: Sequence[Finding], verdict: Verdict
     open_ones = [f for f in errors if not (f.ranks or f.hosts or f.links)]
     if open_ones:
         return f"no host is listed as healthy, because {open_ones[0].code} blames no rank or host: {open_ones[0].title}"
-    if not errors and verdict is Verdict.UNKNOWN:
+    if not errors and doubt:
         return "no host is listed as healthy, because not everything could be checked"
     return ""
 

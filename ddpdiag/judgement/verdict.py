@@ -1,22 +1,19 @@
-"""The verdict and its sentence, for all hosts or as many as a job needs (--need-hosts).
-
-Absence of evidence is never FIT.
-"""
+"""The verdict and its sentence, for all hosts or as many as a job needs (--need-hosts)."""
 
 import signal
 from collections.abc import Container, Mapping, Sequence, Set
-from itertools import islice
 
 from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.findings import Effect, Section, workarounds_text
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.world import World, without_gpu
+from ddpdiag.checks.world import World
 from ddpdiag.errors import ExitCode
-from ddpdiag.judgement.cancelled import ended_by_a_signal, interruption
+from ddpdiag.judgement.doubt import tested
+from ddpdiag.judgement.ending import Run, ended_by_a_signal
 from ddpdiag.judgement.hosts import slower_share
-from ddpdiag.judgement.judged import Judged, lacks_named_backend
+from ddpdiag.judgement.judged import Judged
 from ddpdiag.model import Finding, HostsLine, Recording, Scalar, Severity, Status, Verdict
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.text import count, rate_text, times_text
@@ -24,8 +21,6 @@ from ddpdiag.text import count, rate_text, times_text
 _SPEED = "training.samples_per_second"
 # So many slow hosts are named in the sentence; of more there is a list above it.
 _FEW = 4
-# A recording may claim millions of ranks.
-_MOST_NAMED = 1024
 # Stages in which ranks exchange what a job does.
 _COLLECTIVE = (Stage.COLLECTIVE, Stage.FABRIC, Stage.TRAINING)
 
@@ -42,12 +37,27 @@ class Conclusion(Struct, frozen=True):
 
 
 def conclude(
-    world: World, recording: Recording, judged: Sequence[Judged], workarounds: Mapping[str, str | None] | None = None
+    world: World,
+    run: Run,
+    judged: Sequence[Judged],
+    doubt: str,
+    hosts: HostsLine,
+    workarounds: Mapping[str, str | None],
 ) -> Conclusion:
-    """UNFIT for an error that will break a job; UNKNOWN if something should have been checked and was not; else FIT.
+    """The result for all hosts, or for as many as the job needs. `workarounds`: variables without which it is UNFIT."""
+    whole = _of_all_hosts(world, run.recording, judged, doubt, workarounds)
+    options = run.recording.header.options
+    if options.need_hosts is None or options.bench or options.train or whole.exit_code == ExitCode.USAGE:
+        return whole
+    return _of_needed_hosts(world, run.established, judged, whole, hosts, options.need_hosts, workarounds)
 
-    A run that was made for one check has that check's own sentence. `workarounds` are variables without which it would
-    be UNFIT.
+
+def _of_all_hosts(
+    world: World, recording: Recording, judged: Sequence[Judged], doubt: str, workarounds: Mapping[str, str | None]
+) -> Conclusion:
+    """UNFIT for an error that will break a job; UNKNOWN for a doubt; else FIT.
+
+    A run that was made for one check has that check's sentence.
     """
     own = next((j.added.section for j in judged if j.added.section is not None), None)
     errors = [(j, f) for j in judged for f in j.findings if f.severity is Severity.ERROR]
@@ -61,22 +71,20 @@ def conclude(
         return Conclusion(Verdict.UNFIT, exit_code(recording, ExitCode.UNFIT), sentence)
     if mistakes:
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.USAGE), f"{mistakes[0].title}.")
-    interrupted = "" if errors else interruption(world, recording, judged)
-    unknown = interrupted or _unknown(world, recording, judged, [finding for _, finding in errors])
-    if unknown:
+    if doubt:
         question = "Whether {} can train" if own is None else own.question
-        sentence = f"{question.format(who(world))} is not known: {unknown}."
+        sentence = f"{question.format(who(world))} is not known: {doubt}."
         sentence += f" {own.sentence}" if own is not None and own.measured else ""
         return Conclusion(Verdict.UNKNOWN, exit_code(recording, ExitCode.UNKNOWN), sentence)
     warnings = sum(f.severity is Severity.WARNING for j in judged for f in j.findings)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    sentence = _fit(world, recording, judged, warnings, workarounds or {}) if own is None else own.sentence
+    sentence = _fit(world, recording, judged, warnings, workarounds) if own is None else own.sentence
     sentence += _STRICT if code is ExitCode.UNFIT else ""
     return Conclusion(Verdict.FIT, code, sentence, degraded=any(any(j.slowing()) for j in judged))
 
 
 def _backend_failed(world: World, recording: Recording) -> bool:
-    """Did a trial over the job's backend fail? An error that explains it may be one of another stage."""
+    """Whether a trial over the job's backend failed. An error that explains it may be one of another stage."""
     own = {t.number for t in recording.trials if t.params.get("backend") == world.backend and not t.may_fail}
     return any(o.trial in own and o.status not in (Status.DONE, Status.SKIPPED) for o in recording.outcomes)
 
@@ -94,48 +102,6 @@ def exit_code(recording: Recording, code: ExitCode) -> int:
     if str(int(signal.SIGINT)) in told:
         return ExitCode.INTERRUPTED
     return ExitCode.TERMINATED if ended_by_a_signal(recording) or (told and code is ExitCode.UNKNOWN) else code
-
-
-def _unknown(world: World, recording: Recording, judged: Sequence[Judged], errors: Sequence[Finding]) -> str:
-    """Why the verdict is UNKNOWN, or nothing."""
-    if errors:
-        return errors[0].title
-    for own in judged:
-        if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.skip, world)):
-            is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
-            fix = "; make the job's GPUs visible to every rank, or test with --backend gloo" if is_gpuless else ""
-            return f"{own.check.code} ({own.check.name}) could not run: {own.skip.reason}{fix}"
-        if not own.readable:
-            return f"this version of ddpdiag cannot read the recorded data of {own.check.code}"
-        for finding in own.not_seen():
-            return finding.title
-    if recording.end is None:
-        return "the recording has no end"
-    if missing := _without_lines(world, recording):
-        return f"the recording lacks lines of {ranks_text(missing)}"
-    tried = {outcome.code for outcome in recording.outcomes}
-    for own in judged:
-        if own.check.measure is not None and own.skip is None and own.check.code not in tried:
-            return f"{own.check.code} ({own.check.name}) was not run"
-    return "" if tested(recording, judged) else "no check could run"
-
-
-def _without_lines(world: World, recording: Recording) -> Sequence[int]:
-    """Ranks without an event, or with trials without an outcome: rank 0 writes one for each rank of each trial."""
-    told = world.arrivals.keys() | {event.rank for event in recording.events}
-    if silent := list(islice((rank for rank in range(world.size) if rank not in told), _MOST_NAMED)):
-        return silent
-    answered: dict[int, set[int]] = {}
-    for outcome in recording.outcomes:
-        answered.setdefault(outcome.trial, set()).add(outcome.rank)
-    return sorted({rank for trial in recording.trials for rank in {*trial.ranks} - answered.get(trial.number, set())})
-
-
-def tested(recording: Recording, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """Stages in which a check was done on some rank, or judged the launch; one that never ran is no evidence."""
-    done = {outcome.code for outcome in recording.outcomes if outcome.status is Status.DONE}
-    done |= {own.check.code for own in judged if own.check.measure is None and own.check.stage is Stage.LAUNCH}
-    return tuple(dict.fromkeys(own.check.stage.value for own in judged if own.check.code in done))
 
 
 def who(world: World) -> str:
@@ -218,13 +184,14 @@ def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
 # A job that needs fewer hosts than there are --------------------------------------------------------------------------
 
 
-def verdict_of_needed_hosts(
+def _of_needed_hosts(
     world: World,
     recording: Recording,
     judged: Sequence[Judged],
     whole: Conclusion,
     hosts: HostsLine,
-    workarounds: Mapping[str, str | None] | None = None,
+    need: int,
+    workarounds: Mapping[str, str | None],
 ) -> Conclusion:
     """The result for a job that needs so many hosts; `whole` is the result on all of them.
 
@@ -232,10 +199,6 @@ def verdict_of_needed_hosts(
     be checked must have been checked on the healthy ones, and a collective of the job's backend must have been done on
     all of them. UNFIT if too many fail.
     """
-    options = recording.header.options
-    need = options.need_hosts
-    if need is None or options.bench is not None or options.train is not None or whole.exit_code == ExitCode.USAGE:
-        return whole
     names = dict.fromkeys([*(name for name, _ in world.hosts), *hosts.failing])
     healthy = "is healthy" if len(hosts.healthy) == 1 else "are healthy"
     said = f"{len(hosts.healthy)} of {count(len(names), 'host')} {healthy}, {need} needed"
@@ -250,7 +213,7 @@ def verdict_of_needed_hosts(
         return structs.replace(whole, sentence=f"{said}. {whole.sentence}")
     good = frozenset(hosts.healthy)
     left = names_text([name for name in names if name not in good])
-    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", workarounds or {})
+    return _without(world, recording, judged, good, f"{said}{f', without {left}' if left else ''}", workarounds)
 
 
 def _without(
@@ -302,7 +265,7 @@ def _nowhere(world: World, recording: Recording) -> list[int]:
 
 
 def _concerns(world: World, finding: Finding, good: Container[str]) -> bool:
-    """Does it name one of these hosts, or none at all?"""
+    """Whether it names one of these hosts, or none at all."""
     ends = [end for link in finding.links for end in link.split(" -> ")]
     named = (*finding.hosts, *world.hosts_of(finding.ranks), *ends)
     return not named or any(name in good for name in named)
@@ -313,7 +276,7 @@ def _ranks_of(world: World, names: Container[str]) -> frozenset[int]:
 
 
 def _tried_together(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> bool:
-    """Did the job's backend work among all ranks of these hosts at once, if it was to be tried at all?"""
+    """Whether the job's backend worked among all ranks of these hosts at once, if it was to be tried at all."""
     ranks = _ranks_of(world, good)
     collective = [own for own in judged if own.check.stage in _COLLECTIVE]
     asked = {own.check.code for own in collective if not own.skip or not own.skip.grounds}

@@ -17,7 +17,7 @@ from msgspec import structs
 import ddpdiag
 from ddpdiag.checks.api import Check, Stage
 from ddpdiag.errors import ExitCode, RunLost, UsageError
-from ddpdiag.judgement.judged import selected
+from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Arrival, Header, Options, Place
 from ddpdiag.model.news import Joined, Listener, Seeking
 from ddpdiag.model.recording import Line

@@ -12,7 +12,7 @@ from ddpdiag.cli.outputs import LintOptions, Outputs
 from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.explain import command as explain
-from ddpdiag.judgement import read_baseline as read_run
+from ddpdiag.judgement.reading import read_baseline as read_run
 from ddpdiag.lint import command as lint
 from ddpdiag.model.trial import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse

@@ -12,7 +12,7 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.codec import encode
-from ddpdiag.judgement.judged import trials_seconds
+from ddpdiag.judgement.stages import trials_seconds
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
 from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header

@@ -23,8 +23,9 @@ from ddpdiag.cli.options import Color, split
 from ddpdiag.cli.outputs import Outputs, publish, show, terminal
 from ddpdiag.codec import disassemble, encode, pretty, read_recording
 from ddpdiag.errors import ExitCode, Unwritten, UsageError
-from ddpdiag.judgement import judge, read_report
-from ddpdiag.judgement.judged import validate
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.reading import read_report
+from ddpdiag.judgement.selection import validate
 from ddpdiag.model import Options
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,8 @@ from ddpdiag.comparison import (
     standings,
 )
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement import judge, read_baseline, read_report, world_of
+from ddpdiag.judgement import judge, world_of
+from ddpdiag.judgement.reading import read_baseline, read_report
 from ddpdiag.model import CheckLine, Finding, Matrix, Report, Severity, Verdict
 from ddpdiag.model.bench import BenchCurve, BenchPoint
 from ddpdiag.model.options import Figure, Sampling, Snapshot, Standings

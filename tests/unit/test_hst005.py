@@ -7,7 +7,7 @@ from seen import seen_of
 
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.host.alone import CHECK, LOOPBACK, Data
-from ddpdiag.judgement.judged import selected
+from ddpdiag.judgement.selection import selected
 from ddpdiag.model import Finding, Options, Recording, Severity
 from ddpdiag.model.measurements import Group, Product
 

@@ -9,7 +9,7 @@ from ddpdiag.checks.run import joined
 from ddpdiag.checks.world import World
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.judgement.hosts import sort_hosts
-from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Verdict
+from ddpdiag.model import End, Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip
 
 
 def run_of(*events: Event, ended: bool = True) -> Recording:
@@ -18,14 +18,14 @@ def run_of(*events: Event, ended: bool = True) -> Recording:
 
 
 def sorted_hosts(
-    *findings: Finding, world: World | None = None, run: Recording | None = None, verdict: Verdict = Verdict.UNFIT
+    *findings: Finding, world: World | None = None, run: Recording | None = None, doubt: str = ""
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), verdict)
+    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), doubt)
     return structs.replace(hosts, notes=()), (*notes, *hosts.notes)
 
 
 def test_without_errors_every_host_is_good() -> None:
-    hosts, notes = sorted_hosts(verdict=Verdict.FIT)
+    hosts, notes = sorted_hosts()
     assert (hosts, notes) == (HostsLine(healthy=("n0", "n1", "n2", "n3")), ())
 
 
@@ -36,26 +36,26 @@ def test_blamed_ranks_make_their_hosts_bad() -> None:
 
 def test_a_host_that_a_warning_blames_is_not_healthy_and_failing_with_strict(golden) -> None:
     slow = finding_of(Severity.WARNING, ranks=(2,))
-    hosts, notes = sorted_hosts(slow, verdict=Verdict.FIT)
+    hosts, notes = sorted_hosts(slow)
     assert hosts == HostsLine(healthy=("n0", "n2", "n3"))
     golden(*notes)
-    strict, _ = sorted_hosts(slow, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
+    strict, _ = sorted_hosts(slow, world=world_of(8, options=Options(strict=True)))
     assert strict == HostsLine(failing=("n1",), healthy=("n0", "n2", "n3"))
 
 
 def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
     same = [finding_of(Severity.WARNING, code="HST007.old", hosts=(f"n{host}",)) for host in range(4)]
     of_the_run = structs.replace(finding_of(Severity.WARNING, ranks=(2,)), of_the_run=True)
-    hosts, notes = sorted_hosts(*same, of_the_run, verdict=Verdict.FIT)
+    hosts, notes = sorted_hosts(*same, of_the_run)
     assert (hosts, notes) == (HostsLine(healthy=("n0", "n1", "n2", "n3")), ())
-    strict, _ = sorted_hosts(*same, world=world_of(8, options=Options(strict=True)), verdict=Verdict.FIT)
+    strict, _ = sorted_hosts(*same, world=world_of(8, options=Options(strict=True)))
     assert strict == HostsLine(failing=("n0", "n1", "n2", "n3"))
 
 
 def test_a_job_that_needs_more_than_the_healthy_hosts_gets_those_with_warnings() -> None:
     slow = finding_of(Severity.WARNING, ranks=(2,))
     needs = {need: world_of(8, options=Options(need_hosts=need)) for need in (3, 4)}
-    lists = {need: sorted_hosts(slow, world=world, verdict=Verdict.FIT)[0] for need, world in needs.items()}
+    lists = {need: sorted_hosts(slow, world=world)[0] for need, world in needs.items()}
     assert lists == {3: HostsLine(healthy=("n0", "n2", "n3")), 4: HostsLine(healthy=("n0", "n1", "n2", "n3"))}
 
 
@@ -79,9 +79,9 @@ def test_an_error_that_blames_nobody_leaves_nobody_good_and_says_so(golden) -> N
 def test_a_host_of_a_slow_rank_is_slow_where_there_is_another_one() -> None:
     slow = finding_of(Severity.WARNING, code="TRN003.straggler", ranks=(3,), hosts=("n1",))
     slow = structs.replace(slow, evidence={"slower_share": 0.4})
-    hosts, _ = sorted_hosts(slow, verdict=Verdict.FIT)
+    hosts, _ = sorted_hosts(slow)
     assert (hosts.slow, hosts.failing) == ({"n1": 0.4}, ())
-    alone, _ = sorted_hosts(slow, world=world_of(8, ranks_per_node=8), verdict=Verdict.FIT)
+    alone, _ = sorted_hosts(slow, world=world_of(8, ranks_per_node=8))
     assert alone.slow == {}
 
 
@@ -93,7 +93,7 @@ def test_no_host_is_good_where_time_ran_out() -> None:
 
 
 def test_what_was_not_looked_at_is_not_good(golden) -> None:
-    for hosts, notes in (sorted_hosts(verdict=Verdict.UNKNOWN), sorted_hosts(run=run_of(ended=False))):
+    for hosts, notes in (sorted_hosts(doubt="not run"), sorted_hosts(run=run_of(ended=False))):
         assert hosts == HostsLine()
         golden(*notes)
 
@@ -132,10 +132,10 @@ def test_an_absent_rank_on_no_known_host_cannot_be_excluded(golden) -> None:
 
 def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(golden) -> None:
     findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
-    hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), Verdict.UNFIT)
+    hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), "")
     assert notes == ()
     needed = world_of(8, options=Options(need_hosts=2))
-    assert sort_hosts(needed, run_of(), judged_of(findings), Verdict.UNFIT) == (hosts, hosts.notes)
+    assert sort_hosts(needed, run_of(), judged_of(findings), "") == (hosts, hosts.notes)
     golden(*hosts.notes)
 
 

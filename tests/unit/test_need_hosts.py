@@ -18,9 +18,12 @@ from ddpdiag.codec import disassemble, encode_line
 from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement import world_of as world_of_run
+from ddpdiag.judgement.doubt import doubt_of
+from ddpdiag.judgement.ending import Run
 from ddpdiag.judgement.hosts import fastest_first, sort_hosts
 from ddpdiag.judgement.judged import Judged
-from ddpdiag.judgement.verdict import Conclusion, conclude, verdict_of_needed_hosts
+from ddpdiag.judgement.stages import lines_of
+from ddpdiag.judgement.verdict import Conclusion, conclude
 from ddpdiag.model import Event, EventKind, Finding, HostsLine, Options, Recording, Severity, Skip, Status, Verdict
 from ddpdiag.model.bench import Bench
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, simulate
@@ -40,8 +43,8 @@ def concluded(
     judged += [
         Judged(check=check, skip=skip) for check in all_checks() for skip in run.skips if skip.code == check.code
     ]
-    whole = conclude(world, run, judged)
-    return verdict_of_needed_hosts(world, run, judged, whole, sort_hosts(world, run, judged, whole.verdict)[0])
+    doubt = doubt_of(world, run, judged, lines_of(run, judged).stages)
+    return conclude(world, Run(run, run), judged, doubt, sort_hosts(world, run, judged, doubt)[0], {})
 
 
 UNREAD = finding_of(Severity.WARNING, code="HST004.unreadable", ranks=(1,))
@@ -269,5 +272,5 @@ def test_exports_that_the_good_ones_need_are_told(golden) -> None:
     world = World(size=4, launcher="hand", options=Options(need_hosts=3), arrivals=run.arrivals)
     judged = judged_of([BAD])
     hosts = HostsLine(failing=("n2",), healthy=("n0", "n1", "n3"))
-    found = verdict_of_needed_hosts(world, run, judged, conclude(world, run, judged), hosts, {"NCCL_P2P_DISABLE": "1"})
+    found = conclude(world, Run(run, run), judged, "", hosts, {"NCCL_P2P_DISABLE": "1"})
     golden(found.sentence)

@@ -9,8 +9,9 @@ from seen import arrival_of
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.codec import assemble, encode_line, read_recording
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement import judge, read_run
-from ddpdiag.judgement.rank_0_lost import with_end
+from ddpdiag.judgement import judge
+from ddpdiag.judgement.ending import run_of
+from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Event, EventKind, Header, Kind, Options, Outcome, Recording, Status, Trial, Verdict
 from ddpdiag.model.recording import Line
 
@@ -25,7 +26,7 @@ def lost_rank_0(*reporters: int) -> list[Event]:
 
 
 def ended(*lines: Line) -> Recording:
-    return with_end(assemble([HEADER, *ARRIVALS, TRIAL, *lines]))
+    return run_of(assemble([HEADER, *ARRIVALS, TRIAL, *lines])).recording
 
 
 def test_a_rank_without_a_last_line_is_lost_too() -> None:
@@ -51,7 +52,7 @@ def test_a_rank_that_received_a_signal_is_a_bystander() -> None:
 
 def test_a_run_with_rank_0_is_unchanged() -> None:
     recording = assemble([HEADER, *ARRIVALS, TRIAL])
-    assert with_end(recording) is recording
+    assert run_of(recording).recording is recording
 
 
 def write(path: Path, *lines: Line) -> None:

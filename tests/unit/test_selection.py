@@ -7,7 +7,8 @@ from seen import unseen, world_of
 from ddpdiag.checks.registry import BY_WHOLE_CODE, all_checks, by_code
 from ddpdiag.checks.world import World, without_gpu
 from ddpdiag.errors import UsageError
-from ddpdiag.judgement.judged import lacks_named_backend, selected, validate
+from ddpdiag.judgement.doubt import lacks_named_backend
+from ddpdiag.judgement.selection import selected, validate
 from ddpdiag.model import Options, Skip
 
 

@@ -8,7 +8,7 @@ from ddpdiag.checks.api import Check, Scope, Seen, SkipKind, Stage
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.codec import extend
-from ddpdiag.judgement.judged import selected
+from ddpdiag.judgement.selection import selected
 from ddpdiag.model import (
     IMPORT_STEP,
     Arrival,

@@ -1,0 +1,62 @@
+"""The checks that a run takes, by --stage, --skip-stage, --select and --ignore."""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from ddpdiag.checks.api import Check, Stage
+from ddpdiag.checks.registry import BY_WHOLE_CODE
+from ddpdiag.errors import UsageError, nearest
+from ddpdiag.model import Options
+
+# So many names fit into a sentence.
+_FEW = 12
+
+
+def selected(check: Check[Any], options: Options) -> bool:
+    """Whether this run takes the check. `--select` and `--ignore` take codes or their prefixes; ignoring wins."""
+    if check.code.startswith(options.ignore) and options.ignore:
+        return False
+    if check.code in BY_WHOLE_CODE and not options.alone and check.code not in options.select:
+        return False
+    if check.stage.value in options.skip_stages:
+        return False
+    if options.select and not check.code.startswith(options.select):
+        return False
+    return not options.stages or check.stage.value in options.stages
+
+
+def validate(options: Options, checks: Iterable[Check[Any]]) -> None:
+    """UsageError for a stage or code that does not exist, or a `--set` that names none."""
+    by_code = {check.code: check for check in checks}
+    codes = list(by_code)
+    stages = [stage.value for stage in Stage if stage is not Stage.RUN]
+    for option, names in (("--stage", options.stages), ("--skip-stage", options.skip_stages)):
+        _known(option, names, stages, "stage")
+    for option, names in (("--select", options.select), ("--ignore", options.ignore)):
+        unknown = [name for name in names if not name or not any(code.startswith(name) for code in codes)]
+        _known(option, unknown, codes, "code")
+    if not any(check.stage is not Stage.RUN and selected(check, options) for check in by_code.values()):
+        raise UsageError("--stage, --skip-stage, --select and --ignore leave no check to run")
+    for name, value in options.settings.items():
+        code, _, threshold = name.partition(".")
+        _known("--set", [code], codes, "code")
+        _known("--set", [name], [f"{code}.{own}" for own in by_code[code].thresholds], f"threshold of {code}")
+        if threshold == "deadline_seconds" and float(value) <= 0:
+            raise UsageError(f"--set {name}={value}: a deadline must be more than 0 seconds")
+
+
+def _known(option: str, names: Iterable[str], known: Sequence[str], word: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{option} {name}: unknown {word}; {_those(name, known, word)}")
+
+
+def _those(name: str, known: Sequence[str], word: str) -> str:
+    """The names that exist: all of a few, of many those with similar names."""
+    if len(known) <= _FEW:
+        near = nearest(name, known) if len(known) > 1 else ""
+        return f"expected {', '.join(known)}{near}" if known else "there is none"
+    similar = get_close_matches(name, known, n=3)
+    meant = f"did you mean {', '.join(similar)}? " if similar else ""
+    return f"{meant}`ddpdiag checks` lists the {word}s"

@@ -1,0 +1,135 @@
+"""The lines of the report about stages and checks.
+
+Checks of the run (RUN001 to RUN004) judge trials of other stages, and which ranks joined: their findings belong to
+these stages.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ddpdiag.checks.api import Concern, Stage
+from ddpdiag.judgement.judged import Judged
+from ddpdiag.model import CheckLine, EventKind, Finding, Outcome, Recording, Severity, StageLine, Status
+from ddpdiag.model.recording import TOLD_TO_LEAVE
+
+_FAILED = (Status.UNHEARD, Status.DIED, Status.HUNG, Status.RAISED)
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+
+ByCode = Mapping[str, Sequence[Outcome]]
+
+
+class Lines(NamedTuple):
+    """The lines of the stages that had checks to run, and of all checks."""
+
+    stages: tuple[StageLine, ...]
+    checks: tuple[CheckLine, ...]
+
+
+def lines_of(recording: Recording, judged: Sequence[Judged]) -> Lines:
+    """The lines of stages and checks, with the findings about them of checks of the run."""
+    outcomes: dict[str, list[Outcome]] = {}
+    for outcome in recording.outcomes:
+        outcomes.setdefault(outcome.code, []).append(outcome)
+    concerns = [concern for own in judged for concern in own.added.concerns]
+    beside = _of_the_run(judged, concerns)
+    absent = max((event.seconds for event in recording.events if event.kind is EventKind.ABSENT), default=0.0)
+    stages = tuple(
+        _line(stage, own, recording, outcomes, beside.get(stage, _Beside()), absent)
+        for stage in Stage
+        if (own := [j for j in judged if j.check.stage is stage and j.check.measure is not None])
+    )
+    affected: dict[str, Counter[str]] = {}
+    for concern in concerns:
+        affected.setdefault(str(concern.where), Counter()).update(concern.affected)
+    checks = (_check_line(j, outcomes.get(j.check.code, ()), affected.get(j.check.code, {})) for j in judged)
+    return Lines(stages, tuple(checks))
+
+
+class _Beside(NamedTuple):
+    """The findings of checks of the run about a stage, and a note on it."""
+
+    findings: tuple[Finding, ...] = ()
+    note: str = ""
+
+
+def _line(
+    stage: Stage, own: Sequence[Judged], recording: Recording, outcomes: ByCode, beside: _Beside, waited: float
+) -> StageLine:
+    status = _status(own, recording, outcomes)
+    findings = [*(finding for j in own for finding in j.findings), *beside.findings]
+    severities = {finding.severity for finding in findings}
+    note = beside.note
+    if stage is Stage.LAUNCH and any(finding.severity is Severity.ERROR for finding in beside.findings):
+        status = "error"
+    if status == "interrupted":
+        truncated = next(j.check for j in own if _is_truncated(outcomes.get(j.check.code, ())))
+        note = f"interrupted in {truncated.code} ({truncated.name})"
+    return StageLine(
+        name=stage.value,
+        status=status,
+        # The others waited for ranks that never joined before any trial.
+        seconds=sum(trials_seconds(outcomes.get(j.check.code, ())) for j in own)
+        + (waited if stage is Stage.LAUNCH else 0.0),
+        severity=next((severity for severity in _WORST_FIRST if severity in severities), None),
+        codes=tuple(dict.fromkeys(finding.code for finding in findings)),
+        note=note,
+    )
+
+
+def trials_seconds(outcomes: Iterable[Outcome]) -> float:
+    """The seconds of trials, each as long as its slowest rank."""
+    slowest: dict[int, float] = {}
+    for outcome in outcomes:
+        slowest[outcome.trial] = max(slowest.get(outcome.trial, 0.0), outcome.seconds)
+    return sum(slowest.values())
+
+
+def _status(judged: Sequence[Judged], recording: Recording, outcomes: ByCode) -> str:
+    """The worst of the stage: error or warning findings, else what hindered its trials, else part or done."""
+    severities = {f.severity for j in judged for f in j.findings}
+    if Severity.ERROR in severities:
+        return "error"
+    experiments = {trial.number for trial in recording.trials if trial.may_fail}
+    own = [o for j in judged for o in outcomes.get(j.check.code, ())]
+    statuses = {Status.DONE} if any(o.trial in experiments for o in own) else set()
+    statuses |= {o.status for o in own if o.trial not in experiments}
+    for status in _FAILED:
+        if status in statuses:
+            return str(status.value)
+    if _is_truncated(own) and any(event.kind in TOLD_TO_LEAVE for event in recording.events):
+        return "interrupted"
+    if Severity.WARNING in severities:
+        return "warning"
+    if Status.DONE in statuses and any(j.skip is None and j.check.code not in outcomes for j in judged):
+        return "part"
+    return "done" if Status.DONE in statuses else "skipped"
+
+
+def _is_truncated(outcomes: Sequence[Outcome]) -> bool:
+    """Whether ranks were stopped during it."""
+    return any(outcome.told and outcome.status is Status.SKIPPED for outcome in outcomes)
+
+
+def _of_the_run(judged: Sequence[Judged], concerns: Sequence[Concern]) -> dict[Stage, _Beside]:
+    stages: dict[Stage | str, Stage] = {stage: stage for stage in Stage}
+    stages |= {j.check.code: j.check.stage for j in judged}
+    beside: dict[Stage, _Beside] = {}
+    for concern in concerns:
+        if (stage := stages.get(concern.where)) is not None:
+            known = beside.get(stage, _Beside())
+            beside[stage] = _Beside((*known.findings, concern.finding), known.note or concern.note)
+    return beside
+
+
+def _check_line(judged: Judged, outcomes: Sequence[Outcome], affected: Mapping[str, int]) -> CheckLine:
+    check = judged.check
+    return CheckLine(
+        code=check.code,
+        name=check.name,
+        stage=check.stage.value,
+        statuses={status.value: count for status, count in Counter(o.status for o in outcomes).items()},
+        skipped_because=judged.skip.reason if judged.skip else None,
+        measures=check.measure is not None,
+        affected=dict(affected),
+    )
