@@ -34,7 +34,8 @@ class KnownError(Struct, frozen=True, kw_only=True):
     """A known text, as a finding reports it: `title` and the `rest` of the card's meaning, its fix, and the text.
 
     `name` is the card's, `check` the check (or rule of lint) that explains more. `is_wait`: the text shows only that
-    another rank is missing.
+    another rank is missing; `is_harmless`: it is no failure of its own. `action` is what the device of a line of the
+    kernel's log needs.
     """
 
     name: str
@@ -44,6 +45,8 @@ class KnownError(Struct, frozen=True, kw_only=True):
     fix: str
     quote: str
     is_wait: bool = False
+    is_harmless: bool = False
+    action: str = ""
 
     @property
     def more(self) -> str:
@@ -73,6 +76,11 @@ def known_error(*texts: str) -> KnownError | None:
     return next(map(as_known, causes), None)
 
 
+def known_line(line: str) -> KnownError:
+    """The meaning of a line that some card knows for certain, such as an Xid of the kernel's log."""
+    return as_known(_sightings(line)[0])
+
+
 def as_known(sighting: Sighting) -> KnownError:
     """A sighting in the words of a finding."""
     meaning = sighting.card.meaning
@@ -84,6 +92,8 @@ def as_known(sighting: Sighting) -> KnownError:
         rest=meaning[len(clause) :],
         fix=sighting.card.fix,
         is_wait=sighting.card.role is Role.WAIT,
+        is_harmless=sighting.card.role in (Role.HINT, Role.ECHO, Role.NOTE),
+        action=sighting.card.action,
         quote=_NOISE.sub("", sighting.excerpt).rstrip(". "),
     )
 

@@ -55,7 +55,8 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     no other fits the line, and quotes the first unknown line of its kind. Known texts win over it, except vague ones
     that are printed later. A fallback with the role "hint" is a warning; it becomes the failure where the log shows
     that the job failed, and at most which library did. `in_traceback`: the card is held against the last line of each
-    of Python's tracebacks.
+    of Python's tracebacks. `action` is what the GPU or NVSwitch of a line of the kernel's log needs: a cause with an
+    action is a fault of that device, a cause without one of a program.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     vague: Literal["", "library", "process"] = ""
     fallback: bool = False
     in_traceback: bool = False
+    action: Literal["", "monitor", "reset", "reboot", "isolate"] = ""
 
     def filled(self, values: Mapping[str, str]) -> "Card":
         """The card with the values of a line in place of its placeholders."""

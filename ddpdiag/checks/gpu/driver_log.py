@@ -17,18 +17,16 @@ Sources: NVIDIA Xid errors (docs.nvidia.com/deploy/xid-errors); fabric manager u
 """
 
 import os
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
 from typing import NamedTuple
 
 from ddpdiag.checks.api import Check, Scope, Seen, Stage, new_trial
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, cards_of, finding_of, fix_of
-from ddpdiag.checks.gpu.nvswitch import recovery_of
 from ddpdiag.checks.hosts import Host, answers_by_host, hosts_of, leave_out, names_text
+from ddpdiag.checks.known_errors import known_line
 from ddpdiag.model import Finding, Severity, Status, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Look
@@ -39,10 +37,9 @@ FINDINGS = {
         ("xid", "sxid"),
         FindingSpec(
             "an error if the number requires a reboot or a repair. A GPU may have been reset meanwhile, so a number "
-            "that requires a reset is a warning before the run and an error during it, and so are errors of links. A "
-            "program's own fault is a note before the run, and an error during it. Numbers that this version does not "
-            "know, and errors that an NVSwitch calls not fatal, are warnings. Harmless numbers are notes, such as Xid "
-            "144 to 150 whose text contains Nonfatal."
+            "that requires a reset is a warning before the run and an error during it. A program's own fault is a note "
+            "before the run, and an error during it. Numbers that this version does not know are warnings. Harmless "
+            "numbers and errors that are not fatal are notes."
         ),
     ),
     "aftermath": FindingSpec.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
@@ -56,113 +53,6 @@ FINDINGS = {
 _HOUR_SECONDS = 3600
 # A page fault, and an error of an NVLink: also what a GPU meets that reads a peer's memory whose process has ended.
 _AFTER_A_DEATH = frozenset({31, 145})
-
-
-class Kind(Enum):
-    """Whose fault it is: the GPU's (or its link's), a program's, neither's; or it is open what it means for a job."""
-
-    DEVICE = "device"
-    PROGRAM = "program"
-    HARMLESS = "harmless"
-    OPEN = "open"
-
-
-class Meaning(NamedTuple):
-    """The meaning of a number."""
-
-    kind: Kind
-    action: Action
-    text: str
-
-
-# Meanings after NVIDIA's "Xid Errors" (docs.nvidia.com/deploy/xid-errors, catalogue of driver 590); actions after its
-# resolution buckets, as AWS's and Azure's health checks sort them. One that is not here is shown with its own text.
-_TEXTS = {
-    (Kind.DEVICE, Action.ISOLATE): {54: "auxiliary power is not connected to the board"},
-    (Kind.DEVICE, Action.REBOOT): {
-        79: "the GPU has fallen off the bus",
-        151: "key rotation error",
-        168: "errors in write-protected memory",
-    },
-    (Kind.DEVICE, Action.RESET): {
-        46: "the GPU stopped processing",
-        48: "uncorrectable (double bit) ECC error",
-        62: "the GPU's micro-controller halted",
-        64: "a bad row or page could not be replaced",
-        95: "uncontained memory error",
-        109: "context switch timed out",
-        110: "security fault",
-        119: "the GPU's GSP firmware did not answer in time",
-        120: "error in the GPU's GSP firmware",
-        136: "training of a link failed",
-        140: "uncorrected ECC error that was not contained",
-        143: "initialization failed",
-        155: "an NVLink went down",
-        156: "a part of the GPU was retired",
-        158: "fatal timeout",
-    },
-    # Reset or monitor: at one end of a link it may be the other end's fault.
-    (Kind.DEVICE, Action.MONITOR): {
-        74: "NVLink error",
-        **{
-            code: f"NVLink error ({part})"
-            for code, part in enumerate(("SAW", "RLW", "TLW", "TREX", "NVLPW_CTRL", "NETIR", "MSE"), 144)
-        },
-    },
-    (Kind.PROGRAM, Action.NONE): {
-        8: "a program stopped",
-        13: "exception of a program on the GPU",
-        25: "invalid commands of a program",
-        31: "page fault of a program on the GPU",
-        32: "corrupted commands of a program",
-        69: "invalid call of a program",
-        94: "memory error contained to one program",
-        137: "access of a program over NVLink that is not allowed",
-        **dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "error of a copy engine"),
-    },
-    (Kind.HARMLESS, Action.NONE): {
-        **dict.fromkeys((37, 38), "error of the driver's firmware"),
-        43: "a program stopped after a fault of its own",
-        44: "fault during a context switch",
-        # A SIGKILL is enough, so a worker that is killed at its deadline leaves one.
-        45: "a program was ended while it used the GPU",
-        63: "a bad row or page was marked for replacement",
-        **dict.fromkeys((66, 67), "illegal access by the driver"),
-        92: "many correctable ECC errors",
-        **dict.fromkeys((106, 107), "test message"),
-        121: "corrected errors on the link to the CPU",
-    },
-}
-
-XIDS = {code: Meaning(kind, action, text) for (kind, action), texts in _TEXTS.items() for code, text in texts.items()}
-
-# Blackwell's NVLinks mark fatal errors themselves; a marginal link writes thousands of lines that are not fatal: error
-# correction handles them (NCCL issue 2241; leptonai/gpud 1160 and 1174).
-_NVLINK_5 = range(144, 151)
-_CHANGED = re.compile(r"to 0x([0-9a-fA-F]+) \(([^)]*)\)")
-
-
-def meaning_of(xid: Xid, model: str | None) -> Meaning:
-    """The meaning of a line on a GPU of that model."""
-    if xid.switch:
-        # NVIDIA's Fabric Manager guide: traffic goes on after what is not fatal.
-        if xid.text.startswith("Fatal"):
-            return Meaning(Kind.DEVICE, Action.RESET, "fatal error of an NVSwitch")
-        return Meaning(Kind.OPEN, Action.MONITOR, "error of an NVSwitch that is not fatal")
-    if xid.code in _NVLINK_5 and xid.is_nonfatal:
-        return Meaning(Kind.HARMLESS, Action.NONE, f"{XIDS[xid.code].text} that is not fatal")
-    if xid.code == 154:
-        # Its text contains the requested recovery; the number counts, since drivers word it differently.
-        found = _CHANGED.search(xid.text)
-        if found is None:
-            return Meaning(Kind.OPEN, Action.MONITOR, "the recovery action changed")
-        if (wanted := int(found[1], 16)) == 0:
-            return Meaning(Kind.HARMLESS, Action.NONE, "the driver requests no recovery any more")
-        return Meaning(Kind.DEVICE, recovery_of(wanted)[1], f"the driver requests a recovery: {found[2]}")
-    if xid.code == 64 and "A100" in (model or ""):
-        # AWS: the row remapper of an A100 needs the reboot.
-        return XIDS[64]._replace(action=Action.REBOOT)
-    return XIDS.get(xid.code, Meaning(Kind.OPEN, Action.MONITOR, "a number that this version does not know"))
 
 
 class XidGroup(NamedTuple):
@@ -277,27 +167,25 @@ def _groups(log: KernelLog, start: int | None, window_seconds: float) -> Iterato
 
 
 def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGroup) -> Finding:
-    xid, advice, first = group.newest, "", ""
-    meaning = meaning_of(xid, card.health.name if card else None)
-    match meaning.kind:
-        case Kind.HARMLESS:
-            severity, advice = Severity.NOTE, "Nothing to do."
-        case Kind.OPEN:
-            severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
-        case Kind.PROGRAM:
-            severity = Severity.ERROR if group.recent else Severity.NOTE
-            advice = "Run `compute-sanitizer python SCRIPT`. If every program gets this error, report the GPU."
-        case Kind.DEVICE:
-            # The log begins with the boot: a fault that needs a reboot is not repaired yet.
-            is_error = group.recent or meaning.action in (Action.REBOOT, Action.ISOLATE)
-            severity = Severity.ERROR if is_error else Severity.WARNING
-            if meaning.action is Action.RESET and not is_error:
-                first = "Nothing to do if it was reset since. Otherwise:"
+    xid, name = group.newest, "SXid" if group.newest.switch else "Xid"
+    known = known_line(xid.record)
+    action, first, advice = Action(known.action or "none"), "", known.fix
+    if known.is_harmless:
+        severity = Severity.NOTE
+    elif action is Action.NONE:
+        severity = Severity.ERROR if group.recent else Severity.NOTE
+    elif action is Action.MONITOR:
+        severity, advice = Severity.WARNING, "docs.nvidia.com/deploy/xid-errors explains the number."
+    else:
+        # The log begins with the boot: a fault that needs a reboot is not repaired yet, a reset may have been done.
+        is_error = group.recent or action is not Action.RESET
+        severity, advice = Severity.ERROR if is_error else Severity.WARNING, ""
+        first = "" if is_error else "Nothing to do if it was reset since. Otherwise:"
     fault = Fault(
-        "sxid" if xid.switch else "xid",
-        f"{'SXid' if xid.switch else 'Xid'} {xid.code} in the kernel log: {meaning.text}",
+        name.lower(),
+        f"{name} {xid.code} in the kernel log: {known.title}",
         group.text,
-        meaning.action,
+        action,
         advice,
         {
             "xid": xid.code,
@@ -318,7 +206,7 @@ def _finding(seen: Seen[KernelLog], host: Host, card: Card | None, group: XidGro
         f"{host.name}, {what} at PCI {xid.pci}: {fault.said}.",
         severity=severity,
         hosts=(host.name,),
-        evidence={"pci": xid.pci, "action": meaning.action.value, **fault.evidence},
+        evidence={"pci": xid.pci, "action": action.value, **fault.evidence},
         fix=fix_of(host.name, None if xid.switch else f"{xid.pci}.0", fault),
     )
 

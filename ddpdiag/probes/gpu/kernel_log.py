@@ -49,6 +49,12 @@ class Xid(Struct, frozen=True, kw_only=True):
     switch: bool = False
 
     @property
+    def record(self) -> str:
+        """The line as the driver writes it."""
+        function = f"SXid (PCI:{self.pci}.0)" if self.switch else f"NVRM: Xid (PCI:{self.pci})"
+        return f"{function}: {self.code}, {self.text}"
+
+    @property
     def is_nonfatal(self) -> bool:
         """Whether its text calls it not fatal, as those of NVSwitches and of Blackwell's NVLinks do."""
         return _NONFATAL.match(self.text) is not None
