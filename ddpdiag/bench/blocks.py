@@ -100,7 +100,6 @@ def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
             Column("spread", "spread_share"),
             Column("lag", "lag_seconds", bar=True),
             Column("copy", "copy_bytes_per_s"),
-            Column("pair", "pair_bytes_per_s"),
             Column("device"),
         ),
         rows=tuple(
@@ -112,14 +111,13 @@ def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
                 rank.spread_share,
                 rank.lag_seconds,
                 rank.copy_bytes_per_s,
-                rank.pair_busbw_bytes_per_s,
                 rank.device,
             )
             for rank in ranks
         ),
         noun="rank",
         note="time: median of the calls; spread: their coefficient of variation; lag: start after the first rank; "
-        "copy: in its own memory; pair: best busbw with one other rank",
+        "copy: in its own memory",
         order=tuple(order),
     )
 
@@ -191,7 +189,6 @@ _METRICS = {
 _RANK_METRICS = {
     "seconds": "Median of a rank's calls.",
     "busbw_bytes_per_s": "Bus bandwidth of a rank.",
-    "pair_busbw_bytes_per_s": "Best bus bandwidth of a rank alone with one other.",
     "copy_bytes_per_s": "Rate at which a rank copies in its own memory.",
 }
 

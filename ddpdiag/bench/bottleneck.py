@@ -1,8 +1,8 @@
-"""Where the bottleneck of one sweep is: a table of decisions, from what is certain to what is likely.
+"""The bottleneck of one sweep: a table of decisions, from the certain to the likely.
 
 A slow rank explains everything else; more ranks than cores explain away all numbers; a message too short for bandwidth
 is bound by latency; then a part that is missing, a bandwidth that falls as messages grow, and last the part of the
-machine whose limit was reached. What fits none of these is reported as unknown.
+machine whose limit was reached. Anything else is reported as unknown.
 """
 
 import math
@@ -55,8 +55,8 @@ _SLOPE_RATIO = 1.5
 def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit | None:
     """Latency and bandwidth of a sweep of (size in bytes, seconds of the shortest call).
 
-    None when the sweep does not show it: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB, or
-    times that do not grow with the size.
+    None where the sweep does not show it: one rank, fewer than 3 sizes, a range below 64x, no size of at most 64 KiB,
+    or times that do not grow with the size.
     """
     sweep = usable(points)
     if ranks < 2 or len(sweep) < MIN_SIZES or sweep[-1].size_bytes < MIN_RANGE * sweep[0].size_bytes:
@@ -70,19 +70,10 @@ def fit(collective: str, ranks: int, points: Sequence[tuple[int, float]]) -> Fit
     left = [Point(point.size_bytes, point.seconds - point.size_bytes / bandwidth) for point in small]
     latent = sorted(rest.seconds for rest in left if rest.seconds > rest.size_bytes / bandwidth)
     latency = quantile(latent, 0.5) if latent else max(0.0, left[0].seconds)
-    # The share by which each size between the two ends took longer.
-    longer = {
-        int(point.size_bytes): point.seconds / (latency + point.size_bytes / bandwidth) - 1
-        for point in sweep[:-2]
-        if point.size_bytes > SMALL_BYTES
-    }
-    share, at = max(((share, size) for size, share in longer.items()), default=(None, None))
     return Fit(
         latency_seconds=latency,
         busbw_bytes_per_s=bandwidth * factor(collective, ranks),
         half_bytes=latency * bandwidth,
-        residual_share=share,
-        residual_bytes=at,
     )
 
 
@@ -121,7 +112,7 @@ class Facts(NamedTuple):
     `points` are (size in bytes, seconds of the shortest call), in any order; `peak_busbw_bytes_per_s` and `best_bytes`
     are those of the rows. `oversubscribed` is (ranks, cores) of a host with fewer cores than ranks. `limits` are the
     lowest of all ranks. `links_up` are the fewest and the most NVLinks that are up on GPUs of one model, of the model
-    where these differ most. `cores_used` is CPU seconds per second of the busiest rank while it called.
+    where these differ most.
     """
 
     collective: str
@@ -136,18 +127,17 @@ class Facts(NamedTuple):
     limits: Limits = Limits()
     links_up: tuple[int, int] | None = None
     oversubscribed: tuple[int, int] | None = None
-    cores_used: float | None = None
     slow: tuple[Slow, ...] = ()
 
     @property
     def share(self) -> float | None:
-        """The peak over what was expected."""
+        """The peak over the expectation."""
         expected = self.bound.busbw_bytes_per_s if self.bound else 0.0
         return self.peak_busbw_bytes_per_s / expected if expected > 0 else None
 
     @property
     def good_share(self) -> float:
-        """From which share on the expectation counts as reached."""
+        """The least share of the expectation that counts as reached."""
         return GOOD_COPY_SHARE if self.bound and self.bound.part is Bottleneck.COPY else GOOD_SHARE
 
     @property
@@ -174,19 +164,11 @@ class Facts(NamedTuple):
 
 # Above what the ring allows by more than noise: NVLS, or a tree that sends less between two hosts.
 BEYOND_SHARE = 1.1
-# Chosen: copies are timed for a moment only, on cores that others use as well.
-COPIES_BEYOND_SHARE = 1.25
 # Bandwidth must not fall by more than this as size grows (ROCm cvs).
 DROP_SHARE = 0.05
-# A rank that uses this much of a core while it calls waits for nothing else.
-BUSY_CORES = 0.9
 # Times that do not even double from the smallest size to one 8 times as large are all latency.
 FLAT_RATIO = 2.0
 _FLAT_RANGE = 8
-# How near to (k-1)/k of the expectation is "one of k is missing". Healthy networks reach 0.92 of it and more.
-MISSING_TOLERANCE = 0.02
-# 9/10 of them cannot be distinguished from a healthy network.
-MOST_CARDS = 9
 # NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
 SOCKET_SHARE = 0.2
 
@@ -203,11 +185,9 @@ def assess(facts: Facts) -> Verdict:
         _latency,
         _links_down,
         _slot_down,
-        _card_missing,
         _falls,
         _reached,
         _too_short,
-        _by_cores,
     )
     found = (verdict for rule in rules if (verdict := rule(facts)))
     return next(found, None) or (Bottleneck.UNKNOWN, _unknown(facts))
@@ -271,15 +251,14 @@ def _links_down(facts: Facts) -> Verdict | None:
     )
 
 
-def _is_by_pcie(facts: Facts) -> bool:
-    """Must PCIe show in the peak? Not if that may be the network's, whose cards do not report their speed."""
-    return facts.bound is not None and facts.bound.part is Bottleneck.PCIE and not facts.bound.network_unknown
-
-
 def _slot_down(facts: Facts) -> Verdict | None:
-    """PCIe at less than card and slot can; an idle link sleeps, so only where no more than that came through."""
+    """PCIe below the rate of card and slot; an idle link sleeps, so only where the peak is no more than that.
+
+    Not where the network may be the bound, because its cards do not report their speed.
+    """
     now, full = facts.limits.pcie_now_bytes_per_s, facts.limits.pcie_bytes_per_s
-    if not _is_by_pcie(facts) or not now or not full or now >= full:
+    is_bound = facts.bound is not None and facts.bound.part is Bottleneck.PCIE and not facts.bound.network_unknown
+    if not is_bound or not now or not full or now >= full:
         return None
     if facts.peak_busbw_bytes_per_s > now * BEYOND_SHARE:
         return None
@@ -288,30 +267,6 @@ def _slot_down(facts: Facts) -> Verdict | None:
         f"{facts.subject} lacks PCIe lanes or speed, {rate_text(now)} of {rate_text(full)} on the slowest GPU:"
         f" {facts.compared}.",
     )
-
-
-def _card_missing(facts: Facts) -> Verdict | None:
-    """(k-1)/k of the expectation: one of k cards. Half of PCIe: lanes, a generation, or a path through host memory."""
-    cards = facts.bound.cards if facts.bound else 0
-    if 1 < cards <= MOST_CARDS and _is_share(facts, (cards - 1) / cards):
-        looks = f"{cards - 1}/{cards} of what its network can do, as if one of {cards} cards carried nothing"
-        return Bottleneck.MISSING_PART, f"{facts.subject} reaches {looks}: {facts.compared}."
-    if not _is_by_pcie(facts) or not _is_share(facts, 0.5):
-        return None
-    indirect = "GPUs share a port or send through the host's memory (P2P is off)"
-    if facts.limits.pcie_now_bytes_per_s is not None:
-        return Bottleneck.PCIE, f"{facts.subject} reaches half of PCIe, as if {indirect}: {facts.compared}."
-    looks = f"half of PCIe, as if half of the lanes or a generation were missing, or {indirect}"
-    return Bottleneck.MISSING_PART, f"{facts.subject} reaches {looks}: {facts.compared}."
-
-
-def _is_share(facts: Facts, wanted: float) -> bool:
-    """Is the peak this share of what was expected, and would larger messages not change that?"""
-    if facts.bound is None or facts.share is None or abs(facts.share - wanted) > MISSING_TOLERANCE:
-        return False
-    endless = facts.fit.busbw_bytes_per_s / facts.bound.busbw_bytes_per_s if facts.fit else facts.share
-    # Twice the tolerance: the slope of two sizes is less certain than the best of all.
-    return abs(endless - wanted) <= 2 * MISSING_TOLERANCE
 
 
 def _falls(facts: Facts) -> Verdict | None:
@@ -338,24 +293,8 @@ def _reached(facts: Facts) -> Verdict | None:
     if facts.bound is None or facts.share is None or facts.share < facts.good_share:
         return None
     part = facts.bound.part
-    return part, f"{facts.subject} is bound by {_part(part, facts)}: {facts.compared}{_beyond(facts)}."
-
-
-def _part(part: Bottleneck, facts: Facts) -> str:
     copies = "copies on this host's CPU" if facts.hosts == 1 else "copies on the hosts' CPUs"
-    return _PARTS.get(part, copies)
-
-
-def _beyond(facts: Facts) -> str:
-    """The meaning of a rate above the expectation."""
-    if facts.bound is None or facts.share is None or facts.share < BEYOND_SHARE:
-        return ""
-    if facts.backend != "nccl":
-        is_more = facts.bound.part is Bottleneck.COPY and facts.share >= COPIES_BEYOND_SHARE
-        return "; copies were timed at a busier moment than this, or cost less than expected" if is_more else ""
-    if facts.bound.part is Bottleneck.NIC and facts.collective == "all_reduce":
-        return "; a tree sends less between two hosts than a ring, NCCL_ALGO=RING shows what the cards carry"
-    return ", so NVLS is used" if facts.bound.part is Bottleneck.NVLINK else ""
+    return part, f"{facts.subject} is bound by {_PARTS.get(part, copies)}: {facts.compared}."
 
 
 def _too_short(facts: Facts) -> Verdict | None:
@@ -372,17 +311,6 @@ def _too_short(facts: Facts) -> Verdict | None:
         Bottleneck.LATENCY,
         f"{facts.subject} needs larger messages than {size_text(largest)}: {facts.compared}; half of the bandwidth"
         f" is reached at {size_text(facts.fit.half_bytes)}, and a call costs {time_text(facts.fit.latency_seconds)}.",
-    )
-
-
-def _by_cores(facts: Facts) -> Verdict | None:
-    """gloo with a busy core is bound by it, whatever was expected."""
-    if facts.backend != "gloo" or facts.cores_used is None or facts.cores_used < BUSY_CORES:
-        return None
-    return (
-        Bottleneck.COPY,
-        f"{facts.subject} is bound by {_part(Bottleneck.COPY, facts)}, of which a rank uses {facts.cores_used:.1f}"
-        f" cores: {facts.compared}.",
     )
 
 

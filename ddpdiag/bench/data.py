@@ -10,20 +10,15 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import SPLIT, algbw, busbw, counts
+from ddpdiag.bandwidth import algbw, busbw
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.p2p import transport_judge as transport
 from ddpdiag.model import Trial
-from ddpdiag.model.bench import Bench, BenchRow, Limits, Measured, Spread, Timing
-from ddpdiag.probes.gpu.health import GpuUsers
+from ddpdiag.model.bench import BenchRow, Limits, Measured, Spread, Timing
 from ddpdiag.stats import quantile
 
 
 class RankRow(Struct, frozen=True, kw_only=True, gc=False):
-    """One line of nccl-tests' table on one rank; see `model.bench.BenchRow`.
-
-    `cores` are the processor seconds that this process used per second of its calls.
-    """
+    """One line of nccl-tests' table on one rank; see `model.bench.BenchRow`."""
 
     size_bytes: int
     count: int
@@ -32,7 +27,6 @@ class RankRow(Struct, frozen=True, kw_only=True, gc=False):
     root: int
     in_place: Timing | None = None
     out_of_place: Timing | None = None
-    cores: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -62,14 +56,11 @@ def spread(seconds: Sequence[float]) -> Spread:
     )
 
 
-def together(
-    own: Sequence[float], shortest: Sequence[float], longest: Sequence[float]
-) -> tuple[float, int, float, float]:
-    """Lag, number of calls that this rank started last, transfer and skew, from the times of each call."""
+def together(own: Sequence[float], shortest: Sequence[float], longest: Sequence[float]) -> tuple[float, int, float]:
+    """Lag, number of calls that this rank started last, and transfer, from the times of each call."""
     lag = sorted(most - mine for mine, most in zip(own, longest, strict=True))
     last = sum(mine <= least for mine, least in zip(own, shortest, strict=True))
-    skew = sorted(most - least for least, most in zip(shortest, longest, strict=True))
-    return quantile(lag, 0.5), last, quantile(sorted(shortest), 0.5), quantile(skew, 0.5)
+    return quantile(lag, 0.5), last, quantile(sorted(shortest), 0.5)
 
 
 # One rank's part -----------------------------------------------------------------------------------------------------
@@ -80,8 +71,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
     `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `notes` name
     the rows that were left out and why, and are equal on all ranks; `unsupported` names requested combinations that do
-    not exist. `whole`: there was enough time and memory. Of a second measurement `path` is NCCL's choice, and `before`
-    the users of this rank's GPU right before it.
+    not exist. `whole`: there was enough time and memory.
     """
 
     backend: str
@@ -98,8 +88,6 @@ class Data(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     whole: bool = True
-    path: transport.Data | None = None
-    before: GpuUsers | None = None
 
 
 # Sweeps --------------------------------------------------------------------------------------------------------------
@@ -129,23 +117,13 @@ class Sweep:
         return rows
 
 
-# A parameter of trials that measure once more what was far below its expectation.
-AGAIN = "again"
-
-
-def is_sweep(trial: Trial) -> bool:
-    """Whether the trial measures all sizes among all ranks, rather than one size in pairs or once more."""
-    return "round" not in trial.params and AGAIN not in trial.params
-
-
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     """The sweeps in the order of their trials, with the partial data of trials that were cut short."""
     trials: dict[int, Trial] = {}
     ranks: dict[int, dict[int, Data]] = {}
     for row in seen.rows_so_far:
-        if is_sweep(row.trial):
-            trials[row.trial.number] = row.trial
-            ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
+        trials[row.trial.number] = row.trial
+        ranks.setdefault(row.trial.number, {})[row.place.rank] = row.data
     return tuple(
         Sweep(own, str(own.params["backend"]), str(own.params["collective"]), dict(sorted(ranks[number].items())))
         for number, own in trials.items()
@@ -175,35 +153,6 @@ def rows(sweep: Sweep) -> Iterator[BenchRow]:
         )
         if row.natural() is not None:
             yield row
-
-
-def missing_sizes(asked: Bench, sweep: Sweep, own: Sequence[BenchRow]) -> list[int]:
-    """Requested sizes without a row, of any type, operation and root of the sweep's rows."""
-    kinds: dict[tuple[str, str, int], list[BenchRow]] = {}
-    for row in own:
-        kinds.setdefault((row.dtype, row.op, row.root), []).append(row)
-    parts = sweep.size if sweep.collective in SPLIT else 1
-    missing: set[int] = set()
-    for alike in kinds.values():
-        width = max(1, alike[0].size_bytes // max(1, alike[0].count * parts))
-        wanted = {counts(sweep.collective, size, width, sweep.size).size_bytes for size in asked.sizes}
-        missing |= wanted - {row.size_bytes for row in alike}
-    return sorted(missing)
-
-
-def missing_kinds(asked: Bench, own: Sequence[BenchRow]) -> list[str]:
-    """Requested types and operations without a row; of "all" it is not known which."""
-    wanted = ((asked.datatype, {row.dtype for row in own}), (asked.op, {row.op for row in own}))
-    # A collective without an operation has "none" in its place.
-    missing = [
-        name
-        for names, measured in wanted
-        if {"all", "none"}.isdisjoint({*names, *measured})
-        for name in names
-        if name not in measured
-    ]
-    every = "all" in (*asked.datatype, *asked.op) or asked.root < 0
-    return missing or (["some types, operations or roots"] if every else [])
 
 
 def _measured(sweep: Sweep, row: RankRow, found: Mapping[int, Timing | None]) -> Measured | None:

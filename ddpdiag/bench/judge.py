@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from ddpdiag.bench.data import Data, Sweep, missing_kinds, missing_sizes, rows, sweeps
+from ddpdiag.bench.data import Data, Sweep, rows, sweeps
 from ddpdiag.bench.series import ranks, series
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.hosts import leave_out, ranks_text
@@ -15,62 +15,18 @@ from ddpdiag.comparison import Direction, compared_curves, incomparable
 from ddpdiag.model import Finding, Scalar
 from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, BenchRow, Measured, Series
 from ddpdiag.stats import quantile
-from ddpdiag.text import count, is_exceeded, rate_text, share_text, size_text
+from ddpdiag.text import begun, count, rate_text, share_text, size_text
 
 # At most so many sentences; of more, only their number.
 _MOST_SAID = 3
-_NOT_KNOWN = "what this hardware should reach is not known."
 
 
 def summary(found: Sequence[Series]) -> str:
-    """The sentence of a benchmark: that of its only series, or one for each bottleneck that several share."""
-    groups: dict[tuple[str, str], list[Series]] = {}
-    for one in found:
-        groups.setdefault((one.backend, held_back(one) or one.sentence), []).append(one)
-    # The same sentence of several is about a rank or the machine, not about a collective.
-    said = list(
-        dict.fromkeys(
-            own[0].sentence if len({one.sentence for one in own}) == 1 else _together(own, what)
-            for (_, what), own in groups.items()
-        )
-    )
+    """The first sentences of the series, each once: that of a slow rank or machine is the same for several."""
+    said = [*dict.fromkeys(one.sentence for one in found)]
     left = len(said) - _MOST_SAID
     rest = [f"{left} more {'result is' if left == 1 else 'results are'} in the report."] if left > 0 else []
     return " ".join((*said[:_MOST_SAID], *rest)) or "Nothing was measured."
-
-
-def held_back(one: Series) -> str:
-    """The statement of a series' sentence before its numbers: "is bound by PCIe"; empty for another subject."""
-    head, _, rest = one.sentence.partition(f"{one.collective} over {one.backend}")
-    if head:
-        return ""
-    if rest.startswith(": "):
-        return _NOT_KNOWN if rest.endswith(_NOT_KNOWN) else ""
-    return rest.strip().partition(": ")[0]
-
-
-def _together(found: Sequence[Series], what: str) -> str:
-    """ "all_reduce and broadcast over gloo: each is bound by PCIe, 1.2 to 2.4 GB/s busbw, 80 to 90 % of what ..."."""
-    collectives = tuple(dict.fromkeys(one.collective for one in found))
-    names = " and ".join(filter(None, (", ".join(collectives[:-1]), collectives[-1])))
-    many = f" ({len(found)} series)" if len(found) > len(collectives) else ""
-    rates = sorted(one.peak_busbw_bytes_per_s for one in found)
-    busbw = f"{_span(rate_text(rates[0]), rate_text(rates[-1]))} busbw"
-    if what == _NOT_KNOWN:
-        return f"{names} over {found[0].backend}{many}: {busbw}; {what}"
-    shares = sorted(one.share for one in found if one.share is not None)
-    reached = ""
-    if len(shares) == len(found) and not is_exceeded(shares[-1], 1.0):
-        reached = f", {_span(share_text(shares[0]), share_text(shares[-1]))} of what is expected"
-    return f"{names} over {found[0].backend}{many}: each {what}, {busbw}{reached}."
-
-
-def _span(low: str, high: str) -> str:
-    """ "580 MB/s to 2.06 GB/s", or "1.2 to 2.4 GB/s"."""
-    if low == high:
-        return low
-    number, _, unit = low.partition(" ")
-    return f"{number if high.endswith(f' {unit}') else low} to {high}"
 
 
 # The report ----------------------------------------------------------------------------------------------------------
@@ -137,17 +93,16 @@ def _fabric(seen: Seen[Data], sweep: Sweep) -> dict[str, str]:
 _SHOWN = 16
 
 
-def findings(seen: Seen[Data], far_below: Iterator[Finding]) -> Iterator[Finding]:
-    """All findings about what was measured, `far_below` among them; none where no benchmark was run."""
+def findings(seen: Seen[Data]) -> Iterator[Finding]:
+    """All findings about the benchmark; none where none was run."""
     if not seen.trials:
         return
     report = bench_of(seen)
     yield from _unsupported(seen)
     yield from _unmeasured(seen, report)
-    yield from _rows_missing(seen, report)
     yield from _wrong(seen, report)
     yield from _slow(seen, report)
-    yield from far_below
+    yield from _far_below(seen, report)
     yield from _below(seen, report)
     yield from _compared(seen)
 
@@ -166,45 +121,27 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Sweeps that succeeded without a row: nothing is known, which is never healthy."""
-    measured = {(row.backend, row.collective) for row in report.rows}
-    for sweep in sweeps(seen):
-        excused = any(data.unsupported for data in sweep.ranks.values())
-        if (sweep.backend, sweep.collective) in measured or excused or not seen.succeeded(sweep.trial):
-            continue
-        notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
-        yield seen.finding(
-            "unmeasured",
-            f"{sweep.collective} over {sweep.backend} was not measured",
-            f"No size of {sweep.collective} over {sweep.backend} was measured{': ' + notes if notes else ''}.",
-            fix="Measure smaller sizes (such as `-b 1K -e 1M`), or allow more time (`-T SECONDS`).",
-            of_the_run=True,
-        )
+    """Successful sweeps with missing rows, for which time or memory was too short; never healthy.
 
-
-def _rows_missing(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Rows of successful sweeps that time or memory did not allow; `_below` reports a gate that is not reached."""
+    `_below` reports those that do not reach a gate.
+    """
     least = report.asked.min_busbw_bytes_per_s or 0.0
     open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
+    measured = {(row.backend, row.collective) for row in report.rows}
     for sweep in sweeps(seen):
-        own = [row for row in report.rows if (row.backend, row.collective) == (sweep.backend, sweep.collective)]
-        if not own or _is_whole(seen, sweep) or not seen.succeeded(sweep.trial):
+        key = sweep.backend, sweep.collective
+        excused = key in open_gates or any(data.unsupported for data in sweep.ranks.values())
+        if excused or not seen.succeeded(sweep.trial) or (key in measured and _is_whole(seen, sweep)):
             continue
-        sizes, kinds = missing_sizes(report.asked, sweep, own), missing_kinds(report.asked, own)
-        lacking = [*map(size_text, sizes), *kinds]
-        if lacking and (sweep.backend, sweep.collective) not in open_gates:
-            shown = f"{', '.join(lacking[:_SHOWN])}{', ...' if len(lacking) > _SHOWN else ''}"
-            what = count(len(sizes), "size") if sizes else "a part"
-            notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
-            yield seen.finding(
-                "unmeasured",
-                f"{what} of {sweep.collective} over {sweep.backend} {'were' if len(sizes) > 1 else 'was'} not measured",
-                f"Not measured: {shown}{f' ({notes})' if notes else ''}. The table shows what was measured.",
-                evidence={"sizes_bytes": [*sizes[:_SHOWN]], "kinds": [*kinds[:_SHOWN]]},
-                fix=(f"Measure these sizes alone: `-b {min(sizes)} -e {max(sizes)}`. Or" if sizes else "Measure")
-                + " fewer calls per size (`-n 5`), or allow more time (`-T SECONDS`).",
-                of_the_run=True,
-            )
+        notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
+        what = f"{'a part' if key in measured else 'no size'} of {sweep.collective} over {sweep.backend}"
+        yield seen.finding(
+            "unmeasured",
+            f"{what} was {'not ' if key in measured else ''}measured",
+            f"{begun(what)} was {'not ' if key in measured else ''}measured{f': {notes}' if notes else ''}.",
+            fix="Measure fewer sizes (`-b`, `-e`) with fewer calls (`-n 5`), or allow more time (`-T SECONDS`).",
+            of_the_run=True,
+        )
 
 
 def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
@@ -242,13 +179,32 @@ def _slow(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
             f"rank {line.rank} on {line.host} is the slowest rank over {line.backend}",
             f"Rank {line.rank} on {line.host} {line.slow}. All ranks wait for it in {line.backend}'s collectives.",
             ranks=[line.rank],
-            evidence={
-                "copy_bytes_per_s": line.copy_bytes_per_s,
-                "pair_busbw_bytes_per_s": line.pair_busbw_bytes_per_s,
-            },
+            evidence={"copy_bytes_per_s": line.copy_bytes_per_s},
             fix=f"On {line.host} end other processes (`top`, `nvidia-smi`), and compare clocks with another host "
-            "(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If these are alike, compare its network card (`ethtool "
-            f"INTERFACE`). If it stays slow, {leave_out([line.host])}.",
+            f"(`lscpu`, `nvidia-smi -q -d CLOCK,PERFORMANCE`). If it stays slow, {leave_out([line.host])}.",
+        )
+
+
+def _far_below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
+    """Collectives over NCCL far below the rate of the links of their only host.
+
+    The nominal speed of a network card is no expectation where NCCL may use TCP sockets.
+    """
+    series = {one.collective: one for one in report.series[::-1] if one.backend == "nccl"}
+    for one in series.values() if len(seen.world.hosts) == 1 else ():
+        if one.expectation is None or one.share is None or one.share >= seen.number("far_ratio"):
+            continue
+        name, expected = f"{one.collective} over {one.backend}", one.expectation.busbw_bytes_per_s
+        rate = rate_text(one.peak_busbw_bytes_per_s)
+        yield seen.finding(
+            "far-below",
+            f"{name} is far too slow for this hardware: {rate}",
+            f"{name} reaches {rate} busbw at {size_text(one.best_bytes)}. At least "
+            f"{share_text(seen.number('far_ratio'))} of {rate_text(expected)} is expected: {one.expectation.source}.",
+            hosts=seen.world.hosts_of(seen.world.living),
+            evidence={"busbw_bytes_per_s": one.peak_busbw_bytes_per_s, "expected_bytes_per_s": expected},
+            fix="Run `ddpdiag check` with the same ranks while nothing else runs there: it measures each link, reads "
+            "NCCL's log, and names what slows GPUs down.",
         )
 
 

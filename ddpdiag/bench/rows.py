@@ -165,7 +165,7 @@ _ROW = ("backend", "collective", "size_bytes", "count", "dtype", "op", "root")
 _MODE = ("seconds", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "calls")
 _SPREAD = ("min", "median", "p95", "p99")
 COLUMNS = (
-    *(*_ROW, "mode", *_MODE, "transfer_seconds", "skew_seconds", "slowest_rank", "slowest_host"),
+    *(*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host"),
     *(*(f"slowest_{name}_seconds" for name in _SPREAD), "slowest_cv"),
 )
 
@@ -187,7 +187,7 @@ def to_csv(report: Report) -> str:
 def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[str | float | None, ...]:
     """The times of the slowest rank."""
     if mode.slowest is None:
-        return (None,) * 9
+        return (None,) * 7
     rank, timing = mode.slowest
     spread = (getattr(timing.seconds, name) for name in _SPREAD)
-    return timing.transfer_seconds, timing.skew_seconds, rank, hosts.get(rank), *spread, timing.seconds.cv
+    return rank, hosts.get(rank), *spread, timing.seconds.cv

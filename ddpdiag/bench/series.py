@@ -1,6 +1,6 @@
 """The result of a sweep: a line through it, its bottleneck, its ranks side by side, and the slow ones among them.
 
-A rank is slow if it is slower than its peers alone or in pairs, or starts its calls late. All evidence is relative to
+A rank is slow if it copies more slowly than its peers, or starts its calls late. All evidence is relative to
 the other ranks of the same run, so that it needs no table of hardware.
 """
 
@@ -14,7 +14,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import algbw, bound, busbw
 from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
-from ddpdiag.bench.data import Data, Sweep, is_sweep
+from ddpdiag.bench.data import Data, Sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison import median_without
@@ -31,7 +31,6 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
             kinds[row.dtype, row.op, row.root].append((row, mode))
     for own in kinds.values():
         peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
-        peak_rows = sweep.rows[peak.dtype, peak.op, peak.root, peak.size_bytes].values()
         # The shortest call of the slowest rank.
         points = [(row.size_bytes, max(timing.seconds.min for timing in mode.ranks.values())) for row, mode in own]
         known = fit(sweep.collective, sweep.size, points)
@@ -53,7 +52,6 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
             limits=lowest(limits.values()),
             links_up=links_up(sweep.ranks.values()),
             oversubscribed=among.crowd,
-            cores_used=max((row.cores for row in peak_rows if row.cores is not None), default=None),
             slow=tuple(Slow(rank, seen.world.host_of(rank), why) for rank, why in among.slow.items()),
         )
         part, sentence = assess(facts)
@@ -149,7 +147,6 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
             spread_share=time.seconds.cv if time else None,
             lag_seconds=time.lag_seconds if time else None,
             copy_bytes_per_s=quantile(sorted(data.copies), 0.5) if data.copies else None,
-            pair_busbw_bytes_per_s=among.pairs.get(rank),
             slow=among.slow.get(rank, ""),
         )
 
@@ -159,14 +156,10 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
 # Between NVRx's straggler (a score below 0.75, so 1.33x slower) and twice as slow (DLRover). On two noisy cores, equal
 # ranks differ by more than a third now and then.
 SLOW_RATIO = 1.5
-# Ranks that wait for each other's cores were seen to differ by 2.9.
-CROWDED_RATIO = 2 * SLOW_RATIO
 # A scheduler moves processes between cores several times a second, so that few moments show nothing; a rank that is
 # slow by itself is slower than its peers in most of them.
 MIN_MOMENTS = 5
 STEADY_RATIO = 1.2
-# Of two ranks that are slow together, either may be the reason.
-MIN_RANKS_FOR_PAIRS = 3
 # A real straggler is last in 8 of 10 windows; of ranks that merely take turns none is.
 LATE_SHARE = 0.8
 # Starting half of a transfer late makes the collective half as slow again: the same ratio.
@@ -177,37 +170,28 @@ class RankEvidence(NamedTuple):
     """The evidence on one rank; None is what was not measured.
 
     `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
-    moments for all. `pair_busbw` is the best bus bandwidth that it reached alone with one other rank, over rounds with
-    different partners. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
+    moments for all. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
     `late_share` the share of the calls in which it was the last to start.
     """
 
     copies: tuple[float, ...] = ()
-    pair_busbw: float | None = None
     lag_share: float | None = None
     late_share: float | None = None
 
 
-def slow_ranks(
-    evidence: Mapping[int, RankEvidence], *, crowded: bool = False, memory: str = "its own memory"
-) -> dict[int, str]:
+def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own memory") -> dict[int, str]:
     """The slow ranks with the reason, as the words after "it": "copies 2.1x slower than the median rank".
 
-    Empty where more than half of the ranks would be named: then they share the cause. Ranks that wait for each other's
-    cores (`crowded`) are late and copy slowly by turns; there only pairs count, by a larger ratio.
+    Empty where more than half of the ranks would be named: then they share the cause.
     """
-    copies = {} if crowded else copy_ratios(evidence)
-    pairs = pair_ratios(evidence)
-    least_pair = CROWDED_RATIO if crowded else SLOW_RATIO
+    copies = copy_ratios(evidence)
     named: dict[int, str] = {}
     for rank in sorted(evidence):
         reasons = []
         if (ratio := copies.get(rank, 0.0)) >= SLOW_RATIO:
             reasons.append(f"copies within {memory} {times_text(ratio)} slower than the median rank")
-        if (ratio := pairs.get(rank, 0.0)) >= least_pair:
-            reasons.append(f"is {times_text(ratio)} slower in its best pair than the median of its peers in theirs")
         late, lag = evidence[rank].late_share or 0.0, evidence[rank].lag_share or 0.0
-        if not crowded and len(evidence) > 1 and late >= LATE_SHARE and lag >= LAG_SHARE:
+        if len(evidence) > 1 and late >= LATE_SHARE and lag >= LAG_SHARE:
             reasons.append(f"starts last in {share_text(late)} of the calls, late by {share_text(lag)} of a transfer")
         if reasons:
             named[rank] = " and ".join(reasons)
@@ -234,15 +218,6 @@ def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
     return dict.fromkeys(evidence, 0.0) | lasting
 
 
-def pair_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
-    """How many times slower each rank is in its best pair than the median of the others in theirs; 0: not known.
-
-    Only ranks that were in a pair; none where these are too few.
-    """
-    best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
-    return _ratios(best) if len(best) >= MIN_RANKS_FOR_PAIRS else {}
-
-
 def _ratios(rates: Mapping[int, float]) -> dict[int, float]:
     """For each rank the median of the others over its own; 0 where either was not measured."""
     # Less than a byte per second is no measurement, and ratios to it may not be finite.
@@ -258,26 +233,22 @@ _LARGE_BYTES = 1 << 20
 
 
 class Standing(NamedTuple):
-    """The ranks over one backend: the slow ones with the reason, `pair_rates`, and a machine with too few cores.
-
-    `crowd` is (ranks, cores) of that machine.
-    """
+    """The ranks over one backend: the slow ones with the reason, and (ranks, cores) of a machine with too few cores."""
 
     slow: Mapping[int, str]
-    pairs: Mapping[int, float]
     crowd: tuple[int, int] | None
 
 
 @lru_cache(maxsize=8)
 def standing(seen: Seen[Data], backend: str) -> Standing:
-    """The standing of the ranks, cached for each backend since every collective and every rank needs it."""
-    crowded, pairs = crowd(seen, backend), pair_rates(seen, backend)
-    slow = slow_ranks(
-        evidence(seen, backend, pairs),
-        crowded=crowded is not None,
-        memory="host memory" if backend == "gloo" else "its GPU's memory",
-    )
-    return Standing(slow, pairs, crowded)
+    """The standing of the ranks, cached for each backend since every collective and every rank needs it.
+
+    Ranks that wait for each other's cores are late and copy slowly by turns, so that none of them is called slow.
+    """
+    if (crowded := crowd(seen, backend)) is not None:
+        return Standing({}, crowded)
+    memory = "host memory" if backend == "gloo" else "its GPU's memory"
+    return Standing(slow_ranks(evidence(seen, backend), memory=memory), None)
 
 
 def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
@@ -289,7 +260,7 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
         return None
     machines: dict[str, dict[int, int]] = {}
     for row in seen.rows_so_far:
-        if row.data.backend == backend and is_sweep(row.trial):
+        if row.data.backend == backend:
             own = machines.setdefault(seen.world.arrivals[row.place.rank].host_id, {})
             own[row.place.rank] = row.data.limits.cores or 0
     bound = seen.of(hst001.CHECK).by_rank
@@ -304,17 +275,17 @@ def crowd(seen: Seen[Data], backend: str) -> tuple[int, int] | None:
     return None
 
 
-def evidence(seen: Seen[Data], backend: str, pairs: Mapping[int, float]) -> dict[int, RankEvidence]:
+def evidence(seen: Seen[Data], backend: str) -> dict[int, RankEvidence]:
     """The evidence on each rank from all trials over a backend."""
     together: dict[int, list[Data]] = {}
     for row in seen.rows_so_far:
-        if row.data.backend == backend and is_sweep(row.trial):
+        if row.data.backend == backend:
             together.setdefault(row.place.rank, []).append(row.data)
     moments = min((sum(len(data.copies) for data in own) for own in together.values()), default=0)
-    return {rank: _evidence_of(own, moments, pairs.get(rank)) for rank, own in together.items()}
+    return {rank: _evidence_of(own, moments) for rank, own in together.items()}
 
 
-def _evidence_of(own: list[Data], moments: int, pair: float | None) -> RankEvidence:
+def _evidence_of(own: list[Data], moments: int) -> RankEvidence:
     timings: list[Timing] = []
     for data in own:
         # The modes of the large sizes; of the largest one where all are small.
@@ -329,20 +300,6 @@ def _evidence_of(own: list[Data], moments: int, pair: float | None) -> RankEvide
     last = sum(timing.last for timing in timings if timing.last is not None)
     return RankEvidence(
         copies=tuple(rate for data in own for rate in data.copies)[:moments],
-        pair_busbw=pair,
         lag_share=quantile(shares, 0.5) if shares else None,
         late_share=last / calls if calls else None,
     )
-
-
-def pair_rates(seen: Seen[Data], backend: str) -> Mapping[int, float]:
-    """The best bus bandwidth of each rank alone with one other, in bytes per second."""
-    best: dict[int, float] = {}
-    for row in seen.rows:
-        if row.data.backend != backend or "round" not in row.trial.params:
-            continue
-        for measured in row.data.rows:
-            for timing in measured.modes[:1]:
-                rate = busbw(row.data.collective, measured.size_bytes, timing.seconds.min, row.data.ranks)
-                best[row.place.rank] = max(best.get(row.place.rank, 0.0), rate)
-    return best

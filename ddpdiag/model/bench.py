@@ -124,7 +124,9 @@ class Bench:
     )
     iters: int = option(20, "Timed calls of each size.", "-n", metavar="N", panel=_CALLS, min=1)
     warmup_iters: int = option(5, "Untimed calls before them.", "-w", metavar="N", panel=_CALLS, min=0)
-    check: int = option(1, "Calls whose values are checked (0: none).", "-c", metavar="N", panel=_CALLS, min=0)
+    check: int = option(
+        1, "Check the values of one call of each size (0: do not).", "-c", metavar="0|1", panel=_CALLS, min=0, max=1
+    )
     timeout: float = option(
         120.0,
         "Limit of the run; fewer calls or sizes are measured if they do not fit.",
@@ -294,9 +296,8 @@ class Timing(Struct, frozen=True, kw_only=True, gc=False):
 
     In each call the rank that started last spends least time in it, since all finish together. `lag_seconds` is the
     median over the calls of the longest time of any rank less this rank's time; `last` counts the calls in which this
-    rank's time was the shortest. `transfer_seconds` and `skew_seconds` are medians of the shortest time, and of the
-    longest less the shortest; they are equal on all ranks. None where ranks may finish apart (broadcast, reduce).
-    `wrong` counts elements, None if not checked.
+    rank's time was the shortest. `transfer_seconds` is the median of the shortest time, equal on all ranks. None
+    where ranks may finish apart (broadcast, reduce). `wrong` counts elements, None if not checked.
     """
 
     seconds: Spread
@@ -304,7 +305,6 @@ class Timing(Struct, frozen=True, kw_only=True, gc=False):
     lag_seconds: float | None = None
     last: int | None = None
     transfer_seconds: float | None = None
-    skew_seconds: float | None = None
 
 
 class Measured(Struct, frozen=True, kw_only=True):
@@ -361,15 +361,12 @@ class Expectation(Struct, frozen=True, kw_only=True):
 class Fit(Struct, frozen=True, kw_only=True):
     """The line seconds = latency + size / bandwidth; `busbw_bytes_per_s` is that of an endless message.
 
-    `half_bytes` is the size at which half of it is reached. `residual_share` is the largest share by which a size
-    between the two ends of the fit took longer than the line (negative: never longer), at `residual_bytes`.
+    `half_bytes` is the size at which half of it is reached.
     """
 
     latency_seconds: float
     busbw_bytes_per_s: float
     half_bytes: float
-    residual_share: float | None = None
-    residual_bytes: int | None = None
 
 
 class Bottleneck(Enum):
@@ -412,8 +409,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
     """One line of the table of ranks, for one collective over one backend, at `size_bytes`.
 
     `seconds` is the median of its calls, `spread_share` their coefficient of variation. `copy_bytes_per_s` is the rate
-    of copies in its own memory, `pair_busbw_bytes_per_s` its best rate alone with one other rank. `slow` is the reason
-    why it is called slow, or empty.
+    of copies in its own memory. `slow` is the reason why it is called slow, or empty.
     """
 
     backend: str
@@ -433,7 +429,6 @@ class BenchRank(Struct, frozen=True, kw_only=True):
     spread_share: float | None
     lag_seconds: float | None
     copy_bytes_per_s: float | None = None
-    pair_busbw_bytes_per_s: float | None = None
     slow: str = ""
 
 

@@ -1,4 +1,4 @@
-"""How long it takes to judge a large benchmark: made-up ranks of 25 sizes each, and three rounds of pairs.
+"""How long it takes to judge a large benchmark: made-up ranks of 25 sizes each.
 
     python tests/benchmarks/judge_bench.py [--ranks 1000 10000]
 
@@ -23,10 +23,8 @@ from ddpdiag.bench.check import judge
 from ddpdiag.bench.data import Data
 from ddpdiag.bench.judge import bench_of
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.fabric.notes import round_robin
 
 SIZES = tuple(8 << power for power in range(25))
-ROUNDS = 3
 # So many ranks are made, and the others are like one of them: making one takes the clocks of all.
 MADE = 16
 MOMENTS = 11
@@ -35,16 +33,11 @@ MOMENTS = 11
 def world(ranks: int) -> Seen[Data]:
     """A healthy world; no two ranks copy alike."""
     made = [data_of(rank, MADE, steady(), sizes=SIZES) for rank in range(MADE)]
-    alone = [data_of(place, 2, steady(), sizes=[4 << 20]) for place in range(2)]
     rows = {
         rank: structs.replace(made[rank % MADE], ranks=ranks, pid=rank, copies=(10e9 + rank * 1e3,) * MOMENTS)
         for rank in range(ranks)
     }
-    rounds = [
-        {rank: alone[place] for group in round_robin(range(ranks), number) for place, rank in enumerate(group)}
-        for number in range(ROUNDS)
-    ]
-    return benched(rows, pairs=rounds)
+    return benched(rows)
 
 
 def both(seen: Seen[Data]) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark on several hosts: namespaces, one of them with a slow cable."""
+"""The benchmark on several hosts: namespaces."""
 
 import time
 from collections.abc import Callable
@@ -21,16 +21,6 @@ def test_three_hosts(hosts, tmp_path, launcher):
     assert [row["size_bytes"] for row in bench["rows"]] == [1 << 10, 1 << 14, 1 << 18, 1 << 22]
     assert {line["host"] for line in bench["ranks"]} == {"h0", "h1", "h2"}
     assert all(row["in_place"]["wrong"] == 0 for row in bench["rows"])
-
-
-@pytest.mark.deep
-def test_a_host_with_a_slow_cable_is_named(hosts, tmp_path):
-    network = hosts(3)
-    network[1].slow("100mbit")
-    network[1].slow("100mbit", incoming=True)
-    report = report_of(launch(network, Bed(ranks=(1, 1, 1), launcher=Launcher.ENV), SHORT, tmp_path / "run"))
-    assert {line["rank"] for line in report["bench"]["ranks"] if line["slow"]} == {1}, report
-    assert "rank 1 on h1" in report["sentence"]
 
 
 def calls_go_on(network: Network) -> Callable[[], bool]:

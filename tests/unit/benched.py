@@ -43,7 +43,7 @@ def data_of(
     for size in sizes:
         found = counts(collective, size, 4, ranks)
         every = [clock(other, size) for other in range(ranks)]
-        lag, last, transfer, skew = together(
+        lag, last, transfer = together(
             every[rank], [min(call) for call in zip(*every, strict=True)], [max(c) for c in zip(*every, strict=True)]
         )
         timing = Timing(
@@ -52,7 +52,6 @@ def data_of(
             lag_seconds=lag,
             last=last,
             transfer_seconds=transfer,
-            skew_seconds=skew,
         )
         key = {"size_bytes": found.size_bytes, "count": found.count, "dtype": "float", "op": "sum", "root": -1}
         rows.append(RankRow(**key, in_place=timing))
@@ -65,12 +64,11 @@ def benched(
     *,
     bench: Bench | None = None,
     statuses: Mapping[int, Status] | None = None,
-    pairs: Sequence[Mapping[int, Data]] = (),
     ranks_per_node: int = 8,
     size: int | None = None,
     baseline: Snapshot | None = None,
 ) -> Seen[Data]:
-    """One sweep, and rounds of pairs; of a rank in `statuses` its row is what it had handed over so far."""
+    """One sweep; the row of a rank in `statuses` is its last report before it ended so."""
     size = size or len(rows)
     options = Options(bench=bench or Bench(), select=("COL002",), baseline=baseline)
     world = world_of(size, ranks_per_node=ranks_per_node, options=options)
@@ -78,20 +76,14 @@ def benched(
     empty = Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
     first = next(iter(rows.values()))
     params = {"backend": first.backend, "collective": first.collective}
-    trials = [new_trial(empty, params=params)]
-    trials += [new_trial(empty, params=params | {"round": number}) for number, _ in enumerate(pairs)]
-    outcomes = [
-        _outcome(number, rank, data, (statuses or {}).get(rank, Status.DONE) if number == 0 else Status.DONE)
-        for number, own in enumerate([rows, *pairs])
-        for rank, data in own.items()
-    ]
-    numbered = tuple(structs.replace(trial, number=number) for number, trial in enumerate(trials))
-    recording = structs.replace(empty.recording, trials=numbered, outcomes=tuple(outcomes))
+    trial = structs.replace(new_trial(empty, params=params), number=0)
+    outcomes = tuple(_outcome(rank, data, (statuses or {}).get(rank, Status.DONE)) for rank, data in rows.items())
+    recording = structs.replace(empty.recording, trials=(trial,), outcomes=outcomes)
     return Seen(world, col002.CHECK, recording)
 
 
-def _outcome(trial: int, rank: int, data: Data, status: Status) -> Outcome:
+def _outcome(rank: int, data: Data, status: Status) -> Outcome:
     raw = Raw(encode(data))
     if status is Status.DONE:
-        return Outcome(trial=trial, code="COL002", rank=rank, status=status, data=raw)
-    return Outcome(trial=trial, code="COL002", rank=rank, status=status, so_far=raw)
+        return Outcome(trial=0, code="COL002", rank=rank, status=status, data=raw)
+    return Outcome(trial=0, code="COL002", rank=rank, status=status, so_far=raw)

@@ -49,7 +49,6 @@ def timing(rank: int, seconds: float, *, wrong: int | None = 0) -> Timing:
         seconds=spread_of(seconds),
         lag_seconds=rank * 1e-6,
         transfer_seconds=seconds * 0.9,
-        skew_seconds=seconds * 0.05,
         wrong=wrong,
     )
 
@@ -102,8 +101,6 @@ def series_of(backend: str = "gloo", collective: str = "all_reduce", **fields) -
             latency_seconds=LATENCY_SECONDS[backend],
             busbw_bytes_per_s=busbw,
             half_bytes=LATENCY_SECONDS[backend] * BYTES_PER_S[backend],
-            residual_share=0.123,
-            residual_bytes=1 << 20,
         ),
         expectation=EXPECTED[backend],
         share=busbw * 0.98 / EXPECTED[backend].busbw_bytes_per_s,
@@ -136,7 +133,6 @@ def bench_rank(rank: int, backend: str = "gloo", collective: str = "all_reduce",
         spread_share=0.023 + rank / 1000,
         lag_seconds=21e-6 * (rank + 1),
         copy_bytes_per_s=4.1e9 - rank * 1e8,
-        pair_busbw_bytes_per_s=1.4e9 - rank * 1e7,
     )
     return structs.replace(whole, **fields)
 

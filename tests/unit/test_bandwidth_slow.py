@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bench.series import MIN_RANKS_FOR_PAIRS, RankEvidence, copy_ratios, pair_ratios, slow_ranks
+from ddpdiag.bench.series import RankEvidence, copy_ratios, slow_ranks
 from ddpdiag.stats import quantile
 
 # The machine may be busy.
@@ -22,7 +22,6 @@ anything = st.dictionaries(
         st.lists(st.floats(), max_size=4).map(tuple),
         st.none() | st.floats(),
         st.none() | st.floats(),
-        st.none() | st.floats(),
     ),
     max_size=9,
 )
@@ -31,7 +30,6 @@ sane = st.integers(1, 9).flatmap(
         st.builds(
             RankEvidence,
             st.tuples(rates, rates, rates),
-            st.none() | rates,
             st.none() | st.floats(0, 5),
             st.none() | st.floats(0, 1),
         ),
@@ -46,9 +44,9 @@ def copying(*rates: float) -> dict[int, RankEvidence]:
 
 
 @relaxed
-@given(st.integers(0, 64), rates, st.lists(rates, max_size=5))
-def test_equal_ranks_name_nobody(ranks: int, pair: float, copies: list[float]) -> None:
-    equal = RankEvidence(tuple(copies), pair, lag_share=0.1, late_share=1 / max(1, ranks))
+@given(st.integers(0, 64), st.lists(rates, max_size=5))
+def test_equal_ranks_name_no_rank(ranks: int, copies: list[float]) -> None:
+    equal = RankEvidence(tuple(copies), lag_share=0.1, late_share=1 / max(1, ranks))
     assert slow_ranks(dict.fromkeys(range(ranks), equal)) == {}
 
 
@@ -57,11 +55,7 @@ def test_equal_ranks_name_nobody(ranks: int, pair: float, copies: list[float]) -
 def test_scaling_all_evidence_changes_nothing(evidence: list[RankEvidence], power: int) -> None:
     scale = 2.0**power
     scaled = {
-        rank: own._replace(
-            copies=tuple(rate * scale for rate in own.copies),
-            pair_busbw=None if own.pair_busbw is None else own.pair_busbw * scale,
-        )
-        for rank, own in enumerate(evidence)
+        rank: own._replace(copies=tuple(rate * scale for rate in own.copies)) for rank, own in enumerate(evidence)
     }
     assert slow_ranks(scaled) == slow_ranks(dict(enumerate(evidence)))
 
@@ -79,9 +73,9 @@ def test_one_rank_that_copies_at_half_the_rate_is_named(ranks: int, data: st.Dat
 
 # The same rate on many ranks, rates that were not measured, and moments that some ranks lack.
 coarse = st.sampled_from([1e9, 2e9, 3e9, 5e9]) | st.floats() | st.floats(1e8, 1e11)
-many = st.lists(
-    st.builds(RankEvidence, st.lists(coarse, min_size=4, max_size=8).map(tuple), st.none() | coarse), max_size=12
-).map(lambda ranks: dict(enumerate(ranks)))
+many = st.lists(st.builds(RankEvidence, st.lists(coarse, min_size=4, max_size=8).map(tuple)), max_size=12).map(
+    lambda ranks: dict(enumerate(ranks))
+)
 
 
 def one_by_one(own: float, others: Iterable[float]) -> float:
@@ -104,16 +98,6 @@ def naive_copies(rank: int, evidence: Mapping[int, RankEvidence]) -> float:
 @example({rank: RankEvidence((1e9, 1e9, 1e9, 5e-324, 5e-324) if rank else (1e9,) * 5) for rank in range(2)})
 def test_one_sorting_for_all_ranks_gives_what_one_for_each_gives(evidence: dict[int, RankEvidence]) -> None:
     assert copy_ratios(evidence) == {rank: naive_copies(rank, evidence) for rank in evidence}
-    best = {rank: own.pair_busbw for rank, own in evidence.items() if own.pair_busbw is not None}
-    enough = len(best) >= MIN_RANKS_FOR_PAIRS
-    assert pair_ratios(evidence) == (
-        {
-            rank: one_by_one(rate, [other for number, other in best.items() if number != rank])
-            for rank, rate in best.items()
-        }
-        if enough
-        else {}
-    )
 
 
 @relaxed
@@ -136,12 +120,6 @@ def test_a_moment_that_is_slow_for_all_is_nobodys_fault() -> None:
     assert slow_ranks({rank: RankEvidence((9e9, 2e9, 9e9)) for rank in range(3)}) == {}
 
 
-def test_two_ranks_do_not_show_which_side_of_a_pair_is_slow() -> None:
-    pairs = {0: RankEvidence(pair_busbw=10e9), 1: RankEvidence(pair_busbw=1e9)}
-    assert slow_ranks(pairs) == {}
-    assert list(slow_ranks(pairs | {2: RankEvidence(pair_busbw=10e9)})) == [1]
-
-
 def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
     late = RankEvidence(lag_share=0.7, late_share=0.93)
     assert list(slow_ranks({0: RankEvidence(), 1: late})) == [1]
@@ -150,19 +128,18 @@ def test_who_comes_last_in_most_calls_by_much_is_slow() -> None:
 
 
 def test_a_rank_alone_is_not_slow() -> None:
-    assert slow_ranks({0: RankEvidence((1.0,), 1.0, 9.0, 1.0)}) == {}
+    assert slow_ranks({0: RankEvidence((1.0,), 9.0, 1.0)}) == {}
 
 
 @pytest.mark.parametrize(
     "own",
     [
         RankEvidence((10e9 / 2.1,) * 5),
-        RankEvidence(pair_busbw=1e9),
         RankEvidence(lag_share=0.7, late_share=0.93),
         RankEvidence((5e9,) * 5, lag_share=0.5, late_share=0.8),
     ],
-    ids=["copies", "pairs", "lags", "copies and lags"],
+    ids=["copies", "lags", "copies and lags"],
 )
 def test_the_reason_says_by_how_much(golden, own: RankEvidence) -> None:
-    usual = RankEvidence((10e9,) * 5, pair_busbw=10e9)
+    usual = RankEvidence((10e9,) * 5)
     golden(slow_ranks({0: usual, 1: usual, 2: own})[2])

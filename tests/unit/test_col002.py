@@ -1,7 +1,5 @@
 """COL002: the benchmark, judged."""
 
-from dataclasses import replace
-
 import pytest
 from benched import FAST, SIZES, benched, data_of, steady
 from msgspec import structs
@@ -9,7 +7,7 @@ from seen import skip_text, with_arrivals, world_of
 
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, spread
-from ddpdiag.bench.judge import bench_of
+from ddpdiag.bench.judge import bench_of, summary
 from ddpdiag.bench.series import links_up, standing
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.snapshots import snapshot_of
@@ -133,16 +131,6 @@ def test_a_rank_that_copies_half_as_fast_is_named_in_table_and_sentence(golden):
     golden(finding, report.sentence)
 
 
-def test_a_rank_that_is_slow_in_every_pair_is_named():
-    def pair(one: int, other: int) -> dict[int, Data]:
-        slow = steady(bytes_per_s=0.3e9) if 2 in (one, other) else steady()
-        return {rank: data_of(place, 2, slow, sizes=[4 << 20]) for place, rank in enumerate((one, other))}
-
-    rounds = [pair(0, 2) | pair(1, 3), pair(0, 3) | pair(1, 2)]
-    (finding,) = col002.judge(benched(alike(4), pairs=rounds))
-    assert (finding.code, finding.ranks) == ("COL002.slow-rank", (2,))
-
-
 def test_more_ranks_than_cores_are_not_judged():
     limits = structs.replace(FAST, cores=2)
     (series,) = bench_of(benched(alike(4, limits=limits))).series
@@ -229,16 +217,26 @@ def empty(size: int, bench: Bench) -> Seen[Data]:
     return Seen(world, col002.CHECK, Recording(header=header, arrivals=world.arrivals))
 
 
-def test_every_collective_is_measured_over_every_backend_and_then_pairs():
+def test_every_collective_is_measured_over_every_backend():
     seen = empty(4, Bench(collective=("all_reduce", "broadcast"), backend=("gloo", "nccl")))
     (trial,) = col002.plan(seen)
     assert trial.params == {"backend": "gloo", "collective": "all_reduce"}
-    assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) * 0.7 / 4)
-    done = benched(alike(4))
-    (trial,) = col002.plan(done)
-    assert trial.params["round"] == 0
-    assert all(len(group) == 2 for group in trial.groups)
-    assert col002.plan(benched(alike(2))) == ()
+    assert trial.deadline_seconds == pytest.approx(10 + (60 - 6) / 4)
+    assert col002.plan(benched(alike(4))) == ()
+
+
+def test_a_host_far_below_its_links_is_a_warning(golden):
+    links = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=371e9, cores=64)
+    (finding,) = col002.judge(benched(alike(4, backend="nccl", limits=links, device="H100")))
+    assert (finding.code, finding.severity, finding.hosts) == ("COL002.far-below", Severity.WARNING, ("n0",))
+    golden(finding)
+    assert codes(benched(alike(4, backend="nccl", limits=links), ranks_per_node=2)) == []
+
+
+def test_a_few_sentences_are_shown_each_once(golden):
+    one = bench_of(benched(alike(2))).series[0]
+    every = [structs.replace(one, sentence=text) for text in ("A.", "A.", "B.", "C.", "D.", "E.")]
+    golden(summary(every), summary(every[:2]), summary([]))
 
 
 def test_one_rank_alone_has_no_ground():
@@ -255,12 +253,7 @@ def test_the_spread_of_calls(golden):
     golden(str(caught.value))
 
 
-def test_a_type_without_a_row_is_listed_and_the_run_is_not_healthy():
-    two = Bench(datatype=("float", "half"), minbytes=SIZES[0], maxbytes=SIZES[-1], stepfactor=4)
-    cut = alike(2, whole=False, notes=("time was up",))
-    (finding,) = col002.judge(benched(cut, bench=two))
-    assert (finding.code, finding.evidence["kinds"]) == ("COL002.unmeasured", ["half"])
-    assert "half (time was up)" in finding.message
-    (other,) = col002.judge(benched(cut, bench=replace(two, datatype=("all",))))
-    assert "Not measured: some types" in other.message
-    assert codes(benched(alike(2), bench=two)) == []  # whole: what it lacks is not there, and has a finding of its own
+def test_a_part_that_was_not_measured_is_not_healthy(golden):
+    (finding,) = col002.judge(benched(alike(2, whole=False, notes=("time was up",))))
+    assert finding.code == "COL002.unmeasured"
+    golden(finding)

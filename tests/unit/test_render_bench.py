@@ -238,7 +238,7 @@ def test_csv_has_a_line_for_each_row_and_mode():
 def test_csv_leaves_empty_what_is_not_known():
     bare = structs.replace(mode(1e-3, 64, wrong=None), ranks={})
     (line,) = as_csv(healthy(bench(rows=(structs.replace(row(64), in_place=bare, out_of_place=None),))))
-    assert {line[name] for name in ("wrong", "transfer_seconds", "slowest_rank", "slowest_cv")} == {""}
+    assert {line[name] for name in ("wrong", "slowest_rank", "slowest_cv")} == {""}
 
 
 def test_csv_keeps_foreign_texts_within_their_cell():

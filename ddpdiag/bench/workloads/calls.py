@@ -1,4 +1,4 @@
-"""How long calls take, and how many there is time for.
+"""The time of calls, and how many of them the time allows.
 
 Times are those of the monotonic clock on a CPU, of CUDA events on a GPU. A sweep ends by itself before its time is
 over, with fewer calls or sizes.
@@ -57,14 +57,13 @@ def _by_events(call: Callable[[], object], calls: int, device: torch.device) -> 
     return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
 
 
-# How many there is time for ------------------------------------------------------------------------------------------
+# The number of calls -------------------------------------------------------------------------------------------
 
 
 # Fewer calls than this show nothing; then a size is left out.
 LEAST_CALLS = 3
-# What lies ahead is not worth more than the size at hand: so much of the time left may go into it, less into checks.
+# What lies ahead is not worth more than the size at hand: so much of the time left may go into it.
 _SHARE = 1 / 3
-_CHECK_SHARE = 0.2
 # A call of this size is over soon, and shows bandwidth; smaller ones predict only sizes near to theirs.
 PROBE_BYTES = 1 << 20
 _NEAR = 64
@@ -104,10 +103,6 @@ class CallBudget:
         size, seconds = self._last
         expected = seconds * max(1.0, size_bytes / max(1, size))
         return expected * (_DOUBT + LEAST_CALLS) < self.left
-
-    def checks(self, seconds: float) -> int:
-        """How often the values can be checked, once at least, where one call takes `seconds`."""
-        return max(1, min(self._bench.check, int(self.left * _CHECK_SHARE / max(seconds, 1e-9))))
 
     def calls(self, seconds: float, ahead: float) -> tuple[int, int]:
         """Untimed and timed calls of a size; `ahead` is the sum of all sizes left, as a multiple of this one."""

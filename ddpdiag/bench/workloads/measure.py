@@ -1,4 +1,4 @@
-"""One trial of the benchmark on one rank: a whole sweep, or one size with one partner."""
+"""One trial of the benchmark on one rank: a sweep, and the rates of the rank's own copies."""
 
 import os
 import time
@@ -10,8 +10,7 @@ from msgspec import structs
 from ddpdiag.bandwidth import busbw
 from ddpdiag.bench.data import Data, RankRow
 from ddpdiag.bench.workloads.calls import finish
-from ddpdiag.bench.workloads.operations import OUT_OF_PLACE_ONLY
-from ddpdiag.bench.workloads.sweep import SweepContext, SweepResult, sweep
+from ddpdiag.bench.workloads.sweep import SweepContext, sweep
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
@@ -36,7 +35,8 @@ _REPORT_SECONDS_PER_ROW = 800 / 5e6
 
 def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
     """A sweep over the open group within `seconds`, which adds to `known`; it reports its rows from time to time."""
-    end = _end(ctx, seconds)
+    # Before the trial's deadline, on the monotonic clock.
+    end = min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
     ctx.step("measure this rank's own limits")
     copies = _Copies(device)
     # All ranks measure at the same time: behind a barrier, as in the collective itself.
@@ -69,19 +69,6 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
         dist.barrier()
         copies.take(_MOMENT_SECONDS)
     return structs.replace(known, **result._asdict(), copies=tuple(copies.rates), limits=limits)
-
-
-def one_size(ctx: Context, asked: Bench, collective: str, device: torch.device, seconds: float) -> SweepResult:
-    """One size, without own limits: two ranks alone, or all of them once more."""
-    free, end = _free_bytes(ctx, device), _end(ctx, seconds)
-    in_place = collective not in OUT_OF_PLACE_ONLY
-    context = SweepContext(asked, collective, device, free, end, ctx.step, on_row=lambda _: None, modes=(in_place,))
-    return sweep(context)
-
-
-def _end(ctx: Context, seconds: float) -> float:
-    """The end of a sweep on the monotonic clock: before the trial's deadline."""
-    return min(ctx.end - _SHUTDOWN_SECONDS, time.monotonic() + seconds)
 
 
 class _Copies:

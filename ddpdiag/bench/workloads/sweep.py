@@ -3,7 +3,6 @@
 Of the requested dtypes, ops and roots those are measured that backend, torch and the world have.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -129,7 +128,6 @@ class SweepContext(NamedTuple):
     end: float
     step: Callable[[str], None]
     on_row: Callable[[RankRow], None]
-    modes: tuple[bool, ...] = (False, True)  # out of place, then in place, as nccl-tests
 
 
 class SweepResult(NamedTuple):
@@ -161,9 +159,9 @@ class _Run:
         self.has_room = True
         self._fewer: dict[int, int] = {}
         self._context = context
-        self._modes = [mode for mode in context.modes if not (mode and context.collective in OUT_OF_PLACE_ONLY)]
+        # Out of place, then in place, as nccl-tests.
+        self._modes = (False,) if context.collective in OUT_OF_PLACE_ONLY else (False, True)
         self._call_budget = CallBudget(context.bench, context.end, len(self._modes))
-        self._used = [0.0, 0.0]  # processor seconds and seconds in timed calls of the current row
 
     def kind(self, kind: Kind, kinds_left: int) -> bool:
         """All sizes of one kind; False when the time is over."""
@@ -195,7 +193,6 @@ class _Run:
     def _row(self, kind: Kind, wanted: int, ahead: float) -> RankRow | None:
         """One size in all modes; None when there is no time for it. `ahead` is the sum of all sizes left, over this."""
         collective = self._context.collective
-        self._used = [0.0, 0.0]
         timings: dict[bool, Timing] = {}
         for in_place in self._modes:
             timing = self._timing(case_of(collective, kind, wanted, in_place=in_place), ahead)
@@ -214,7 +211,6 @@ class _Run:
             root=kind.root,
             in_place=timings.get(True),
             out_of_place=timings.get(False),
-            cores=self._used[0] / max(self._used[1], 1e-9),
         )
 
     def _timing(self, case: Case, ahead: float) -> Timing | None:
@@ -242,12 +238,7 @@ class _Run:
             self._fewer[size] = min(calls, self._fewer.get(size, calls))
         context.step(f"{label}: {warmup} + {calls} calls")
         time_calls(operation.call, warmup, context.device)
-        before, begin = os.times(), time.monotonic()
-        timed = time_calls(operation.call, calls, context.device)
-        after = os.times()
-        self._used[0] += after.user + after.system - before.user - before.system
-        self._used[1] += time.monotonic() - begin
-        return self._timed(case, timed, wrong)
+        return self._timed(case, time_calls(operation.call, calls, context.device), wrong)
 
     def _seconds(self, operation: Operation) -> float:
         begin = time.perf_counter()
@@ -256,21 +247,13 @@ class _Run:
         return time.perf_counter() - begin
 
     def _check(self, operation: Operation, label: str) -> tuple[int | None, float]:
-        """Wrong elements in `checks` calls (None: not checked), and the seconds of one call."""
+        """Wrong elements after one call (None: not checked), and its seconds."""
         self._context.step(f"{label}: first call")
-        checks = self._context.bench.check
-        if not checks:
+        if not self._context.bench.check:
             return None, self._seconds(operation)
-        wrong, seconds, done, most = 0, 0.0, 0, checks
-        while done < most:
-            operation.fill()
-            seconds = self._seconds(operation)
-            wrong += operation.wrong()
-            done += 1
-            if done == 1 and checks > 1:
-                most = self._agree([self._call_budget.checks(seconds)])[0]
-        if most < checks:
-            self._note(f"values were checked {most} times instead of {checks} at large sizes: the time was too short")
+        operation.fill()
+        seconds = self._seconds(operation)
+        wrong = operation.wrong()
         for buffer in operation.buffers:
             buffer.zero_()
         return wrong, seconds
@@ -302,14 +285,13 @@ class _Run:
         # In whole nanoseconds: a rank that spoils floating-point numbers must not spoil times.
         own = [round(each * 1e9) for each in seconds]
         shortest, longest = self._agree(own), [-each for each in self._agree([-each for each in own])]
-        lag, last, transfer, skew = together(own, shortest, longest)
+        lag, last, transfer = together(own, shortest, longest)
         return Timing(
             seconds=summary,
             wrong=wrong,
             lag_seconds=lag / 1e9,
             last=last,
             transfer_seconds=transfer / 1e9,
-            skew_seconds=skew / 1e9,
         )
 
 
