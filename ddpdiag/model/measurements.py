@@ -104,25 +104,14 @@ class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     wrong_through_host: int = 0
 
 
-class BothDirections(Struct, frozen=True, kw_only=True):
-    """Two GPUs that copy to each other at the same time: bytes per second of both directions together."""
-
-    one: int
-    other: int
-    bytes_per_s: float
-
-
 class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one process tried: `done` of `jobs`, in an order that the number of GPUs gives.
 
-    `ring_bytes_per_s` is what each GPU sends when all copy to their next one at the same time. `refused` are links for
-    which CUDA had no peer mappings left.
+    `refused` are links for which CUDA had no peer mappings left.
     """
 
     gpus: tuple[GpuCopies, ...] = ()
     pairs: tuple[PairCopies, ...] = ()
-    both: tuple[BothDirections, ...] = ()
-    ring_bytes_per_s: float | None = None
     done: int = 0
     jobs: int = 0
     refused: tuple[tuple[int, int], ...] = ()

@@ -12,15 +12,14 @@ measured only where it could matter: the direct copy is slower than these links,
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
-from itertools import combinations, permutations
+from collections.abc import Callable, Collection
+from itertools import permutations
 from typing import NamedTuple
 
 import torch
 from msgspec import structs
 
-from ddpdiag.model import Depth
-from ddpdiag.model.measurements import NO_PEERS_LEFT, BothDirections, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import NO_PEERS_LEFT, Copies, GpuCopies, PairCopies
 from ddpdiag.model.trial import CONTEXT_STEP, Context
 from ddpdiag.probes.gpu.iommu import on_local_cores, slot_of
 from ddpdiag.probes.host.kernel import sys_root
@@ -65,9 +64,6 @@ class Buffer(NamedTuple):
         return Buffer(self.gpu, self.words[:count])
 
 
-CopyLink = tuple[Buffer, Buffer]
-
-
 class CudaDevices:
     """The GPUs that torch shows to this process; of these the first `most`, if that is known.
 
@@ -82,7 +78,6 @@ class CudaDevices:
         self.count = shown if most is None else min(shown, most)
         self._pieces: tuple[torch.Tensor, ...] = ()
         self._of_node: dict[int | None, Buffer] = {}
-        self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
         self._started: list[int] = []
 
     def about(self, gpu: int) -> GpuCopies:
@@ -135,21 +130,8 @@ class CudaDevices:
             arrived.append(into.record_event())
         out.wait_event(arrived[-1])
 
-    def together(self, links: Sequence[CopyLink]) -> None:
-        """Each on streams of its own, since a copy makes the current streams of both its ends wait."""
-        for number, (source, target) in enumerate(links):
-            out, into = (self._stream(end.gpu, number) for end in (source, target))
-            with torch.cuda.stream(out), torch.cuda.stream(into):
-                self.copy(source, target)
-
-    def _stream(self, gpu: int | None, number: int) -> torch.cuda.Stream:
-        place = (gpu or 0, number)
-        if place not in self._streams:
-            self._streams[place] = torch.cuda.Stream(place[0])
-        return self._streams[place]
-
     def seconds(self, gpu: int | None, work: Callable[[], None]) -> float:
-        """Between two events on the GPU's stream; by the clock where several GPUs work."""
+        """Between two events on the GPU's stream; by the clock for work of the host."""
         self._finish()
         if gpu is None:
             start = time.perf_counter()
@@ -172,19 +154,13 @@ class CudaDevices:
 Copy = Callable[[Buffer, Buffer], None]
 
 
-class Job(NamedTuple):
-    """One thing to try. Of one GPU: its links with the host; of two: a copy, or both directions; of none: all."""
-
-    gpus: tuple[int, ...]
-    both: bool = False
+# One thing to try. Of one GPU: its links with the host; of two: a copy.
+Job = tuple[int, ...]
 
 
-def jobs(count: int, *, deep: bool) -> tuple[Job, ...]:
-    """All that is tried with so many GPUs, in order. `deep` adds pairs in both directions, and all at once."""
-    alone = [Job((gpu,)) for gpu in range(count)]
-    pairs = [Job(pair) for pair in permutations(range(count), 2)]
-    both = [Job(pair, both=True) for pair in combinations(range(count), 2)] if deep else []
-    return (*alone, *pairs, *both, *([Job(())] if deep and count > 2 else []))
+def jobs(count: int) -> tuple[Job, ...]:
+    """All that is tried with so many GPUs, in order."""
+    return (*((gpu,) for gpu in range(count)), *permutations(range(count), 2))
 
 
 def copies(
@@ -203,9 +179,9 @@ def copies(
     for gpu in range(devices.count):
         ctx.step(f"properties of GPU {gpu}")
         gpus.append(devices.about(gpu))
-    todo = jobs(devices.count, deep=ctx.options.depth is Depth.DEEP)
+    todo = jobs(devices.count)
     if only:
-        todo = tuple(job for job in todo if job.gpus in only and not job.both)
+        todo = tuple(job for job in todo if job in only)
     known = Copies(gpus=tuple(gpus), done=begin, jobs=len(todo))
     ctx.report(known, f"{known.done} of {known.jobs} paths")
     before = time.monotonic()
@@ -279,15 +255,10 @@ class _Bench(NamedTuple):
 
     def tried(self, known: Copies, job: Job) -> Copies:
         """The results after this job."""
-        match job.gpus:
+        match job:
             case (gpu,):
                 own = self._host(known.gpus[gpu])
                 return structs.replace(known, gpus=tuple(own if own.index == g.index else g for g in known.gpus))
-            case (one, other) if job.both:
-                self.ctx.step(f"copy GPU {one} <-> GPU {other}")
-                rate = 2 * self._at_once([(one, other), (other, one)])
-                both = BothDirections(one=one, other=other, bytes_per_s=rate)
-                return structs.replace(known, both=(*known.both, both))
             case (source, target):
                 try:
                     return structs.replace(known, pairs=(*known.pairs, self._pair(known, source, target)))
@@ -295,10 +266,7 @@ class _Bench(NamedTuple):
                     if NO_PEERS_LEFT not in str(error):
                         raise
                     return structs.replace(known, refused=(*known.refused, (source, target)))
-        self.ctx.step("copy between all GPUs at once")
-        count = self.devices.count
-        rate = self._at_once([(gpu, (gpu + 1) % count) for gpu in range(count)])
-        return structs.replace(known, ring_bytes_per_s=rate)
+        return known
 
     def _host(self, known: GpuCopies) -> GpuCopies:
         gpu = known.index
@@ -370,17 +338,6 @@ class _Bench(NamedTuple):
         )
         filled = max(fill, int(fill * self.link_seconds / _FILLINGS / filling), int(probe * _SOUND_SECONDS / seconds))
         return min(most, copied, filled)
-
-    def _at_once(self, pairs: Sequence[tuple[int, int]]) -> float:
-        """Bytes per second of each link when all of them copy at the same time."""
-        words = PAIR_BYTES // _WORD_BYTES
-        links = [(self.devices.buffer(a, words), self.devices.buffer(b, words)) for a, b in pairs]
-        for source, _ in links:
-            source.words.zero_()
-        first = self.devices.seconds(None, lambda: self.devices.together(links))
-        again = 2 if first < self.link_seconds else 0
-        seconds = [self.devices.seconds(None, lambda: self.devices.together(links)) for _ in range(again)]
-        return PAIR_BYTES / max(min([first, *seconds]), 1e-9)
 
 
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:

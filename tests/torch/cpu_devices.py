@@ -73,14 +73,6 @@ class CpuDevices:
         self._move(source, target, self.wrong_around.get((source.gpu, target.gpu), 0))
         self.clock += 4 * len(source.words) / self.around
 
-    def together(self, links):
-        before, slowest = self.clock, 0.0
-        for way in links:
-            self.clock = before
-            self.copy(*way)
-            slowest = max(slowest, self.clock - before)
-        self.clock = before + slowest
-
     def seconds(self, gpu, work):
         begin = self.clock
         work()

@@ -16,7 +16,7 @@ from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices as gpu002
 from ddpdiag.checks.p2p.copies.check import CHECK
 from ddpdiag.codec import encode
-from ddpdiag.model import Depth, Options, Outcome, ProcessState, Severity, Status
+from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import GpuCopies
 from ddpdiag.workloads.copies import (
     FILL_BYTES,
@@ -25,7 +25,6 @@ from ddpdiag.workloads.copies import (
     PROBE_BYTES,
     Buffer,
     CudaDevices,
-    Job,
     _words,
     copies,
     jobs,
@@ -72,9 +71,8 @@ def test_gpus_behind_those_of_the_ranks_are_left_alone(monkeypatch, most, count)
 class Listener:
     """A trial, and what it reports."""
 
-    def __init__(self, deep=False, end=lambda: math.inf):
+    def __init__(self, end=lambda: math.inf):
         self.steps, self.reports = [], []
-        self.options = Options(depth=Depth.DEEP if deep else Depth.STANDARD)
         self._end = end
 
     @property
@@ -173,20 +171,8 @@ def test_access_is_told():
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_quick_tries_each_gpu_alone_and_each_ordered_pair(count):
-    assert len(jobs(count, deep=False)) == count + count * (count - 1)
-
-
-def test_deep_adds_both_directions_and_all_at_once():
-    found = run(CpuDevices(3, rates={(0, 1): 50 * MB}), deep=True)
-    both = {(own.one, own.other): own.bytes_per_s for own in found.both}
-    assert both == pytest.approx({(0, 1): 100 * MB, (0, 2): 200 * MB, (1, 2): 200 * MB})
-    assert found.ring_bytes_per_s == pytest.approx(50 * MB)
-    assert found.done == found.jobs == len(jobs(3, deep=True))
-
-
-def test_two_gpus_have_no_ring():
-    assert Job(()) not in jobs(2, deep=True)
+def test_it_tries_each_gpu_alone_and_each_ordered_pair(count):
+    assert len(jobs(count)) == count + count * (count - 1)
 
 
 def test_nothing_is_tried_when_the_time_is_over():

@@ -18,7 +18,7 @@ from ddpdiag.checks.p2p import paths as p2p001
 from ddpdiag.checks.p2p.copies.check import CHECK, MOST_RETRIES
 from ddpdiag.codec import encode
 from ddpdiag.model import Event, EventKind, Options, Outcome, ProcessState, Severity, Status
-from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.health import Look
 from ddpdiag.probes.gpu.paths import Level
@@ -599,10 +599,7 @@ def test_one_gpu_has_no_pairs():
 
 
 def test_figures_are_the_slowest_and_the_median():
-    both = (BothDirections(one=0, other=1, bytes_per_s=70 * GB),)
-    found = CHECK.report(world(4, {0: host_of(rates={(0, 1): 30 * GB}, both=both, ring_bytes_per_s=20 * GB)})).figures
+    found = CHECK.report(world(4, {0: host_of(rates={(0, 1): 30 * GB})})).figures
     assert found["p2p.copy.min_bytes_per_s"] == 30 * GB
     assert found["p2p.copy.median_bytes_per_s"] == USUAL
     assert found["p2p.host.min_bytes_per_s"] == 50 * GB
-    assert found["p2p.copy_both_ways.min_bytes_per_s"] == 70 * GB
-    assert found["p2p.copy_ring.min_bytes_per_s"] == 20 * GB

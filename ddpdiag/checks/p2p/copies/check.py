@@ -4,8 +4,7 @@ One rank of each host copies between the GPUs that ranks take there: first betwe
 ordered pair after the other. Every 32-bit word of a copy depends on its position and its path, and is compared on
 arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS breaks. Rates are those of the fastest of
 some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where copying, filling or comparing takes too
-long), timed by CUDA events. The host's memory is of the GPU's NUMA node, where the firmware names it. `--depth deep`
-adds both directions at once, and all GPUs at once.
+long), timed by CUDA events. The host's memory is of the GPU's NUMA node, where the firmware names it.
 
 A copy between two GPUs through pinned memory of the host cannot be faster than the slower of their two links to the
 host. It is measured only where the direct copy is below `indirect_ratio` of that, is wrong, or has no peer access.
@@ -198,8 +197,6 @@ def figures(seen: Seen[Copies]) -> Mapping[str, Scalar]:
     rates = {
         "p2p.copy": [pair.bytes_per_s for copies in all_copies for pair in copies.pairs.values() if pair.bytes_per_s],
         "p2p.host": [own.bytes_per_s for _, links in host_memory_links(all_copies) for own in links],
-        "p2p.copy_both_ways": [own.bytes_per_s for copies in all_copies for own in copies.both],
-        "p2p.copy_ring": [copies.ring_bytes_per_s for copies in all_copies if copies.ring_bytes_per_s],
     }
     found: dict[str, Scalar] = {}
     for name, values in rates.items():

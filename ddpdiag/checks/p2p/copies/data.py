@@ -15,7 +15,7 @@ from ddpdiag.checks.matrix import Link
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.model import Trial
-from ddpdiag.model.measurements import BothDirections, Copies, GpuCopies, PairCopies
+from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
 
 _GPU = re.compile(r"GPU (\d+)")
 # The parameter of a trial, with the rank behind it, that lists the pairs and GPUs to be measured once more.
@@ -35,8 +35,6 @@ class RankCopies(Struct, frozen=True, kw_only=True):
     alone: bool
     gpus: Mapping[int, GpuCopies]
     pairs: Mapping[Link, PairCopies]
-    both: tuple[BothDirections, ...]
-    ring_bytes_per_s: float | None
     done: int
     jobs: int
     refused: tuple[Link, ...]
@@ -156,8 +154,6 @@ def _rank_copies(
         alone=alone,
         gpus=gpus,
         pairs=pairs,
-        both=tuple(both for row in rows for both in row.both),
-        ring_bytes_per_s=next((rate for row in reversed(rows) if (rate := row.ring_bytes_per_s)), None),
         done=max(row.done for row in rows),
         jobs=max(row.jobs for row in rows),
         refused=tuple(dict.fromkeys(link for row in rows for link in row.refused)),
