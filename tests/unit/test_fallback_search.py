@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.checks.p2p.fallback.conditions import (
-    ACROSS,
-    GDR,
-    IB,
-    INSIDE,
-    MNNVL,
-    NVLS,
-    P2P,
-    PLUGIN,
-    interface_overrides,
-)
+from ddpdiag.checks.p2p.fallback.conditions import interface_overrides
+from ddpdiag.checks.p2p.fallback.members import ACROSS, INSIDE
 from ddpdiag.checks.p2p.fallback.search import (
     CONFIRMED,
     Ended,
@@ -29,6 +20,8 @@ from ddpdiag.checks.p2p.fallback.search import (
     replay,
 )
 
+P2P, _, _, NVLS, _ = INSIDE
+MNNVL, GDR, _, PLUGIN, IB = ACROSS
 ONE_HOST = ((0, 1, 2, 3),)
 TWO_HOSTS = ((0, 1), (2, 3))
 NO_ALGO = Member("no NCCL_ALGO", {"NCCL_ALGO": None}, "NCCL_ALGO=Tree")

@@ -120,7 +120,7 @@ def test_a_pair_that_is_switched_off_is_named_and_no_other_one(golden, asked):
 @pytest.mark.parametrize(
     ("name", "code", "severity", "links"),
     [
-        ("pcie-one-direction", "P2P001.asymmetric", Severity.WARNING, ("n0: GPU 1 -> GPU 2",)),
+        ("pcie-one-direction", "P2P001.disabled", Severity.WARNING, ("n0: GPU 1 -> GPU 2",)),
         ("consumer", "P2P001.no-p2p", Severity.NOTE, ()),
         ("driver-gone", "P2P001.unreadable", Severity.WARNING, ()),
     ],

@@ -6,6 +6,8 @@ from fallback_runs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
+from paths import host_of as paths_of
+from paths import translating
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
@@ -316,9 +318,10 @@ def copied(run, **changes):
 
 
 def test_direct_copies_that_were_right_clear_acs_and_the_iommu(golden):
-    run = copied(Run(2, hangs_unless(P2P), options=LONG).search())
-    assert "Not ACS or the IOMMU: 2 direct copies" in only(run).message
-    golden(only(run))
+    run = Run(2, hangs_unless(P2P), options=LONG).search()
+    run.told(paths.CHECK, {0: paths_of(surroundings=translating(count=2, ports=(0, 1)), count=2)})
+    assert "(P2P001.acs)" in only(run).message
+    golden(only(run), only(copied(run)))
 
 
 def test_what_a_check_found_well_is_not_the_cause(golden):

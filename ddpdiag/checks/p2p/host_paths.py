@@ -1,7 +1,7 @@
 """The GPUs of each host and the paths between them, put together from what its ranks answered to P2P001."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.hosts import Host, answers_by_host, names_text
 from ddpdiag.checks.launch import versions
+from ddpdiag.checks.matrix import Link
 from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.iommu import Bridge, Surroundings
 from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
@@ -50,39 +51,49 @@ class Pair(NamedTuple):
         return next((level for level in Level if level in levels), None)
 
     @property
+    def by_direction(self) -> dict[Link, P2P]:
+        """NVML's status of each direction that it reports, by the numbers of the GPUs."""
+        paths = ((self.one, self.other, self.there), (self.other, self.one, self.back))
+        known = (((one.index, other.index), status_of(path)) for one, other, path in paths if path is not None)
+        return {link: status for link, status in known if status is not None}
+
+    @property
     def statuses(self) -> tuple[P2P, ...]:
-        """What NVML reports of the two directions, as far as it does."""
-        return tuple(status for path in self.known if (status := status_of(path)) is not None)
+        """NVML's statuses of the two directions, as far as it reports them."""
+        return tuple(self.by_direction.values())
 
     @property
     def is_linked(self) -> bool:
-        """Are there NVLinks between them, as far as is known?"""
+        """Whether there are NVLinks between them, as far as is known."""
         return any(path.nvlinks for path in self.known)
 
     @property
     def is_unlinked(self) -> bool:
-        """Are there certainly no NVLinks between them?"""
+        """Whether there are certainly no NVLinks between them."""
         return bool(self.known) and all(path.nvlinks == 0 for path in self.known)
 
     @property
     def works(self) -> bool | None:
-        """Does NVML allow both directions? None if it reports nothing."""
+        """Whether NVML allows both directions; None if it reports nothing."""
         return all(status is P2P.OK for status in self.statuses) if self.statuses else None
 
     @property
     def is_asymmetric(self) -> bool:
-        """Is one direction allowed and the other not?"""
+        """Whether one direction is allowed and the other not."""
         return len(self.statuses) == 2 and (P2P.OK in self.statuses) and not self.works
 
     @property
     def is_switched_off(self) -> bool:
-        """Is it switched off in the driver?"""
+        """Whether it is switched off in the driver."""
         return P2P.DISABLED_BY_REGKEY in self.statuses
 
     @property
     def name(self) -> str:
-        """Such as "GPU 1 - GPU 2"."""
-        return f"GPU {self.one.index} - GPU {self.other.index}"
+        """Such as "GPU 1 <-> GPU 2"; of a pair with one closed direction that one: "GPU 2 -> GPU 1"."""
+        if self.is_asymmetric:
+            closed = next(link for link, status in self.by_direction.items() if status is not P2P.OK)
+            return " -> ".join(f"GPU {index}" for index in closed)
+        return f"GPU {self.one.index} <-> GPU {self.other.index}"
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -93,14 +104,13 @@ class Pair(NamedTuple):
 class HostPaths(Struct, frozen=True, kw_only=True):
     """One host: the job's GPUs, each pair of them, and the PCI devices around; `errors` are those of NVML itself.
 
-    `shown` is the number of GPUs that each rank sees. `nccl` is the version that its ranks load (LCH003).
+    `nccl` is the version that its ranks load (LCH003).
     """
 
     host: Host
     gpus: tuple[PathGpu, ...]
     pairs: tuple[Pair, ...]
     around: Surroundings
-    shown: tuple[int, ...]
     errors: tuple[str, ...] = ()
     nccl: str | None = None
 
@@ -120,10 +130,10 @@ class HostPaths(Struct, frozen=True, kw_only=True):
 
 def status_of(path: GpuPath) -> P2P | None:
     """The worse of reading and writing; of NVLinks that are there, that they are switched off counts too."""
-    told = [P2P(status) for status in (path.read, path.write) if status is not None]
+    reported = [P2P(status) for status in (path.read, path.write) if status is not None]
     if path.nvlinks and path.nvlink == P2P.DISABLED_BY_REGKEY:
-        told.append(P2P.DISABLED_BY_REGKEY)
-    known = [status for status in told if status is not P2P.UNKNOWN]
+        reported.append(P2P.DISABLED_BY_REGKEY)
+    known = [status for status in reported if status is not P2P.UNKNOWN]
     return next((status for status in known if status is not P2P.OK), P2P.OK) if known else None
 
 
@@ -169,7 +179,6 @@ def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl
             for one, other in combinations(gpus, 2)
         ),
         around=answers[0].around,
-        shown=tuple(len(paths.gpus) for paths in asked),
         errors=tuple(paths.error for paths in asked if paths.error),
         nccl=nccl,
     )
@@ -201,9 +210,8 @@ def gpus_of(pairs: Iterable[Pair]) -> tuple[PathGpu, ...]:
 
 
 def pairs_text(pairs: Sequence[Pair]) -> str:
-    """Such as "GPU 0 - GPU 1, GPU 0 - GPU 2 and 26 more"."""
-    more = f" and {len(pairs) - _PAIRS_SHOWN} more" if len(pairs) > _PAIRS_SHOWN else ""
-    return ", ".join(pair.name for pair in pairs[:_PAIRS_SHOWN]) + more
+    """Such as "GPU 0 <-> GPU 1, GPU 0 <-> GPU 2 and 26 more"."""
+    return names_text([pair.name for pair in pairs], _PAIRS_SHOWN)
 
 
 def words(status: P2P) -> str:
@@ -231,18 +239,6 @@ def odd_pairs(seen: Seen[Data]) -> frozenset[Pair]:
     )
 
 
-def said_of_pairs(seen: Seen[Data], paths: HostPaths) -> Iterator[str]:
-    """Reasons in this for P2P to fail on that host, as sentences."""
-    odd = odd_pairs(seen)
-    for pairs, why in (
-        ([pair for pair in paths.pairs if pair.is_switched_off], "is switched off in the driver (registry key)"),
-        ([pair for pair in paths.pairs if pair.is_asymmetric], "is allowed by NVML in one direction only"),
-        ([pair for pair in paths.pairs if pair in odd and not pair.is_switched_off], "is not allowed by NVML"),
-    ):
-        if pairs:
-            yield f"P2P {why} for {pairs_text(pairs)}"
-
-
 def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pair]]:
     """Bridges between these GPUs on which ACS redirects, with the pairs that each concerns."""
     found: dict[Bridge, list[Pair]] = {}
@@ -254,7 +250,7 @@ def redirecting(paths: HostPaths, pairs: Iterable[Pair]) -> dict[Bridge, list[Pa
 
 
 def hides_acs(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
-    """Is there a bridge between these GPUs whose ACS could not be read?"""
+    """Whether there is a bridge between these GPUs whose ACS could not be read."""
     return any(bridge.acs is None for pair in pairs for bridge in paths.around.between(pair.one.pci, pair.other.pci))
 
 

@@ -34,6 +34,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.gpu.cards import smi_id
 from ddpdiag.checks.hosts import nvml_fix
+from ddpdiag.checks.matrix import explain
 from ddpdiag.checks.p2p.host_paths import (
     Data,
     HostPaths,
@@ -58,10 +59,10 @@ from ddpdiag.probes.host.kernel import proc_root, sys_root
 
 FINDINGS = {
     "disabled": FindingSpec.warning(
-        "P2P is switched off in the driver (registry key), or is not allowed for a pair although it is for most pairs "
-        "of these models with the same connection: a bridge that is not seated, another slot or BIOS setting."
+        "P2P is switched off in the driver (registry key), is allowed in one direction only, or is not allowed for a "
+        "pair although it is for most pairs of these models with the same connection: a bridge that is not seated, "
+        "another slot or BIOS setting."
     ),
-    "asymmetric": FindingSpec.warning("one direction is allowed and the other is not."),
     "no-p2p": FindingSpec.note(
         "the cards or the mainboard do not support P2P, as most consumer cards: expect the bandwidth of shared memory."
     ),
@@ -71,9 +72,6 @@ FINDINGS = {
     ),
     "iommu": FindingSpec.note(
         "the IOMMU translates addresses for GPUs without NVLinks: the kernel then also sets ACS where it can."
-    ),
-    "isolated": FindingSpec.note(
-        "a control group shows each rank only some of the GPUs, so that NVML reports no paths between the others."
     ),
     "unreadable": FindingSpec.not_seen("NVML returned an error."),
 }
@@ -91,7 +89,6 @@ _CELLS: Mapping[P2P | None, str] = {
 
 # What holds of a pair however it is connected, as `P2P` numbers: cards or board that are not made for it.
 _UNSUPPORTED = (P2P.CHIPSET_NOT_SUPPORTED, P2P.GPU_NOT_SUPPORTED, P2P.TOPOLOGY_NOT_SUPPORTED, P2P.NOT_SUPPORTED)
-_LISTED = 64
 
 
 def measure(ctx: Context) -> Data:
@@ -110,7 +107,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for paths in host_paths(seen):
-        for look in (_unreadable, _isolated, disabled, asymmetric, refused, acs, iommu):
+        for look in (_unreadable, disabled, refused, acs, iommu):
             yield from look(seen, paths)
 
 
@@ -127,91 +124,50 @@ def _unreadable(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         )
 
 
-def _isolated(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    if len(paths.shown) > 1 and not all(pair.known for pair in paths.pairs):
-        yield seen.finding(
-            "isolated",
-            "no rank sees all GPUs of its host",
-            f"{paths.host.name}: no rank sees more than {max(paths.shown)} of {len(paths.gpus)} GPUs, so NVML "
-            "reports no paths between them. CUDA may fail to open the memory of another rank's GPU (NCCL's error: "
-            "'invalid device ordinal').",
-            ranks=paths.host.ranks,
-            evidence={"gpus": [label(gpu) for gpu in paths.gpus], "shown": list(paths.shown)},
-            fix="Make all GPUs of a host visible to all its ranks (srun --gpus-per-node=N --gpu-bind=none instead of "
-            "--gpus-per-task), and let each rank select its GPU by LOCAL_RANK.",
-        )
-
-
 def disabled(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Pairs that could do P2P and may not: switched off in the driver, or unlike the others."""
+    """Pairs that could do P2P and may not: switched off in the driver, in one direction, or unlike the others."""
     odd = odd_pairs(seen)
-    pairs = [pair for pair in paths.pairs if not pair.is_asymmetric and (pair in odd or pair.is_switched_off)]
-    if not pairs:
+    pairs = [pair for pair in paths.pairs if pair.is_asymmetric or pair.is_switched_off or pair in odd]
+    bad = {link for pair in pairs for link, status in pair.by_direction.items() if status is not P2P.OK}
+    good = {link for pair in paths.pairs for link, status in pair.by_direction.items() if status is P2P.OK}
+    pattern = explain(bad, good)
+    if pattern is None:
         return
-    # The one GPU that is in each of several pairs, and in no pair that is allowed.
-    guilty = (
-        gpu
-        for gpu in (pairs[0].one, pairs[0].other)
-        if len(pairs) > 1
-        and all(gpu in (pair.one, pair.other) for pair in pairs)
-        and not any(pair.works for pair in paths.pairs if gpu in (pair.one, pair.other))
-    )
-    gpu = next(guilty, None)
-    switched_off = any(pair.is_switched_off for pair in pairs)
-    whose = f"; all of them include {label(gpu)}" if gpu is not None else ""
-    expected = (
-        "it is switched off in the driver"
-        if switched_off
-        else "it is allowed for more than half of the pairs of these models with the same connection"
-    )
+    gpus = [gpu for gpu in paths.gpus if gpu.index in pattern.hosts]
+    whose = f"; they include {', '.join(map(label, gpus))}" if gpus else ""
+    if any(pair.is_switched_off for pair in pairs):
+        expected = "it is switched off in the driver"
+        fix = (
+            f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {paths.host.name} (`grep "
+            "Registry /proc/driver/nvidia/params` shows it), then reload the driver or reboot."
+        )
+    elif any(pair.is_asymmetric for pair in pairs):
+        ids = ",".join(smi_id(gpu.uuid, gpu.pci) for gpu in gpus_of(pairs))
+        expected = "it is allowed in the other direction"
+        fix = (
+            f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {ids}`), or reboot {paths.host.name}. Until then "
+            "set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong copies."
+        )
+    else:
+        expected = "it is allowed for more than half of the pairs of these models with the same connection"
+        fix = (
+            f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {paths.host.name}; compare slots, bridges "
+            "and BIOS settings of these GPUs with those of the other pairs."
+        )
     yield seen.finding(
         "disabled",
         "P2P is not allowed between GPUs",
         f"{paths.host.name}: P2P is not allowed for {len(pairs)} of {len(paths.pairs)} pairs of GPUs "
         f"({pairs_text(pairs)}: {_reasons(pairs)}){whose}; {expected}. NCCL uses shared memory for these pairs.",
         hosts=(paths.host.name,),
-        gpus=(gpu.uuid,) if gpu is not None and gpu.uuid else (),
-        links=[f"{paths.host.name}: GPU {pair.one.index} <-> GPU {pair.other.index}" for pair in pairs],
+        gpus=[gpu.uuid for gpu in gpus if gpu.uuid],
+        links=[f"{paths.host.name}: {pair.name}" for pair in pairs],
         evidence={
-            "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs[:_LISTED]],
+            "pairs": [f"{pair.name}: {_reasons([pair])}" for pair in pairs],
             "gpus": [label(member) for member in gpus_of(pairs)],
         },
-        fix=(
-            f"As root remove the key from NVreg_RegistryDwords in /etc/modprobe.d/ on {paths.host.name} (`grep "
-            "Registry /proc/driver/nvidia/params` shows it), then reload the driver or reboot."
-            if switched_off
-            else f"Run `nvidia-smi topo -m` and `nvidia-smi topo -p2p r` on {paths.host.name}; compare slots, bridges "
-            "and BIOS settings of these GPUs with those of the other pairs."
-        ),
+        fix=fix,
     )
-
-
-def asymmetric(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
-    """Pairs of which one direction is allowed and the other is not."""
-    pairs = [pair for pair in paths.pairs if pair.is_asymmetric]
-    if pairs:
-        closed = [
-            (pair, *((pair.one, pair.other) if pair.statuses[0] is not P2P.OK else (pair.other, pair.one)))
-            for pair in pairs
-        ]
-        first_two = ",".join(smi_id(gpu.uuid, gpu.pci) for gpu in closed[0][1:])
-        yield seen.finding(
-            "asymmetric",
-            "P2P is allowed in one direction only",
-            f"{paths.host.name}: "
-            + "; ".join(
-                f"P2P from {label(source)} to {label(target)} is not allowed ({_reasons([pair])}), but it is in the "
-                "other direction"
-                for pair, source, target in closed[:4]
-            )
-            + (f"; {len(closed) - 4} more pairs" if len(closed) > 4 else "")
-            + ". Both directions are expected.",
-            hosts=(paths.host.name,),
-            links=[f"{paths.host.name}: GPU {source.index} -> GPU {target.index}" for _, source, target in closed],
-            evidence={"gpus": [label(gpu) for gpu in gpus_of(pairs)]},
-            fix=f"As root reset these GPUs (`nvidia-smi --gpu-reset -i {first_two}`), or reboot "
-            f"{paths.host.name}. Until then set NCCL_P2P_DISABLE=1 if the job hangs or P2P002 finds wrong copies.",
-        )
 
 
 def refused(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
@@ -267,7 +223,7 @@ def acs(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
         severity=Severity.WARNING if detours else Severity.NOTE,
         hosts=(paths.host.name,),
         evidence={
-            "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in list(found)[:_LISTED]],
+            "bridges": [f"{bridge.address}: ACSCtl {bridge.acs:#06x}" for bridge in found],
             "gpus": [label(gpu) for gpu in gpus_of(pairs)],
             "pairs": len(pairs),
             "pairs_at_a_switch": len(detours),

@@ -15,6 +15,7 @@ from ddpdiag.checks.known_errors import known_error
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p import paths
+from ddpdiag.checks.p2p.fallback.members import ACROSS, IFNAME, INSIDE, VARIABLES
 from ddpdiag.checks.p2p.fallback.search import Ground, Member, Members
 from ddpdiag.checks.p2p.host_paths import host_paths
 from ddpdiag.checks.rendezvous import interfaces
@@ -30,40 +31,9 @@ _OF_GPUS = frozenset({"GPU001", "GPU002", "GPU008"})
 # NCCL's configuration files by path, as their variables.
 Files = Mapping[str, Mapping[str, str]]
 _CONF_FILE = "NCCL_CONF_FILE"
-P2P = Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)")
-SHM = Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)")
-NVLS = Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)")
-# Without it NCCL's shared memory is a file in /dev/shm again, as fast as before (transport/shm.cc, since 2.24).
-CUMEM_HOST = Member("CUMEM_HOST", {"NCCL_CUMEM_HOST_ENABLE": "0"}, "shared memory by cuMem")
-# Without it there is no CUMEM_HOST and no NVLS either.
-CUMEM = Member("CUMEM", {"NCCL_CUMEM_ENABLE": "0"}, "device memory by cuMem")
-INSIDE = (P2P, CUMEM_HOST, SHM, NVLS, CUMEM)
-# NCCL looks for it where it runs on several hosts only (init.cc, mnnvl.cc).
-MNNVL = Member("MNNVL", {"NCCL_MNNVL_ENABLE": "0"}, "NVLinks between hosts (MNNVL)")
-GDR = Member("GDR", {"NCCL_NET_GDR_LEVEL": "LOC"}, "GPUDirect RDMA")
-PXN = Member("PXN", {"NCCL_PXN_DISABLE": "1"}, "sending through other GPUs' network adapters (PXN)")
-PLUGIN = Member("PLUGIN", {"NCCL_NET_PLUGIN": "none"}, "the network plugin")
-IB = Member("IB", {"NCCL_IB_DISABLE": "1"}, "InfiniBand or RoCE")
-ACROSS = (MNNVL, GDR, PXN, PLUGIN, IB)
 # From this version on NVLS is used between two GPUs, too.
 _NVLS_OF_TWO = (2, 29)
 
-# What NCCL writes of each: names of its source files (src/transport, src/misc, src/mnnvl.cc) and its messages.
-_TEXTS = {
-    "P2P": ("p2p.cc", "P2P is disabled", "failed to peer", "peer mapping", "cudaIpc", "CUDA IPC"),
-    # Of GPUs without peer access (RTX 4090, L4, T4, A10), NCCL issue 1838; a segment of size 0, issue 2190.
-    "CUMEM_HOST": ("Cuda failure 217", "attaching to shared memory segment"),
-    "SHM": ("/dev/shm", "shmutils", "transport/shm.cc", "posix_fallocate"),
-    "NVLS": ("nvls", "NVLS", "multicast", "Multicast"),
-    "CUMEM": ("cuMem",),
-    "MNNVL": ("MNNVL", "IMEX"),
-    "GDR": ("DMA-BUF", "dmabuf", "nv_peer_mem", "GPU Direct RDMA", "ibv_reg_mr"),
-    "PXN": ("PXN",),
-    "PLUGIN": ("NET/Plugin", "libnccl-net", "NET/OFI"),
-    "IB": ("net_ib", "NET/IB", "ibv_", "IBV_WC"),
-}
-# Checks whose findings make one of them likely.
-_SUSPECTED_BY = {"HST003": "SHM", "GPU007": "NVLS"}
 _SEPARATOR = ", "
 
 
@@ -174,10 +144,11 @@ def search_order(seen: Seen[Any]) -> Order:
     # What ranks raised, and NCCL's warnings in their output: with NCCL_DEBUG=INFO that names all there is.
     warnings = (line for o in failed for line in o.detail.split("\n") if "NCCL WARN" in line)
     text = "\n".join((*(o.error for o in failed), *warnings))
-    named = tuple(name for name in usual if any(part in text for part in _TEXTS.get(name, ())))
+    named = tuple(name for name in usual if any(part in text for part in VARIABLES[name].texts))
     suspected = [
         name
-        for code, name in _SUSPECTED_BY.items()
+        for name in usual[1:]  # the first is tried first where nothing is suspected
+        for code in VARIABLES[name].seen_by
         if any(finding.severity is not Severity.NOTE for finding in seen.findings_of(code))
     ]
     # On such boards NCCL takes NVLS for most sizes; where the fabric manager is at fault, it hangs or raises there.
@@ -213,7 +184,7 @@ def overrides_here(seen: Seen[Any]) -> tuple[Members, dict[str, str]]:
     if alone := max(map(len, hosts), default=0) < 2:
         skipped |= dict.fromkeys((override.name for override in INSIDE), "each host has one rank")
     else:
-        skipped |= {override.name: why for override, why in ((NVLS, _no_nvls(seen)), (P2P, _no_p2p(seen))) if why}
+        skipped |= {name: why for name, why in (("NVLS", _no_nvls(seen)), ("P2P", _no_p2p(seen))) if why}
     # Inside a host, too, NCCL starts its network, and takes it where that is faster or nothing else is left
     # (ncclTopoCheckNet in graph/paths.cc). A plugin may bring a network of its own.
     rows = seen.of(hst004.CHECK).by_rank.values()
@@ -293,6 +264,10 @@ def own_overrides(settings: Mapping[str, str], files: Files) -> Members:
 def interface_overrides(names: Sequence[str]) -> Members:
     """One alternative for each interface."""
     return tuple(
-        Member(f"IFNAME {name}", {"NCCL_SOCKET_IFNAME": f"={name}"}, "the interfaces that NCCL would choose")
+        Member(
+            f"{IFNAME.member.name} {name}",
+            {variable: f"{value}{name}" for variable, value in IFNAME.member.env.items()},
+            IFNAME.member.what,
+        )
         for name in names
     )

@@ -11,7 +11,7 @@ from ddpdiag.checks.findings import workarounds_text
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.hosts import names_text, ranks_text
 from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
-from ddpdiag.checks.p2p.fallback.conditions import ACROSS, INSIDE
+from ddpdiag.checks.p2p.fallback.members import VARIABLES
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.recording import TOLD_TO_LEAVE
@@ -57,7 +57,7 @@ _VERBS = {
 }
 
 
-_VARIABLES = {member.name: next(iter(member.env)) for member in (*INSIDE, *ACROSS)} | {"IFNAME": "NCCL_SOCKET_IFNAME"}
+_VARIABLES = {name: next(iter(variable.member.env)) for name, variable in VARIABLES.items()}
 
 
 def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
