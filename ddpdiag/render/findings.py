@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.model.report import KNOWN_ERROR
-from ddpdiag.render.page import Page, one_line
+from ddpdiag.render.page import MOST_SHOWN, Page, one_line
 from ddpdiag.render.shell import shell_lines
 from ddpdiag.text import count, fold_hosts, fold_ranks, label, left_out, listed, quantity
 
@@ -69,11 +69,11 @@ def write_findings(
             _write_fix(page, group[0])
             page.blank()
             continue
-        most = len(group) if details else most_of(group, few)
+        most = MOST_SHOWN if details else most_of(group, few)
         for finding in group[:most]:
             _finding(page, finding, () if details else earlier, details=details)
             earlier.append(finding)
-        _more(page, group, most)
+        _more(page, group, most, details=details)
 
 
 def _write_headed(page: Page, finding: Finding, text: str, *, style: str = "", indent: int = 0) -> None:
@@ -155,7 +155,7 @@ def _write_fix(page: Page, finding: Finding, above: Finding | None = None) -> No
         page.verbatim(line, indent=8)
 
 
-def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
+def _more(page: Page, group: Sequence[Finding], shown: int, *, details: bool) -> None:
     """One line for findings that look like those `shown` before them; many hosts, of all, have a line to paste."""
     findings = group[shown:]
     if not findings:
@@ -164,7 +164,8 @@ def _more(page: Page, group: Sequence[Finding], shown: int) -> None:
     paste = one_line(fold_hosts(every))
     own_line = paste != one_line(fold_hosts(every, limit=LIST_SHOWN)) and len(paste) <= _LONGEST_LIST
     blame = _blame(findings, LIST_SHOWN, hosts=not own_line) or ("" if own_line else _nobody(findings))
-    text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; with --details, or in the JSON report"
+    place = "in the JSON report" if details else "with --details, or in the JSON report"
+    text = f"{len(findings):,} more like these{f': {blame}' if blame else ''}; {place}"
     _write_headed(page, group[0], text)
     if own_line:
         page.write(f"all {count(len(every), 'host')}:", indent=4)

@@ -150,7 +150,7 @@ def column_format(name: str, values: Iterable[Scalar], unit: Unit | None = None)
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-ALL_SHOWN = 16
+ALL_SHOWN, MOST_SHOWN = 16, 1_000  # without and with `--details`
 _LONGEST_TEXT = 28
 
 

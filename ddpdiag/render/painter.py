@@ -21,7 +21,7 @@ from ddpdiag.render.blocks import (
     mark_of,
 )
 from ddpdiag.render.matrices import write_matrix
-from ddpdiag.render.page import ALL_SHOWN, Column, Page, fitted, one_line
+from ddpdiag.render.page import ALL_SHOWN, MOST_SHOWN, Column, Page, fitted, one_line
 from ddpdiag.text import ABSENT, count
 
 STYLES = {Mark.NONE: "", Mark.GOOD: "green", Mark.WARNING: "bold yellow", Mark.ERROR: "bold red", Mark.DIM: "dim"}
@@ -74,7 +74,7 @@ def _write_items(page: Page, block: Items, *, details: bool) -> None:
     shown = block.items if details or len(block.items) <= _ITEMS_SHOWN + 1 else block.items[:_ITEMS_SHOWN]
     for item in shown:
         page.write(item, lead="- ")
-    _write_left(page, len(block.items) - len(shown), "line")
+    _write_left(page, len(block.items) - len(shown), "line", details=details)
     page.blank()
 
 
@@ -82,7 +82,7 @@ def write_table(page: Page, table: Table, *, details: bool = False) -> None:
     """Write a table, in as many pieces as the width asks for; each piece begins with the first column."""
     if not table.rows:
         return
-    places = first_places(table, len(table.rows) if details else ALL_SHOWN)
+    places = first_places(table, MOST_SHOWN if details else ALL_SHOWN)
     _write_title(page, table.title)
     columns = []
     for number, drawn in enumerate(drawn_columns(table, places, ABSENT if page.color else "-")):
@@ -95,7 +95,7 @@ def write_table(page: Page, table: Table, *, details: bool = False) -> None:
     for piece in tables if details or table.names is None else islice(tables, 1):
         page.table(piece)
         shown = len(piece.columns)
-    _write_left(page, len(table.rows) - len(places), table.noun)
+    _write_left(page, len(table.rows) - len(places), table.noun, details=details)
     if not details and (left := [one_line(column.header.split("\n")[0]) for column in columns[shown:]]) and table.names:
         page.write(f"not shown for lack of room (--details): {', '.join(left)}", style="dim")
     if table.note:
@@ -108,6 +108,7 @@ def _write_title(page: Page, title: str) -> None:
         page.write(one_line(title), style="bold")
 
 
-def _write_left(page: Page, left: int, noun: str) -> None:
+def _write_left(page: Page, left: int, noun: str, *, details: bool) -> None:
     if left:
-        page.write(f"{count(left, f'more {noun}')}, with --details, or in the JSON report", style="dim")
+        place = "in the JSON report" if details else "with --details, or in the JSON report"
+        page.write(f"{count(left, f'more {noun}')}, {place}", style="dim")
