@@ -122,14 +122,12 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU at one moment, as NVML tells: clocks of its processors and its memory in hertz, the bits of
-    nvmlClocksEventReasons in `events`, and the share of the last moments in which it was busy."""
+    nvmlClocksEventReasons in `events`."""
 
     sm_hz: float | None = None
     memory_hz: float | None = None
     events: int | None = None
     celsius: int | None = None
-    watts: float | None = None
-    busy_share: float | None = None
 
 
 class Gemm(Struct, frozen=True, kw_only=True):
@@ -151,9 +149,8 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one GPU (or the CPU: `index` is None) computed and copied, or why not.
 
     `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
-    `wrong_words` of the copies differ. `before` is the GPU before its first product, `during` while it computed.
-    `pid` is this process, and `pids` are those that NVML shows
-    on the GPU, None where it does not say.
+    `wrong_words` of the copies differ. `during` are its loads while it computed. `pid` is this process, and `pids` are
+    those that NVML shows on the GPU, None where it does not say.
     """
 
     device: str
@@ -167,7 +164,6 @@ class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy_bytes: int = 0
     copy_bytes_per_s: tuple[float, ...] = ()
     wrong_words: int = 0
-    before: GpuLoad | None = None
     during: tuple[GpuLoad, ...] = ()
     pid: int = 0
     pids: tuple[int, ...] | None = None

@@ -76,7 +76,7 @@ def compute(ctx: Context, device: torch.device) -> Compute:
     )
     here: AbstractContextManager[object] = nullcontext() if device.type == "cpu" else torch.cuda.device(device)
     with here, watched(about.uuid) as gpu, torch.no_grad(), without_tf32():
-        known = structs.replace(known, driver=gpu.driver, before=gpu.load())
+        known = structs.replace(known, driver=gpu.driver)
         try:
             if reason := unusable(device):
                 return structs.replace(known, unmeasured=reason)

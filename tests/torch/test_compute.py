@@ -77,10 +77,9 @@ def test_a_host_that_is_asked_alone_measures_its_gpus_as_long_as_there_is_time(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(compute, "compute", lambda ctx, device: Compute(device="GPU", torch="2", index=device.index))
     place = Place(rank=0, world_size=1, host="n0", launcher="alone", local_rank=0, local_world_size=1, node_rank=0)
-    trial = SimpleNamespace(params={"on_cpu": False})
     for alone, seconds, indices in ((True, 60.0, [0, 1, 2]), (True, 0.5, [0]), (False, 60.0, [0])):
         end = time.monotonic() + seconds
-        ctx = SimpleNamespace(place=place, trial=trial, options=Options(alone=alone), end=end)
+        ctx = SimpleNamespace(place=place, options=Options(alone=alone), end=end)
         found = CHECK.measure(ctx).devices
         assert [device.index for device in found if not device.unmeasured] == indices
         assert [device.index for device in found if device.unmeasured] == [*range(3 if alone else 1)][len(indices) :]

@@ -3,7 +3,7 @@
 import pytest
 from cards import clocks, host_of, uuid_of
 from msgspec import structs
-from seen import seen_of, skip_text, together
+from seen import seen_of, together
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, memory_errors
@@ -11,13 +11,12 @@ from ddpdiag.checks.gpu.compute import CHECK, Data, nameplate_of
 from ddpdiag.checks.registry import by_code
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.comparison import Direction, compared_figures
-from ddpdiag.model import Depth, Options, Severity
+from ddpdiag.model import Options, Severity
 from ddpdiag.model.measurements import Compute, Gemm, GpuLoad
 from ddpdiag.probes.gpu.health import Process
 
 H100 = "NVIDIA H100 80GB HBM3"
-BUSY = GpuLoad(sm_hz=1.755e9, memory_hz=2.619e9, events=0x4, celsius=61, watts=690)
-IDLE = GpuLoad(sm_hz=3.45e8, memory_hz=2.619e9, events=0x1, celsius=34, watts=71, busy_share=0)
+BUSY = GpuLoad(sm_hz=1.755e9, memory_hz=2.619e9, events=0x4, celsius=61)
 
 
 def gemm(dtype="bfloat16", teraflops=700.0, **changes):
@@ -45,7 +44,6 @@ def gpu(rank=0, *, bf16=700.0, fp32=50.0, memory=2.9, half=None, single=None, lo
         "gemms": (gemm(teraflops=bf16, **(half or {})), gemm("float32", fp32, **(single or {}))),
         "copy_bytes": 256 << 20,
         "copy_bytes_per_s": tuple(memory * 1e12 * (1 - number / 100) for number in range(5)),
-        "before": IDLE,
         "during": (load,) * 5,
         "pid": 2000 + rank,
         "pids": (2000 + rank,),
@@ -192,11 +190,6 @@ def test_a_healthy_host_is_silent_and_measured_once():
     assert CHECK.plan(run_of(node())) == ()
 
 
-def test_idle_clocks_before_the_start_are_silent():
-    before = structs.replace(IDLE, sm_hz=2.1e8, events=0x1 | 0x20)
-    assert judged(node({5: {"before": before}})) == []
-
-
 def test_benign_clock_events_and_a_flicker_are_silent():
     flicker = (structs.replace(BUSY, events=0x20), *(BUSY,) * 4)
     assert judged(node({5: {"during": flicker}, 6: {"load": structs.replace(BUSY, events=0x4 | 0x10)}})) == []
@@ -245,9 +238,8 @@ def test_a_gpu_that_others_use_is_slow_for_that(golden):
     golden(finding)
 
 
-@pytest.mark.parametrize("seen", [{"pids": (2005, 4711)}, {"before": structs.replace(IDLE, busy_share=0.97)}])
-def test_who_uses_it_is_seen_during_the_measurement_too(seen):
-    one(twice(node({5: {"bf16": 300.0, **seen}})), "GPU012.slow", Severity.NOTE)
+def test_other_users_are_seen_during_the_measurement_too():
+    one(twice(node({5: {"bf16": 300.0, "pids": (2005, 4711)}})), "GPU012.slow", Severity.NOTE)
 
 
 def test_pids_of_another_namespace_say_nothing():
@@ -264,26 +256,6 @@ def test_without_a_second_measurement_it_is_a_warning():
     one(judged(node({5: {"bf16": 30.0}})), "GPU012.slow")
     full = {5: {"gemms": (), "copy_bytes_per_s": (), "unmeasured": "CUDA out of memory"}}
     one(judged(node({5: {"bf16": 30.0}}), node(full)), "GPU012.slow")
-
-
-def cpu(rank, **changes):
-    (own,) = gpu(
-        rank, device="CPU", index=None, uuid=None, pci=None, processors=None, before=None, during=(), pids=None
-    ).devices
-    return data(structs.replace(own, driver=None, **changes))
-
-
-def test_the_speed_of_cpus_is_not_judged():
-    rows = {0: cpu(0), 1: cpu(1, gemms=(gemm(teraflops=0.01),))}
-    assert list(CHECK.judge(seen_of(CHECK, rows))) == []
-
-
-def test_a_cpu_with_wrong_values_is_named(golden):
-    rows = {0: cpu(0), 1: cpu(1, gemms=(gemm("float32", wrong=7),))}
-    seen = seen_of(CHECK, rows)
-    (finding,) = CHECK.judge(together(seen, seen).of(CHECK))
-    assert (finding.code, finding.severity, finding.ranks) == ("GPU012.wrong", Severity.ERROR, (1,))
-    golden(finding)
 
 
 def test_what_cannot_run_is_not_measured_and_no_fault(golden):
@@ -322,14 +294,6 @@ def test_a_doubtful_run_is_measured_once_more():
     (trial,) = CHECK.plan(doubtful)
     assert trial.groups == tuple((rank,) for rank in range(8))
     assert CHECK.plan(run_of(node({5: {"bf16": 300.0}}), node())) == ()
-
-
-def test_cpus_are_left_out_of_a_quick_check():
-    quick, standard = (
-        seen_of(CHECK, {0: cpu(0)}, options=Options(depth=depth)).world for depth in (Depth.QUICK, Depth.STANDARD)
-    )
-    assert "--depth standard" in (skip_text(CHECK, quick) or "")
-    assert skip_text(CHECK, standard) is None
 
 
 def test_the_ranks_table_and_the_figures_have_the_best_rates():

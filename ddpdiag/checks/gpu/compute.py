@@ -9,8 +9,7 @@ if both measurements show it.
 
 `ddpdiag host --torch` measures the GPUs of the host one after the other. First products are not measured: they load
 kernels and raise the clocks. A slice of a GPU (MIG), or a GPU that two ranks use at once, is compared with no other.
-CPUs are measured with `--depth standard`: their values are judged, their speed is not, since other processes use their
-cores. The rate of a copy counts what is read and what is written.
+The rate of a copy counts what is read and what is written.
 
 Findings:
 
@@ -33,16 +32,15 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
+from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, Watch, action_text, cards_of, finding_of, usual
 from ddpdiag.checks.gpu.clocks import COOLING_FIX, HARMFUL, POWER_FIX, WATCH_CLOCKS, events_text
-from ddpdiag.checks.gpu.devices import NO_GPU_IN_TORCH
-from ddpdiag.checks.hosts import hosts_of, leave_out, ranks_text
+from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.checks.rates import severity_of_rate
 from ddpdiag.comparison import median_without
-from ddpdiag.model import Depth, Finding, Kind, Scalar, Severity, Trial
+from ddpdiag.model import Finding, Kind, Scalar, Severity, Trial
 from ddpdiag.model.measurements import Compute
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.gpu.health import Health
@@ -82,46 +80,35 @@ SETTINGS = {
     "memory_ratio": 0.4,
     # A tenth is no variation: the GPU is broken.
     "broken_ratio": 0.1,
-    # A desktop keeps its GPU busy for a few percent.
-    "busy_share": 0.1,
 }
-_ON_CPU = "on_cpu"
 # For one GPU more, with a context that has to be made.
 _RESERVE_SECONDS = 2.0
 MEMORY = "memory"
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 # Seen in fewer looks it is a flicker: NVML also shows some for an instant when clocks change.
 _LEAST_LOOKS = 2
+# Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
+_LESS_CLOCK = 0.95
+_BRAKE = 0x80
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What one rank measured: the GPU that it takes (or its CPU); all GPUs where a host is asked alone."""
+    """The measurements of one rank: of the GPU that it takes, or of all GPUs where a host is tested alone."""
 
     devices: tuple[Compute, ...] = ()
 
 
 class Unit(NamedTuple):
-    """One GPU, or the CPU of a rank, and its answers in order; `mine` are the pids of this run's ranks on its host.
+    """One GPU and its measurements in order; `own_pids` are those of this run's ranks on its host.
 
     `card` is what GPU003 knows of the GPU; where it knows nothing, what torch says.
     """
 
-    number: int
     rank: int
     card: Card
     runs: tuple[Compute, ...]
-    mine: frozenset[int]
+    own_pids: frozenset[int]
     shared: bool
-
-    @property
-    def label(self) -> str:
-        """Such as "GPU 5 on n0 (GPU-3f1c..., PCI 0000:65:00.0)"."""
-        return self.card.label if self.is_gpu else f"CPU of rank {self.rank} on {self.card.host.name}"
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it is a GPU, not a CPU."""
-        return self.runs[0].index is not None
 
     @property
     def is_slice(self) -> bool:
@@ -130,87 +117,72 @@ class Unit(NamedTuple):
 
     @property
     def model(self) -> tuple[str, int | None] | None:
-        """The model and number of processors, which peers share.
-
-        None for units that are compared with no other: a CPU, whose cores other processes use as well, a slice of a
-        GPU, and a GPU that two ranks used at the same time.
-        """
-        alone = self.is_gpu and not self.is_slice and not self.shared
-        return (self.runs[0].device, self.runs[0].processors) if alone else None
+        """The model and number of processors, which peers share; None for a slice and a GPU that two ranks used."""
+        return None if self.is_slice or self.shared else (self.runs[0].device, self.runs[0].processors)
 
     @property
     def best(self) -> dict[str, float]:
-        """The best of each kind in any run."""
-        found: dict[str, float] = {}
-        for at in range(len(self.runs)):
-            found |= {name: max(rate, found.get(name, rate)) for name, rate in self.rates(at).items()}
-        return found
-
-    def rates(self, at: int) -> dict[str, float]:
-        """The best of each kind in that run, "bf16", "fp32" and "memory": what disturbs only makes slower."""
-        batches = batches_of(self.runs[at]) if at < len(self.runs) else {}
-        return {name: max(values) for name, values in batches.items()}
+        """The best rate of each kind in any run."""
+        rates: dict[str, float] = {}
+        for run in self.runs:
+            rates |= {name: max(rate, rates.get(name, rate)) for name, rate in best_of(run).items()}
+        return rates
 
 
 def batches_of(run: Compute) -> dict[str, tuple[float, ...]]:
     """The rates of all batches of each kind."""
-    found = {precision(gemm.dtype): gemm.flop_per_s for gemm in run.gemms}
-    return {name: values for name, values in (found | {MEMORY: run.copy_bytes_per_s}).items() if values}
+    rates = {_PRECISIONS.get(gemm.dtype, gemm.dtype): gemm.flop_per_s for gemm in run.gemms}
+    return {name: values for name, values in (rates | {MEMORY: run.copy_bytes_per_s}).items() if values}
 
 
-def precision(dtype: str) -> str:
-    """Such as "bf16"."""
-    return _PRECISIONS.get(dtype, dtype)
+def best_of(run: Compute) -> dict[str, float]:
+    """The best rate of each kind, "bf16", "fp32" and "memory": other work only makes a batch slower."""
+    return {name: max(values) for name, values in batches_of(run).items()}
 
 
 def units_of(seen: Seen[Data]) -> tuple[Unit, ...]:
-    """All GPUs and CPUs that were measured, by rank."""
-    runs: dict[tuple[int, int | None], list[Compute]] = defaultdict(list)
+    """All GPUs that were measured, by rank."""
+    runs: dict[tuple[int, int], list[Compute]] = defaultdict(list)
     for row in seen.rows:
         for device in row.data.devices:
-            runs[row.place.rank, device.index].append(device)
+            runs[row.place.rank, device.index or 0].append(device)
     # By host and UUID, and by host and PCI address: a slice of a GPU has a UUID of its own, and its GPU's address.
     known: dict[tuple[str, str | None], Card] = {}
-    for card in cards_of(seen.of(memory_errors.CHECK)):
+    for card in cards_of(seen):
         known |= {(card.host.name, name): card for name in (card.health.pci, card.health.uuid) if name}
-    used = Counter(own[0].uuid for own in runs.values() if own[0].uuid)
+    used = Counter(each[0].uuid for each in runs.values() if each[0].uuid)
     hosts = {rank: host for host in hosts_of(seen) for rank in host.ranks}
     pids: dict[str, set[int]] = defaultdict(set)
-    for (rank, _), own in runs.items():
-        pids[hosts[rank].name] |= {run.pid for run in own}
+    for (rank, _), each in runs.items():
+        pids[hosts[rank].name] |= {run.pid for run in each}
     units: list[Unit] = []
-    for (rank, index), own in sorted(runs.items(), key=lambda run: (run[0][0], run[0][1] or 0)):
-        first, host = own[0], hosts[rank]
-        if asked := known.get((host.name, first.uuid)) or known.get((host.name, first.pci)):
-            card = asked._replace(takers=tuple(sorted({*asked.takers, rank})))
+    for (rank, index), each in sorted(runs.items()):
+        first, host = each[0], hosts[rank]
+        if read := known.get((host.name, first.uuid)) or known.get((host.name, first.pci)):
+            card = read._replace(takers=tuple(sorted({*read.takers, rank})))
         else:
-            health = Health(index=index or 0, uuid=first.uuid, pci=first.pci, name=first.device)
+            health = Health(index=index, uuid=first.uuid, pci=first.pci, name=first.device)
             card = Card(host, health, first.driver, (rank,))
-        computed = tuple(run for run in own if run.gemms) or (first,)
-        units.append(Unit(len(units), rank, card, computed, frozenset(pids[host.name]), used[first.uuid or ""] > 1))
+        measured = tuple(run for run in each if run.gemms) or (first,)
+        units.append(Unit(rank, card, measured, frozenset(pids[host.name]), used[first.uuid or ""] > 1))
     return tuple(units)
 
 
-def by_model(units: Sequence[Unit]) -> Iterator[list[Unit]]:
+def by_model(units: Sequence[Unit]) -> dict[object, list[Unit]]:
     """GPUs of one model with as many processors, in all hosts: what may be compared."""
     models: dict[object, list[Unit]] = defaultdict(list)
     for unit in units:
         if unit.model is not None:
             models[unit.model].append(unit)
-    yield from models.values()
+    return models
 
 
-def others_use(unit: Unit, busy_share: float) -> str:
-    """Describe the other users of the GPU, such as "pid 4711"; empty if there is none."""
-    first = unit.runs[0]
+def other_pids(unit: Unit) -> list[int]:
+    """The pids of other processes that use the GPU."""
     held = {process.pid for process in unit.card.health.processes or ()}
     # In a container NVML shows other pids, or none: only where this process is among them do they mean something.
-    seen = {pid for run in unit.runs if run.pids and run.pid in run.pids for pid in run.pids}
-    if pids := sorted((held | seen) - unit.mine):
-        return f"pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
-    # Before its first product a free GPU is idle.
-    busy = first.before.busy_share if first.before is not None else None
-    return f"something that kept it busy ({busy:.0%}) before" if busy is not None and busy > busy_share else ""
+    during = {pid for run in unit.runs if run.pids and run.pid in run.pids for pid in run.pids}
+    return sorted((held | during) - unit.own_pids)
 
 
 def harmful_events(run: Compute) -> int:
@@ -286,36 +258,32 @@ def measure(ctx: Context) -> Data:
 
     from ddpdiag.workloads.compute import compute
 
-    if ctx.trial.params[_ON_CPU]:
-        return Data(devices=(compute(ctx, torch.device("cpu")),))
-    count = torch.cuda.device_count()
-    if not count:
-        # Why there is none is for other checks to find out.
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        # Other checks find out why there is none.
         reason = "torch shows no GPU to this rank"
         return Data(devices=(Compute(device="", torch=str(torch.__version__), unmeasured=reason),))
-    # A host that is asked alone has no other rank for its other GPUs.
-    chosen = range(count) if ctx.options.alone else (device_index(ctx.place.local_rank, count) or 0,)
-    found: list[Compute] = []
+    # A host that is tested alone has no other rank for its other GPUs.
+    chosen = range(gpus) if ctx.options.alone else (device_index(ctx.place.local_rank, gpus) or 0,)
+    measured: list[Compute] = []
     for index in chosen:
-        if found and time.monotonic() > ctx.end - _RESERVE_SECONDS:
+        if measured and time.monotonic() > ctx.end - _RESERVE_SECONDS:
             reason = f"no time was left for GPU {index}"
-            found.append(Compute(device="", torch=str(torch.__version__), index=index, unmeasured=reason))
+            measured.append(Compute(device="", torch=str(torch.__version__), index=index, unmeasured=reason))
         else:
-            found.append(compute(ctx, torch.device("cuda", index)))
-    return Data(devices=tuple(found))
+            measured.append(compute(ctx, torch.device("cuda", index)))
+    return Data(devices=tuple(measured))
 
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One rank of each GPU; all of them once more where a measurement of one is wrong or slow."""
-    on_cpu = not seen.world.gpus
     if not seen.trials:
-        ranks = seen.world.living if on_cpu else _takers(seen)
-        return (new_trial(seen, groups=tuple((rank,) for rank in ranks), params={_ON_CPU: on_cpu}),) if ranks else ()
-    units = units_of(seen)
-    if len(seen.trials) > 1 or not any(signs(seen, units, 0)):
+        ranks = _takers(seen)
+        return (new_trial(seen, groups=tuple((rank,) for rank in ranks)),) if ranks else ()
+    if len(seen.trials) > 1 or not any(signs[0] for signs in _signs(seen, units_of(seen))):
         return ()
     groups = tuple(group for group in seen.trials[0].groups if group[0] in seen.world.living)
-    return (new_trial(seen, groups=groups, params={_ON_CPU: on_cpu}),) if groups else ()
+    return (new_trial(seen, groups=groups),) if groups else ()
 
 
 def _takers(seen: Seen[Data]) -> list[int]:
@@ -335,10 +303,9 @@ def _takers(seen: Seen[Data]) -> list[int]:
 
 
 def skip(seen: Seen[Data]) -> SkipReason | None:
-    """Without GPUs a quick check leaves it out."""
-    if not seen.world.gpus and seen.options.depth is Depth.QUICK:
-        return inapplicable("no GPU is visible on any host; CPUs are measured with --depth standard")
-    return None if seen.trials or plan(seen) else unneeded(NO_GPU_IN_TORCH)
+    """As GPU002; or torch shows no GPU."""
+    no_gpu = None if seen.trials or plan(seen) else unneeded(devices.NO_GPU_IN_TORCH)
+    return devices.skip(seen) or no_gpu
 
 
 def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
@@ -373,84 +340,89 @@ def report(seen: Seen[Data]) -> Contribution:
     return Contribution(columns=columns(seen), figures=figures(seen))
 
 
-# Judgement ----------------------------------------------------------------------------------------------------------
-
-
-_SLOW = ("slow", "nameplate")
-# Peers at the same load reach the same clocks within some percent (Sinha et al., SC22, figure 5: 1,290 to 1,530 MHz).
-_LESS_CLOCK = 0.95
-_BRAKE, _POWER_CAP = 0x80, 0x4
-
-
 class Sign(NamedTuple):
-    """A sign against GPU `number` in one run: `part` ("bf16", "memory") has `value` instead of `expected`."""
+    """A rate or a number of right values that is not as expected."""
 
-    number: int
-    word: str
-    part: str = ""
-    value: float = 0.0
-    expected: float = 0.0
+    value: float
+    expected: float
 
-
-Signs = Mapping[tuple[int, str], Sequence[Sign]]
-
-
-def signs(seen: Seen[Data], units: Sequence[Unit], at: int) -> Iterator[Sign]:
-    """The signs against GPUs in run number `at`."""
-    present = [unit for unit in units if at < len(unit.runs) and unit.runs[at].gemms]
-    for unit in present:
-        run = unit.runs[at]
-        for gemm in run.gemms:
-            if gemm.wrong:
-                yield Sign(unit.number, "wrong", precision(gemm.dtype), gemm.wrong, gemm.compared)
-        if run.wrong_words:
-            yield Sign(unit.number, "wrong", MEMORY, run.wrong_words, run.copy_bytes // 4)
-        if harmful_events(run) and not unit.is_slice:
-            yield Sign(unit.number, "throttled")
-    for peers in by_model(present):
-        rates: dict[str, list[float]] = defaultdict(list)
-        for name, rate in ((name, rate) for peer in peers for name, rate in peer.rates(at).items()):
-            rates[name].append(rate)
-        ordered = {name: sorted(values) for name, values in rates.items()}
-        for unit in peers:
-            yield from _slow(seen, unit, ordered, at)
+    @property
+    def share(self) -> float:
+        """The share of what is expected."""
+        return self.value / self.expected
 
 
-def _slow(seen: Seen[Data], unit: Unit, ordered: Mapping[str, Sequence[float]], at: int) -> Iterator[Sign]:
-    plate = nameplate_of(unit.runs[0].device)
-    for part, rate in unit.rates(at).items():
-        others = median_without(ordered[part], rate) if len(ordered[part]) > 1 else 0.0
+# Signs by the finding's word and the part, such as ("slow", "bf16") or ("wrong", "memory").
+Signs = Mapping[tuple[str, str], Sign]
+
+
+def _signs(seen: Seen[Data], units: Sequence[Unit]) -> Iterator[list[Signs]]:
+    """For each unit its signs in each of its runs."""
+    rates: dict[tuple[int, object, str], list[float]] = defaultdict(list)
+    for unit in units:
+        for at, run in enumerate(unit.runs):
+            for part, rate in best_of(run).items() if unit.model is not None else ():
+                rates[at, unit.model, part].append(rate)
+    for peers in rates.values():
+        peers.sort()
+    for unit in units:
+        yield [
+            _defects(unit, run) | _shortfalls(seen, unit, run, {p: rates[at, unit.model, p] for p in best_of(run)})
+            for at, run in enumerate(unit.runs)
+        ]
+
+
+def _defects(unit: Unit, run: Compute) -> dict[tuple[str, str], Sign]:
+    signs = {
+        ("wrong", _PRECISIONS.get(gemm.dtype, gemm.dtype)): Sign(gemm.wrong, gemm.compared)
+        for gemm in run.gemms
+        if gemm.wrong
+    }
+    if run.wrong_words:
+        signs["wrong", MEMORY] = Sign(run.wrong_words, run.copy_bytes // 4)
+    if harmful_events(run) and not unit.is_slice:
+        signs["throttled", ""] = Sign(0.0, 1.0)
+    return signs
+
+
+def _shortfalls(
+    seen: Seen[Data], unit: Unit, run: Compute, peers: Mapping[str, Sequence[float]]
+) -> dict[tuple[str, str], Sign]:
+    """Rates below those of the peers (sorted, with this GPU's) and of the data sheet."""
+    signs: dict[tuple[str, str], Sign] = {}
+    plate = nameplate_of(run.device)
+    for part, rate in best_of(run).items() if unit.model is not None else ():
+        others = median_without(peers[part], rate) if len(peers[part]) > 1 else 0.0
         if rate < seen.number("peer_ratio") * others:
-            yield Sign(unit.number, "slow", part, rate, others)
+            signs["slow", part] = Sign(rate, others)
         if plate is not None:
             known = {MEMORY: plate.memory_bytes_per_s, "fp32": plate.single_flop_per_s}
             nominal = known.get(part, plate.half_flop_per_s)
             if rate < seen.number("memory_ratio" if part == MEMORY else "nameplate_ratio") * nominal:
-                yield Sign(unit.number, "nameplate", part, rate, nominal)
-
-
-# Findings ------------------------------------------------------------------------------------------------------------
+                signs["nameplate", part] = Sign(rate, nominal)
+    return signs
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     units = units_of(seen)
-    runs: list[dict[tuple[int, str], list[Sign]]] = [defaultdict(list), defaultdict(list)]
-    for at, found in enumerate(runs):
-        for sign in signs(seen, units, at):
-            found[sign.number, sign.word].append(sign)
-    peers_of = {unit.number: peers for peers in by_model(units) for unit in peers}
-    for unit in units:
-        yield from _wrong(seen, unit, runs)
-        if slow := [sign for word in _SLOW for sign in _confirmed(unit, word, runs)]:
-            yield _unit_finding(seen, unit, _slow_fault(seen, unit, peers_of[unit.number], slow))
-        elif _confirmed(unit, "throttled", runs):
+    models = by_model(units)
+    for unit, runs in zip(units, _signs(seen, units), strict=True):
+        wrong = [{part: sign for (word, part), sign in signs.items() if word == "wrong"} for signs in runs]
+        if any(wrong):
+            yield finding_of(seen, unit.card, _wrong([parts for parts in wrong if parts], len(runs)))
+        # Signs that all measurements show.
+        common = [key for key in runs[-1] if all(key in signs for signs in runs)]
+        slow = [key for key in common if key[0] in ("slow", "nameplate")]
+        if slow:
+            yield finding_of(seen, unit.card, _slow(seen, unit, models[unit.model], slow, runs))
+        elif ("throttled", "") in common:
             events = harmful_events(unit.runs[-1])
             cause = _held_down(unit, events, "")
             evidence: dict[str, Scalar | list[Scalar]] = {"clock_events": f"{events:#x}", "cause": cause.word}
             title = "a GPU lowers its clocks under load"
             said = f"{cause.said}; none is expected"
             fault = Fault("throttled", title, said, Action.MONITOR, cause.advice, evidence, watch=WATCH_CLOCKS)
-            yield _unit_finding(seen, unit, fault)
+            yield finding_of(seen, unit.card, fault)
     reasons: dict[str, list[int]] = defaultdict(list)
     for unit in units:
         if unit.runs[-1].unmeasured:
@@ -468,40 +440,29 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
-def _confirmed(unit: Unit, word: str, runs: Sequence[Signs]) -> list[Sign]:
-    """Signs that all measurements of this GPU show, as the last one has them."""
-    each = [runs[at].get((unit.number, word), ()) for at in range(min(len(unit.runs), len(runs)))]
-    common = set.intersection(*({sign.part for sign in own} for own in each))
-    return [sign for sign in each[-1] if sign.part in common]
-
-
-def _wrong(seen: Seen[Data], unit: Unit, runs: Sequence[Signs]) -> Iterator[Finding]:
-    """Wrong values: an error if both measurements show them, a warning if one does."""
-    what = "GPU" if unit.is_gpu else "CPU"
-    each = [own for run in runs if (own := run.get((unit.number, "wrong")))]
-    if not each:
-        return
-    title, said = f"a {what} computes wrong values", f"{', '.join(map(_wrong_text, each[-1]))}; 0 expected"
-    twice = len(each) > 1
-    times = "in two measurements" if twice else f"in one of {count(len(unit.runs), 'measurement')}"
-    evidence: dict[str, Scalar | list[Scalar]] = {"measurements": 2 if twice else 1}
-    evidence |= {f"{sign.part}_wrong": int(sign.value) for sign in each[-1]}
-    action, severity = (Action.ISOLATE, Severity.ERROR) if twice else (Action.MONITOR, Severity.WARNING)
-    host = unit.card.host.name
-    advice = f"To test it, run `dcgmi diag -r 3` on {host}."
-    if not unit.is_gpu:
-        advice = f"{begun(leave_out([host]))}. As root run `memtester 1G 1` there to test its memory."
-    again = Watch("ddpdiag check --select GPU", "the finding returns", "Before the job")
-    yield _unit_finding(
-        seen, unit, Fault("wrong", title, f"{times}, {said}", action, advice, evidence, severity, again)
+def _wrong(runs: Sequence[Mapping[str, Sign]], measurements: int) -> Fault:
+    """Wrong values: an error if two measurements show them, a warning if one does."""
+    is_certain, newest = len(runs) > 1, runs[-1]
+    times = "in two measurements" if is_certain else f"in one of {count(measurements, 'measurement')}"
+    wrong = ", ".join(
+        f"{sign.value:,.0f} of {sign.expected:,.0f} "
+        + (
+            "4-byte words of a copy within its memory are wrong"
+            if part == MEMORY
+            else f"elements of a {part} matrix product differ from the fp64 result by more than rounding can explain"
+        )
+        for part, sign in newest.items()
     )
-
-
-def _wrong_text(sign: Sign) -> str:
-    if sign.part == MEMORY:
-        return f"{sign.value:,.0f} of {sign.expected:,.0f} 4-byte words of a copy within its memory are wrong"
-    how = f"of a {sign.part} matrix product differ from the fp64 result by more than rounding can explain"
-    return f"{sign.value:,.0f} of {sign.expected:,.0f} elements {how}"
+    return Fault(
+        "wrong",
+        "a GPU computes wrong values",
+        f"{times}, {wrong}; 0 expected",
+        Action.ISOLATE if is_certain else Action.MONITOR,
+        "To test it, run `dcgmi diag -r 3` there.",
+        {"measurements": len(runs)} | {f"{part}_wrong": int(sign.value) for part, sign in newest.items()},
+        Severity.ERROR if is_certain else Severity.WARNING,
+        Watch("ddpdiag check --select GPU", "the finding returns", "Before the job"),
+    )
 
 
 class Cause(NamedTuple):
@@ -512,50 +473,51 @@ class Cause(NamedTuple):
     advice: str
 
 
-def _slow_fault(seen: Seen[Data], unit: Unit, peers: Sequence[Unit], found: Sequence[Sign]) -> Fault:
-    word = found[0].word
-    used = others_use(unit, seen.number("busy_share"))
-    parts = {sign.part for sign in found}
-    cause = _cause(unit, peers, used, only_memory=parts == {MEMORY})
-    ratio = min(sign.value / sign.expected for sign in found)
-    rule = severity_of_rate([ratio] * len(unit.runs), least=1.0, error_below=seen.number("broken_ratio"))
-    severity = Severity.NOTE if used else rule or Severity.WARNING
+def _slow(
+    seen: Seen[Data], unit: Unit, peers: Sequence[Unit], keys: Sequence[tuple[str, str]], runs: Sequence[Signs]
+) -> Fault:
+    word, newest = keys[0][0], runs[-1]
+    pids = other_pids(unit)
+    is_memory = {part for _, part in keys} == {MEMORY}
+    cause = _cause(unit, peers, pids, only_memory=is_memory)
+    shares = [min(signs[key].share for key in keys) for signs in runs]
+    severity = severity_of_rate(shares, least=1.0, error_below=seen.number("broken_ratio"))
     evidence: dict[str, Scalar | list[Scalar]] = {"cause": cause.word}
-    for sign in found:
-        unit_of = "bytes_per_s" if sign.part == MEMORY else "flop_per_s"
-        which = "usual" if sign.word == "slow" else "nameplate"
-        evidence |= {f"{sign.part}_{unit_of}": sign.value, f"{sign.part}_{which}_{unit_of}": sign.expected}
+    for key in keys:
+        unit_name, which = _unit(key[1]), "usual" if key[0] == "slow" else "nameplate"
+        evidence |= {f"{key[1]}_{unit_name}": newest[key].value}
+        evidence |= {f"{key[1]}_{which}_{unit_name}": newest[key].expected}
     if word == "slow":
-        evidence["slower_share"] = 1 - min(sign.value / sign.expected for sign in found if sign.word == word)
-    what = "the memory of a GPU" if parts == {MEMORY} else "a GPU"
+        evidence["slower_share"] = 1 - min(newest[key].share for key in keys if key[0] == word)
     whom = "others of its model" if word == "slow" else "its data sheet says"
     return Fault(
         word,
-        f"{what} is {'much ' if ratio < 0.5 else ''}slower than {whom}",
-        f"{'; '.join(_slow_text(sign, len(peers) - 1) for sign in found)}. {begun(cause.said)}",
+        f"{'the memory of a GPU' if is_memory else 'a GPU'} is {'much ' if shares[-1] < 0.5 else ''}slower than {whom}",
+        f"{'; '.join(_slow_text(key, newest[key], len(peers) - 1) for key in keys)}. {begun(cause.said)}",
         Action.NONE,
         cause.advice,
         evidence,
-        severity,
+        Severity.NOTE if pids else severity,
     )
 
 
-def _slow_text(sign: Sign, peers: int) -> str:
-    show = rate_text if sign.part == MEMORY else flops_text
-    share = share_text(sign.value / sign.expected)
-    what = "copies within its memory" if sign.part == MEMORY else f"{sign.part} matrix products"
-    if sign.word == "nameplate":
-        return f"{what} run at {show(sign.value)}, {share} of the {show(sign.expected)} of its data sheet"
-    others = "the other GPU of this model reaches" if peers == 1 else f"the other {peers} GPUs of this model reach"
-    median_of = "" if peers == 1 else ", median"
-    return f"{what} run at {show(sign.value)}, {share} of what {others} ({show(sign.expected)}{median_of})"
+def _slow_text(key: tuple[str, str], sign: Sign, peers: int) -> str:
+    word, part = key
+    show = rate_text if part == MEMORY else flops_text
+    what = "copies within its memory" if part == MEMORY else f"{part} matrix products"
+    rate = f"{what} run at {show(sign.value)}, {share_text(sign.share)} of"
+    if word == "nameplate":
+        return f"{rate} the {show(sign.expected)} of its data sheet"
+    if peers == 1:
+        return f"{rate} what the other GPU of this model reaches ({show(sign.expected)})"
+    return f"{rate} what the other {peers} GPUs of this model reach ({show(sign.expected)}, median)"
 
 
-def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -> Cause:
+def _cause(unit: Unit, peers: Sequence[Unit], pids: Sequence[int], *, only_memory: bool) -> Cause:
     """The first that explains it: others, heat or power, a lower limit, lower clocks; else none."""
     run, card = unit.runs[-1], unit.card
-    if used:
-        said = f"Another process uses it: {used}"
+    if pids:
+        said = f"Another process uses it: pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
         return Cause("others", said, f"Find and end the other process on {card.host.name} (`nvidia-smi`).")
     name, which = ("memory_hz", "memory") if only_memory else ("sm_hz", "SM")
     clock, clocks = load_of(run, name), ""
@@ -566,19 +528,17 @@ def _cause(unit: Unit, peers: Sequence[Unit], used: str, *, only_memory: bool) -
         clocks = f" ({which} clock {clock / 1e6:.0f} MHz{others})"
     if events := harmful_events(run):
         return _held_down(unit, events, clocks)
-    limits = [watts for peer in peers if (watts := peer.card.health.clocks.power_limit_watts) is not None]
-    limit, most = card.health.clocks.power_limit_watts, usual(limits)
+    limit = card.health.clocks.power_limit_watts
+    most = usual([watts for peer in peers if (watts := peer.card.health.clocks.power_limit_watts) is not None])
     if limit is not None and most is not None and limit < most:
         said = f"Its power limit is {limit:g} W, {most:g} W on most of its model{clocks}"
-        advice = f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}."
-        return Cause("power-limit", said, advice)
+        return Cause(
+            "power-limit", said, f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}."
+        )
     if clock is not None and usual_clock is not None and clock < _LESS_CLOCK * usual_clock:
-        capped = run.during and all((look.events or 0) & _POWER_CAP for look in run.during)
-        at = " at the power limit" if capped else ""
-        said = f"Its clocks are lower{clocks}{at}, but NVML reports no slowdown for heat or power"
+        said = f"Its clocks are lower{clocks}, but NVML reports no slowdown for heat or power"
         undo = f"`nvidia-smi -i {card.smi_id} -rgc`, also `-rmc` and `-rac`"
-        advice = f"As root undo locked clocks on {card.host.name}: {undo}."
-        return Cause("clocks", said, advice)
+        return Cause("clocks", said, f"As root undo locked clocks on {card.host.name}: {undo}.")
     said = f"Its clocks{clocks}, power limit, temperature and other processes do not explain it"
     reset = action_text(card.host.name, card.smi_id, Action.RESET)
     return Cause("unknown", said, f"{reset} If it stays slow, run `dcgmi diag -r 3` there.")
@@ -588,24 +548,7 @@ def _held_down(unit: Unit, events: int, clocks: str) -> Cause:
     celsius = load_of(unit.runs[-1], "celsius")
     heat = f", at {celsius:.0f} C" if celsius is not None else ""
     said = f"{events_text(events, events)} while it computes{heat}, and lowers its clocks{clocks}"
-    if events & _BRAKE:
-        return Cause("power-brake", said, POWER_FIX)
-    return Cause("heat", said, COOLING_FIX)
-
-
-def _unit_finding(seen: Seen[Data], unit: Unit, fault: Fault) -> Finding:
-    """A finding about this GPU or CPU alone."""
-    if unit.is_gpu:
-        return finding_of(seen, unit.card, fault)
-    return seen.finding(
-        fault.word,
-        fault.title,
-        f"{unit.label}: {fault.said}.",
-        severity=fault.severity,
-        ranks=(unit.rank,),
-        evidence=fault.evidence,
-        fix=fault.advice,
-    )
+    return Cause("power-brake", said, POWER_FIX) if events & _BRAKE else Cause("heat", said, COOLING_FIX)
 
 
 # Less than a second of work, some seconds with --depth deep; the first products load kernels.

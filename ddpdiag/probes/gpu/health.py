@@ -298,17 +298,12 @@ class Watched:
         device = self._device
         if device is None:
             return None
-        import pynvml
-
         sm, memory_clock = (device.number("nvmlDeviceGetClockInfo", which) for which in (_SM_CLOCK, _MEMORY_CLOCK))
-        busy = device.of(lambda handle: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
         return GpuLoad(
             sm_hz=None if sm is None else sm * 1e6,
             memory_hz=None if memory_clock is None else memory_clock * 1e6,
             events=clock_events(device),
             celsius=device.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
-            watts=_watts(device.number("nvmlDeviceGetPowerUsage")),
-            busy_share=None if busy is None else busy / 100,
         )
 
     def pids(self) -> tuple[int, ...] | None:
