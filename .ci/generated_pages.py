@@ -24,7 +24,7 @@ first release fields may change, and the changelog says so. Numbers are in SI un
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages; mkdocs calls this."""
-    command = [sys.executable, "-m", "ddpdiag", "manual", "--markdown", "-"]
+    command = [sys.executable, "-m", "ddpdiag", "manual"]
     manual = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     files.append(File.generated(config, "manual.md", content=manual))
     files.append(File.generated(config, "json.md", content="\n".join(_json_page())))

@@ -10,18 +10,15 @@ import typer
 from ddpdiag import __version__
 from ddpdiag.bench.options import BenchOutputs
 from ddpdiag.cli.edge import guarded, leave
-from ddpdiag.cli.options import CheckOptions, DisplayOptions, HostOptions, codes_and_names, completion
+from ddpdiag.cli.options import CheckOptions, HostOptions, codes_and_names, completion
 from ddpdiag.cli.outputs import (
     CompareOutputs,
     ExplainOptions,
     HostOutputs,
     JudgeOutputs,
     LintOptions,
-    ManualOutputs,
     Outputs,
-    is_terminal,
     show,
-    terminal,
 )
 from ddpdiag.cli.parsing import command, examples, normalized, typed
 from ddpdiag.errors import UsageError
@@ -332,18 +329,17 @@ def explain(
     raise typer.Exit(command.run(what, how))
 
 
-@_command("ddpdiag manual --markdown manual.md")
-def manual(pages: ManualOutputs) -> None:
-    """Write all manual pages into one document: checks, then the rules of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import write_manual
+@_command("ddpdiag manual > manual.md")
+def manual() -> None:
+    """Print all manual pages as one Markdown document: checks, then the rules of `ddpdiag lint`."""
+    from ddpdiag.cli.manual import as_markdown, pages
 
-    raise typer.Exit(write_manual(pages.markdown))
+    show(as_markdown(pages(), __version__), sys.stdout)
 
 
-@_command("ddpdiag checks", "ddpdiag checks --color always | less -R")
-def checks(display: DisplayOptions) -> None:
+@_command("ddpdiag checks")
+def checks() -> None:
     """List all checks, and the rules of `ddpdiag lint`."""
-    from ddpdiag.cli.manual import checks_table, rows
+    from ddpdiag.cli.manual import checks_table, pages
 
-    width, color = terminal(sys.stdout, display.color)
-    show(checks_table(rows(), tty=color or is_terminal(sys.stdout), width=width, color=color), sys.stdout)
+    show(checks_table(pages()), sys.stdout)

@@ -57,9 +57,9 @@ def codes() -> list[str]:
 
 def codes_and_names() -> list[str]:
     """What `ddpdiag explain` has a page of."""
-    from ddpdiag.cli.manual import rows
+    from ddpdiag.cli.manual import pages
 
-    return [word for row in rows() for word in (row.code, row.name)]
+    return [word for page in pages() for word in (page.code, page.name)]
 
 
 def backends() -> tuple[str, ...]:

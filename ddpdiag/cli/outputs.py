@@ -202,13 +202,6 @@ class ExplainOptions(DisplayOptions):
     github: bool = option(False, "Print annotations for GitHub Actions instead of text.", panel=OUT, variable=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManualOutputs(DisplayOptions):
-    markdown: str = option(
-        "-", "Write it as one Markdown document ('-': standard output).", metavar="FILE", variable=False
-    )
-
-
 # Reports -------------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.cli.manual import CheckRow, ManualPage, as_markdown
+from ddpdiag.cli.manual import Page, as_markdown
 from ddpdiag.cli.outputs import ExplainOptions
 from ddpdiag.errors import UsageError
 from ddpdiag.explain import command
@@ -220,8 +220,9 @@ def test_outputs_that_cannot_be_are_refused(golden, words: list[str], how: Expla
 
 
 def test_the_whole_manual_is_one_document() -> None:
-    row = CheckRow("ABC001", "name", "gpu", "Title with <b> and *star*")
-    page = ManualPage(row, "Title.\n\nText with `code_x <y>` and a_b <script>.\n\n- item: one.", {"limit": 2.0})
+    page = Page(
+        "ABC001", "name", "gpu", "Title.\n\nText with `code_x <y>` and a_b <script>.\n\n- item: one.", {"limit": 2.0}
+    )
     text = as_markdown([page], "1.0")
     assert "[ABC001](#abc001)" in text
     assert "`code_x <y>` and a\\_b \\<script\\>" in text

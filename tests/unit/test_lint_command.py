@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ddpdiag.cli.app import app
-from ddpdiag.cli.manual import manual_page, rows
+from ddpdiag.cli.manual import manual_page, pages
 from ddpdiag.cli.outputs import LintOptions
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.lint.command import chosen, judged, read_findings, run
@@ -166,7 +166,7 @@ def test_every_rule_has_a_page_with_fix_and_source():
 
 def test_a_page_is_found_by_code_and_the_list_holds_all():
     assert "LNT010 no-set-epoch" in manual_page("lnt010", width=80, color=False)
-    assert {"COL001", "LNT024"} <= {row.code for row in rows()}
+    assert {"COL001", "LNT024"} <= {page.code for page in pages()}
     with pytest.raises(UsageError, match="LNT999"):
         rule_of("LNT999")
 

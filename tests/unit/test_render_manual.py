@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddpdiag.cli.manual import CheckRow, checks_table, explain
+from ddpdiag.cli.manual import Page, checks_table, text_of
 
 MANUAL = """PCIe link of each GPU.
 
@@ -20,14 +20,11 @@ Compare:
 - of two
 """
 
-ROWS = [
-    CheckRow("GPU004", "pcie-link", "gpu", "PCIe link of each GPU"),
-    CheckRow("RDZ001", "env", "rendezvous", "[red]"),
-]
+PAGE = Page("GPU004", "pcie-link", "gpu", MANUAL, {})
 
 
 def page(manual: str = MANUAL, *, width: int = 80, color: bool = False) -> str:
-    return explain(ROWS[0], manual, {}, width=width, color=color)
+    return text_of(PAGE._replace(manual=manual), width=width, color=color)
 
 
 PAGES = {
@@ -51,7 +48,8 @@ def test_a_page_has_a_head_a_title_and_what_the_manual_says(golden, manual, widt
 
 
 def test_settings_are_shown_with_their_usual_values(golden):
-    golden(explain(ROWS[0], "Title.", {"slow_ratio": 3.0, "least": 3e7}, width=80, color=False))
+    settings = {"slow_ratio": 3.0, "least": 3e7}
+    golden(text_of(PAGE._replace(manual="Title.", settings=settings), width=80, color=False))
 
 
 def test_colour_makes_the_head_bold_and_changes_no_word():
@@ -61,17 +59,8 @@ def test_colour_makes_the_head_bold_and_changes_no_word():
 
 
 def test_the_list_has_one_line_a_check(golden):
-    golden(checks_table(ROWS, tty=False, width=20, color=False))
-
-
-def test_the_list_in_colour_has_every_word():
-    text = checks_table(ROWS, tty=True, width=80, color=True)
-    assert "\x1b[1mGPU004" in text
-    assert all(row.title in text for row in ROWS)
-
-
-def test_an_empty_list_is_empty():
-    assert checks_table([], tty=False, width=80, color=False) == ""
+    golden(checks_table([PAGE, Page("RDZ001", "env", "rendezvous", "[red]", {})]))
+    assert checks_table([]) == ""
 
 
 def test_a_page_needs_neither_rich_nor_the_model():
