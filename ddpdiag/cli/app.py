@@ -329,7 +329,7 @@ def explain(
     raise typer.Exit(command.run(what, how))
 
 
-@_command("ddpdiag manual > manual.md")
+@_command("ddpdiag manual")
 def manual() -> None:
     """Print all manual pages as one Markdown document: checks, then the rules of `ddpdiag lint`."""
     from ddpdiag.cli.manual import as_markdown, pages

@@ -88,11 +88,8 @@ def _is_block(paragraph: str) -> bool:
 def checks_table(pages: Iterable[Page]) -> str:
     """One line for each check."""
     rows = [(page.code, page.name, page.stage, page.title) for page in pages]
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    return "".join(
-        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1])) + "\n"
-        for row in rows
-    )
+    code, name, stage = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+    return "".join(f"{row[0]:<{code}}  {row[1]:<{name}}  {row[2]:<{stage}}  {row[3]}\n" for row in rows)
 
 
 def as_markdown(pages: Iterable[Page], version: str) -> str:
@@ -162,10 +159,8 @@ def _page_of_check(check: "Check[Any]") -> Page:
 
 
 def _page_of_rule(rule: "Rule") -> Page:
-    quiet = f"Severity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]"
-    return Page(
-        rule.code, rule.name, "lint", f"{rule.manual.rstrip()}\n\n{quiet}", {}
-    )  # no stage of a run has this name
+    manual = f"{rule.manual.rstrip()}\n\nSeverity: {rule.severity.value}. Quiet: # ddpdiag: ignore[{rule.code}]"
+    return Page(rule.code, rule.name, "lint", manual, {})  # no stage of a run has this name
 
 
 def page_of(check: "Check[Any]") -> str:
