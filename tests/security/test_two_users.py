@@ -37,7 +37,7 @@ def tmp() -> Iterator[Path]:
 class Rank:
     """One rank of a user, started by hand; all have one MASTER_PORT and one run id."""
 
-    def __init__(self, user: int, rank: int, port: int, tmp: Path, *options: str) -> None:
+    def __init__(self, user: int, rank: int, port: int, tmp: Path, *options: str, home: str = "") -> None:
         self.json = tmp / f"{user}-{rank}.json"
         # It may read Python, wherever that lies; it may not write, signal or connect as root does.
         capability = "+dac_read_search"
@@ -46,11 +46,11 @@ class Rank:
         place = ("--rank", str(rank), "--world-size", "2", "--local-rank", str(rank), "--json", str(self.json))
         where = ("--master-addr", "127.0.0.1", "--master-port", str(port), "--run-id", RUN_ID, "--budget", "40")
         command = (sys.executable, "-m", "ddpdiag", "check", *place, *where, "--select", "LCH001,LCH003,COL001")
-        home = tmp / f"home-{user}"  # for the user's key file
-        if not home.exists():
-            home.mkdir(mode=0o700)
-            os.chown(home, user, user)
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp), "HOME": str(home)}
+        own = Path(home) if home else tmp / f"home-{user}"  # for the user's key file
+        if not home and not own.exists():
+            own.mkdir(mode=0o700)
+            os.chown(own, user, user)
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp), "HOME": str(own)}
         self.process = subprocess.Popen(
             [*become, *command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
         )
@@ -74,9 +74,10 @@ def run_folder_of(tmp: Path, user: int) -> Path:
     raise AssertionError("no folder")
 
 
-def test_two_runs_with_one_port_do_not_meet(tmp: Path) -> None:
+@pytest.mark.parametrize("home", ["", "/nonexistent"], ids=["homes", "no home"])
+def test_two_runs_with_one_port_do_not_meet(tmp: Path, home: str) -> None:
     port = free_port("127.0.0.1")
-    ranks = [Rank(user, rank, port, tmp) for rank in (0, 1) for user in (ANNE, BOB)]
+    ranks = [Rank(user, rank, port, tmp, home=home) for rank in (0, 1) for user in (ANNE, BOB)]
     ends = [rank.ended() for rank in ranks]
     assert [code for code, _said in ends] == [0] * 4, ends
     for rank in ranks[:2]:
@@ -84,6 +85,8 @@ def test_two_runs_with_one_port_do_not_meet(tmp: Path) -> None:
         assert (report["verdict"], report["findings"], len(report["ranks"])) == ("fit", [], 2), report
     files = [path.name for path in tmp.iterdir() if not path.name.startswith("home-")]
     assert sorted(files) == [f"{user}-0.json" for user in (ANNE, BOB)]
+    for user in (ANNE, BOB) if home else ():
+        shutil.rmtree(f"/tmp/ddpdiag-key-{user}")
 
 
 def test_a_rank_of_another_user_does_not_join_and_the_run_does_not_notice(tmp: Path) -> None:

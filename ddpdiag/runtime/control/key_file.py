@@ -1,6 +1,7 @@
 """The user's key file, `~/.local/state/ddpdiag/key`: the one file that ddpdiag leaves behind.
 
-Hosts that share a home share it, and other users cannot read it (mode 0600). This module is the program of a helper
+Hosts that share a home share it, and other users cannot read it (mode 0600). A run on one host whose home is not
+writable has it in `/tmp/ddpdiag-key-UID`, a folder of mode 0700. This module is the program of a helper
 process, because a home on a dead file server must not hang a supervisor. It imports nothing of ours, and prints in JSON
 the key in hex (empty if there is none), whether other hosts may see its folder, and what is wrong with the file.
 """
@@ -13,6 +14,8 @@ import sys
 import time
 
 _KEY_BYTES = 32
+# Not $TMPDIR, in which the shells of one user may differ.
+_TEMPORARY = "/tmp"
 _FOLDER, _NAME = os.path.join(".local", "state", "ddpdiag"), "key"
 # File systems that several hosts share (the names of /proc/self/mounts). On another one a new key would be seen by
 # this host alone.
@@ -23,9 +26,16 @@ _SHARED = (
 
 
 def answer(home: str, word: str) -> tuple[str, bool, str]:
-    """The user's key. "create" makes one where other hosts would see it, "create here" on any file system."""
+    """The user's key. "create" makes one where other hosts would see it, "create here" on any file system.
+
+    Both "create here" and "read here" are of a run on one host, which needs no home.
+    """
     folder = os.path.join(home, _FOLDER)
     shared = _is_shared(home)
+    if word.endswith(" here") and not os.path.exists(os.path.join(folder, _NAME)) and not _is_writable(folder):
+        shared, folder = False, os.path.join(_TEMPORARY, f"ddpdiag-key-{os.geteuid()}")
+        if not _is_private(folder, create=word == "create here"):
+            return "", shared, ""
     path = os.path.join(folder, _NAME)
     try:
         key = _read(path)
@@ -37,6 +47,29 @@ def answer(home: str, word: str) -> tuple[str, bool, str]:
     except OSError:
         return "", shared, ""
     return key, shared, ""
+
+
+def _is_writable(folder: str) -> bool:
+    """Whether this user can make the folder, or files in it."""
+    while not os.path.exists(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    return os.access(folder, os.W_OK)
+
+
+def _is_private(folder: str, *, create: bool) -> bool:
+    """Whether only this user can write to the folder, which is made if it is to be created."""
+    try:
+        if create:
+            os.mkdir(folder, mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _read(path: str) -> str:

@@ -117,7 +117,7 @@ class Secrets:
     def _take_key_file(self, *, create: bool) -> bool:
         """Whether a key may still appear: another host has made it just now, or the home did not answer in time."""
         helper = (sys.executable, "-I", "-S", key_file.__file__)
-        word = "read" if not create else "create here" if self._local else "create"
+        word = f"{'create' if create else 'read'}{' here' if self._local else ''}"
         command = (*helper, os.path.expanduser("~"), word)
         said = run_bounded(command, time.monotonic() + _HELPER_SECONDS)
         if said is None or said.code != 0:
