@@ -1,18 +1,18 @@
-"""ddpdiag: can this allocation train with DistributedDataParallel, how fast, and if not, who is to blame?"""
+"""ddpdiag: whether an allocation can train with DistributedDataParallel, how fast, and if not, what is at fault."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddpdiag.api import Report, check, explain_text, judge
+    from ddpdiag.api import check, explain_text, judge
     from ddpdiag.errors import UsageError
-    from ddpdiag.model import Finding, Severity, Verdict
+    from ddpdiag.model import Finding, Report, Severity, Verdict
 
 __version__ = "0.1.0"
 __all__ = ["Finding", "Report", "Severity", "UsageError", "Verdict", "__version__", "check", "explain_text", "judge"]
 _HOMES = {
-    **dict.fromkeys(("Report", "check", "explain_text", "judge"), "ddpdiag.api"),
-    **dict.fromkeys(("Finding", "Severity", "Verdict"), "ddpdiag.model"),
+    **dict.fromkeys(("check", "explain_text", "judge"), "ddpdiag.api"),
+    **dict.fromkeys(("Finding", "Report", "Severity", "Verdict"), "ddpdiag.model"),
     "UsageError": "ddpdiag.errors",
 }
 

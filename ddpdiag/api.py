@@ -3,7 +3,7 @@
     import ddpdiag
 
     report = ddpdiag.check(nproc_per_node=2)        # as `ddpdiag check --nproc-per-node 2`
-    print(report)                                    # the verdict; in a notebook, `report` alone shows the whole page
+    print(report)                                    # the verdict and its sentence
     report.verdict, report.findings
     ddpdiag.judge("run.jsonl")                       # as `ddpdiag judge`
     ddpdiag.explain_text("NCCL WARN Duplicate GPU")  # as `ddpdiag explain`
@@ -16,41 +16,15 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 
-from msgspec import structs
-
-from ddpdiag import model
 from ddpdiag.cli.options import spelled
 from ddpdiag.codec import SMALLEST_NUMBER, decode, readable
 from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.explain.matcher import Explanation, explain_log
 from ddpdiag.judgement.reading import read_report
+from ddpdiag.model import Report
 from ddpdiag.probes.host.programs import python_command, with_home
-from ddpdiag.render import terminal
-from ddpdiag.text import count
-
-_COLUMNS = 100
-
-
-class Report(model.Report, frozen=True, kw_only=True):
-    """A report, which a notebook shows as the terminal does; `str()` of it is the verdict with its sentence."""
-
-    def __str__(self) -> str:
-        return f"{self.verdict_text}: {self.sentence}"
-
-    def __repr__(self) -> str:
-        return f"<ddpdiag.Report of run {self.run_id}: {self.verdict_text}, {count(len(self.findings), 'finding')}>"
-
-    def _repr_html_(self) -> str:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(record=True, file=StringIO(), width=_COLUMNS)
-        console.print(Text.from_ansi(terminal.render(self, color=True, width=_COLUMNS)))
-        code = '<pre style="font-family:monospace;line-height:1.3">{code}</pre>'
-        return console.export_html(inline_styles=True, code_format=code)
 
 
 def check(*, nproc_per_node: int | str | None = None, **options: str | float | bool | Sequence[str] | None) -> Report:
@@ -99,7 +73,7 @@ def _ended(command: Sequence[str]) -> tuple[int, str]:
 
 def judge(path: str | Path) -> Report:
     """The report of a recording (`--record`), judged by this version, or a JSON report; UsageError for another file."""
-    return Report(**structs.asdict(read_report(str(path))))
+    return read_report(str(path))
 
 
 def explain_text(text: str) -> Explanation:

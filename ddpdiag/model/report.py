@@ -224,3 +224,6 @@ class Report(Struct, frozen=True, kw_only=True):
     def verdict_text(self) -> str:
         """The verdict for people: "FIT", "FIT, degraded", "UNFIT" or "UNKNOWN"."""
         return f"{self.verdict.value.upper()}{', degraded' if self.degraded else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.verdict_text}: {self.sentence}"

@@ -20,24 +20,11 @@ def test_a_recording_is_judged():
     assert all(isinstance(finding, ddpdiag.Finding) for finding in hang.findings)
 
 
-def test_a_job_is_degraded_where_a_rank_slows_it_down():
-    report = ddpdiag.judge(RECORDINGS / "healthy-2-ranks.jsonl")
-    assert not report.degraded
-    slow = structs.replace(report, degraded=True)
-    assert "FIT, degraded" in slow._repr_html_()
-
-
 def test_a_printed_report_is_its_verdict():
     report = ddpdiag.judge(RECORDINGS / "hang-4-ranks.jsonl")
     assert str(report) == f"UNFIT: {report.sentence}"
-    assert repr(report) == f"<ddpdiag.Report of run {report.run_id}: UNFIT, {len(report.findings)} findings>"
-
-
-def test_a_notebook_shows_the_report_without_markup_of_others():
-    page = ddpdiag.judge(RECORDINGS / "hang-4-ranks.jsonl")._repr_html_()
-    assert page.startswith("<pre")
-    assert "RUN003.hung" in page
-    assert "<script" not in page
+    healthy = ddpdiag.judge(RECORDINGS / "healthy-2-ranks.jsonl")
+    assert str(structs.replace(healthy, degraded=True)).startswith("FIT, degraded: ")
 
 
 def test_a_text_is_explained():
