@@ -69,7 +69,7 @@ FAST = slow(380 * GB)
 
 def test_all_pairs_far_below_their_nvlinks_twice_are_an_error_of_the_host(golden):
     finding = only(slow(2 * GB), again=slow(2.1 * GB))
-    assert (finding.code, finding.severity) == ("P2P002.far-below", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("P2P002.slow", Severity.ERROR)
     assert (finding.gpus, finding.hosts) == ((), ("n0",))
     golden(finding)
 
@@ -77,7 +77,7 @@ def test_all_pairs_far_below_their_nvlinks_twice_are_an_error_of_the_host(golden
 def test_a_gpu_whose_copies_are_all_far_below_is_named_once():
     rates = FAST | all_of(1, 2 * GB)
     finding = only(rates, again=rates)
-    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.far-below", Severity.ERROR, (uuid_of(1),))
+    assert (finding.code, finding.severity, finding.gpus) == ("P2P002.slow", Severity.ERROR, (uuid_of(1),))
 
 
 def test_a_fifth_of_nvlink_is_no_error():
@@ -104,10 +104,8 @@ def test_of_many_pairs_a_few_are_measured_again():
     assert len(trial.params["again.0"].split()) <= 8
 
 
-def test_what_is_no_second_time_so_slow_is_a_warning():
-    finding = only(slow(2 * GB), again=slow(300 * GB))
-    assert finding.severity is Severity.WARNING
-    assert finding.evidence["doubts"] == "the second measurement does not agree with the first"
+def test_what_is_fast_the_second_time_is_a_note():
+    assert only(slow(2 * GB), again=slow(300 * GB)).severity is Severity.NOTE
 
 
 def test_without_a_second_time_it_is_a_warning(golden):
@@ -137,7 +135,7 @@ def test_peers_are_an_expectation_as_well(golden):
 def test_between_sockets_all_may_be_slow():
     rates = slow(40 * GB) | {link: 3 * GB for link in EVERY if sum(gpu < 2 for gpu in link) == 1}
     rates[0, 2] = 5 * GB
-    assert "P2P002.far-below" not in {own.code for own in judged(rates, changes={}, log=False)}
+    assert Severity.ERROR not in {own.severity for own in judged(rates, changes={}, log=False)}
 
 
 def test_behind_one_switch_the_slots_are_what_is_expected():
@@ -146,7 +144,7 @@ def test_behind_one_switch_the_slots_are_what_is_expected():
     finding = only(rates, again=rates, changes=near)
     assert finding.evidence["expected_bytes_per_s"] == 16 * 3.44 * GB
     narrow = {0: pcie(width=1), 1: pcie(width=1)}
-    assert "P2P002.far-below" not in {own.code for own in judged(rates, changes=near, sick=narrow)}
+    assert only(rates, changes=near, sick=narrow).evidence["source"] == "most GPUs of the host reach it"
 
 
 def test_across_processors_nothing_is_promised():

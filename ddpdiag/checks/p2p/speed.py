@@ -39,8 +39,7 @@ from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu.other_users import not_free, used_meanwhile
 from ddpdiag.checks.p2p import transport
 from ddpdiag.checks.p2p.copies import check as copies
-from ddpdiag.checks.p2p.copies.data import copies_by_rank
-from ddpdiag.checks.p2p.copies.judge import ACS
+from ddpdiag.checks.p2p.copies.judge import ACS, copies_by_rank
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.p2p.nccl_path import (
     FAR_RATIO,
@@ -77,7 +76,7 @@ _CALL_SECONDS = 0.4
 
 
 _CLOCKS = ("GPU005.slowdown", "GPU005.warm", "GPU010.slowdown", "GPU010.warm")
-_COPIES = ("P2P002.far-below", "P2P002.slow", "P2P002.p2p-slower")
+_COPIES = ("P2P002.slow", "P2P002.p2p-slower")
 # Findings of other checks that show what makes a path slow, by what sets its rate.
 _SEEN_BY = {
     Bottleneck.NVLINK: (*_COPIES, "GPU006", "GPU010.nvlink-down", "GPU010.nvlink-errors", *_CLOCKS),

@@ -1,24 +1,39 @@
-"""Findings about copies between the GPUs of a host, and to its memory: wrong, slow, slower in one direction.
+"""The GPUs of one host and the copies between them, and the findings about wrong and slow copies.
 
-A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed.
+A GPU whose links fail is named, and else the pairs; where links between all GPUs fail, the host is blamed. A rate is
+held against the NVLinks or the PCIe switch of the pair, the other GPUs of the host, the other direction, and the copy
+through the host's memory; a link is reported for the first of these that it is below.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 from statistics import median, median_low
 from typing import NamedTuple
 
+from msgspec import Struct, structs
+
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.cards import Card
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import Card, cards_of, smi_id
 from ddpdiag.checks.gpu.other_users import not_free
-from ddpdiag.checks.hosts import leave_out, names_text
+from ddpdiag.checks.hosts import Host, hosts_of, leave_out, names_text
 from ddpdiag.checks.matrix import Link, explain, links_of
-from ddpdiag.checks.p2p import paths
-from ddpdiag.checks.p2p.copies.data import Measured, RankCopies, host_memory_links
-from ddpdiag.checks.p2p.host_paths import host_paths
-from ddpdiag.model import Finding, Severity
-from ddpdiag.model.measurements import Copies, PairCopies
+from ddpdiag.checks.p2p import paths, transport
+from ddpdiag.checks.p2p.host_paths import Pair, host_paths
+from ddpdiag.checks.p2p.nccl_path import doubts_text
+from ddpdiag.checks.rates import severity_of_rate
+from ddpdiag.model import Finding, Severity, Trial
+from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
+from ddpdiag.probes.gpu.paths import Level
 from ddpdiag.text import begun, count, rate_text, share_text
 
+_GPU = re.compile(r"GPU (\d+)")
+# The parameter of a trial, with the rank behind it, that lists the pairs and GPUs to be measured once more.
+AGAIN = "again."
+# Each takes some 0.2 s where it is slow.
+_MOST_REPEATED = 8
 _SHOWN_LINKS = 4
 # GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
 # what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
@@ -28,6 +43,8 @@ _LANE_BYTES_PER_S = {1: 0.215e9, 2: 0.43e9, 3: 0.86e9, 4: 1.72e9, 5: 3.44e9, 6: 
 # many pairs share little time, copies are shorter. Chosen here, and not measured on a GPU.
 _LEAST_SECONDS = 50e-6
 _WORD_BYTES = 4  # those of `words`
+# Half of what most GPUs reach is what P2P002 calls slow.
+_PROOF_SHARE = 0.5
 # P2P003 finds out whether NCCL works without such copies.
 GUESS = "Try the job with NCCL_P2P_DISABLE=1."
 ACS = (
@@ -36,18 +53,182 @@ ACS = (
 )
 
 
-class Subject(NamedTuple):
-    """Links that fail together: the GPUs to blame (of single pairs both ends; of all, none), and in words.
+class RankCopies(Struct, frozen=True, kw_only=True):
+    """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
 
-    `usual_bytes_per_s` is what others reach, where that is the question.
+    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `numbers` are those of NVML,
+    which counts otherwise than torch where CUDA_VISIBLE_DEVICES is set. `again` and `again_gpus` are pairs and links to
+    the host that were far below what is expected, measured a second time.
     """
+
+    host: Host
+    rank: int
+    alone: bool
+    gpus: Mapping[int, GpuCopies]
+    pairs: Mapping[Link, PairCopies]
+    done: int
+    jobs: int
+    refused: tuple[Link, ...]
+    cards: Mapping[int, Card]
+    takers: Mapping[int, Sequence[int]]
+    numbers: Mapping[int, int]
+    again: Mapping[Link, PairCopies] = {}
+    again_gpus: Mapping[int, GpuCopies] = {}
+
+    @property
+    def in_order(self) -> list[int]:
+        """The GPUs by NVML's numbers, as far as these are known."""
+        return sorted(self.gpus, key=lambda gpu: (self.numbers.get(gpu, len(self.gpus)), gpu))
+
+    def label(self, gpu: int) -> str:
+        """Such as "GPU 2", by NVML; where its number is not known, "GPU 0 of rank 2" if ranks see GPUs of their own."""
+        if gpu in self.numbers:
+            return f"GPU {self.numbers[gpu]}"
+        name = f"cuda:{gpu}" if self.numbers else f"GPU {gpu}"
+        return name if self.alone else f"{name} of rank {self.rank}"
+
+    def renumbered(self, step: str) -> str:
+        """A step of the measurement, which knows of torch's numbers only, with NVML's."""
+        return _GPU.sub(lambda found: self.label(int(found[1])), step) if self.numbers else step
+
+    def full_label(self, gpu: int) -> str:
+        """With UUID and PCI address."""
+        own = self.gpus.get(gpu)
+        known = [own.uuid or "", f"PCI {own.pci}" if own.pci else ""] if own else []
+        shown = ", ".join(filter(None, known))
+        return f"{self.label(gpu)}{f' ({shown})' if shown else ''}"
+
+    def smi_id(self, gpu: int) -> str:
+        """The name of the GPU in a command."""
+        own = self.gpus.get(gpu)
+        return smi_id(own.uuid, own.pci) if own else smi_id(None)
+
+    def link_label(self, link: Link) -> str:
+        """Such as "GPU 2 -> GPU 5"."""
+        return " -> ".join(map(self.label, link))
+
+    def uuids(self, gpus: Iterable[int]) -> tuple[str, ...]:
+        """Of those that are known."""
+        return tuple(own.uuid for gpu in gpus if (own := self.gpus.get(gpu)) is not None and own.uuid)
+
+    def ranks_of(self, gpus: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that take these GPUs, as far as it is known."""
+        return tuple(sorted({rank for gpu in gpus for rank in self.takers.get(gpu, ())}))
+
+
+def copies_by_rank(seen: Seen[Copies]) -> list[RankCopies]:
+    """One for each rank that tried something, in the order of hosts."""
+    tried = defaultdict(list)
+    again: dict[int, list[Copies]] = defaultdict(list)
+    for row in seen.rows_so_far:
+        if is_repetition(row.trial):
+            again[row.place.rank].append(row.data)
+        else:
+            tried[row.place.rank].append(row.data)
+    cards = {card.health.uuid: card for card in cards_of(seen.of(memory_errors.CHECK)) if card.health.uuid is not None}
+    takers = defaultdict(list)
+    for rank, answer in seen.of(devices.CHECK).by_rank.items():
+        if answer.gpu is not None and answer.gpu.uuid:
+            takers[answer.gpu.uuid].append(rank)
+    all_copies = []
+    numbered = _numbers(seen)
+    for host in hosts_of(seen):
+        own = {rank: tried[rank] for rank in host.ranks if rank in tried}
+        shown = {frozenset(gpu.uuid for row in rows for gpu in row.gpus) for rows in own.values()}
+        numbers = numbered.get(host.ranks, {})
+        for rank, rows in own.items():
+            all_copies.append(_rank_copies(host, rank, rows, again[rank], len(shown) == 1, cards, takers, numbers))
+    return all_copies
+
+
+def _numbers(seen: Seen[Copies]) -> dict[tuple[int, ...], dict[str, int]]:
+    """The numbers of GPUs by UUID, for the ranks of each host: those of P2P001, else NVML's in GPU003."""
+    numbers: dict[tuple[int, ...], dict[str, int]] = {}
+    for card in cards_of(seen.of(memory_errors.CHECK)):
+        if card.health.uuid is not None:
+            numbers.setdefault(card.host.ranks, {})[card.health.uuid] = card.health.index
+    # Where each rank is shown one GPU, all of them are number 0.
+    unique = {ranks: own for ranks, own in numbers.items() if len(set(own.values())) == len(own)}
+    known = host_paths(seen.of(paths.CHECK))
+    return unique | {own.host.ranks: {gpu.uuid: gpu.index for gpu in own.gpus if gpu.uuid} for own in known if own.gpus}
+
+
+def is_repetition(trial: Trial) -> bool:
+    """Whether pairs were measured a second time in it."""
+    return any(name.startswith(AGAIN) for name in trial.params)
+
+
+def _rank_copies(
+    host: Host,
+    rank: int,
+    rows: Sequence[Copies],
+    again: Sequence[Copies],
+    alone: bool,
+    cards: Mapping[str, Card],
+    takers: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, int],
+) -> RankCopies:
+    """One after the other, since a trial goes on behind what the one before did not survive."""
+    gpus: dict[int, GpuCopies] = {}
+    for own in (own for row in rows for own in row.gpus):
+        if own.index not in gpus or own.to_bytes_per_s is not None:
+            gpus[own.index] = own
+    pairs = {(pair.source, pair.target): pair for row in rows for pair in row.pairs}
+    second = {(pair.source, pair.target): pair for row in again for pair in row.pairs}
+    for link in second.keys() & pairs.keys():  # the first rates, and the wrong words of either
+        one, other = pairs[link], second[link]
+        through_host = max(one.wrong_through_host, other.wrong_through_host)
+        pairs[link] = structs.replace(one, wrong=max(one.wrong, other.wrong), wrong_through_host=through_host)
+    return RankCopies(
+        host=host,
+        rank=rank,
+        alone=alone,
+        gpus=gpus,
+        pairs=pairs,
+        done=max(row.done for row in rows),
+        jobs=max(row.jobs for row in rows),
+        refused=tuple(dict.fromkeys(link for row in rows for link in row.refused)),
+        cards={own.index: cards[own.uuid] for own in gpus.values() if own.uuid and own.uuid in cards},
+        takers={own.index: takers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in takers},
+        numbers={own.index: numbers[own.uuid] for own in gpus.values() if own.uuid and own.uuid in numbers},
+        again=second,
+        again_gpus={gpu.index: gpu for row in again for gpu in row.gpus if gpu.to_bytes_per_s is not None},
+    )
+
+
+class Measured(NamedTuple):
+    """One GPU's link to or from the host's memory."""
+
+    copies: RankCopies
+    gpu: int
+    model: str | None
+    bytes_per_s: float
+
+
+def host_memory_links(all_copies: Iterable[RankCopies]) -> Iterator[tuple[bool, list[Measured]]]:
+    """For each host and direction (True: to the GPU) what its GPUs reach, each once."""
+    hosts = defaultdict(list)
+    for copies in all_copies:
+        hosts[copies.host].append(copies)
+    for own in hosts.values():
+        for there in (True, False):
+            links: dict[object, Measured] = {}
+            for copies in own:
+                for index, gpu in copies.gpus.items():
+                    rate = gpu.to_bytes_per_s if there else gpu.from_bytes_per_s
+                    if rate is not None and rate > 0:
+                        links.setdefault(gpu.uuid or (copies.rank, index), Measured(copies, index, gpu.name, rate))
+            yield there, list(links.values())
+
+
+class Subject(NamedTuple):
+    """Links that fail together: the GPUs to blame (of single pairs both ends; of all, none), and in words."""
 
     copies: RankCopies
     kind: str
     gpus: tuple[int, ...]
     links: tuple[Link, ...]
     where: str
-    usual_bytes_per_s: float = 0.0
 
     def finding(
         self,
@@ -95,11 +276,12 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Li
         case "links":
             return f"on {name}, {_links(copies, links)}"
         case "islands":
-            return (
-                f"between groups of GPUs on {name} ({names_text([copies.link_label(w) for w in links], _SHOWN_LINKS)})"
-            )
+            return f"between groups of GPUs on {name} ({names_text([*map(copies.link_label, links)], _SHOWN_LINKS)})"
         case _:
             return f"between all GPUs of {name}"
+
+
+# Contents -------------------------------------------------------------------------------------------------------------
 
 
 def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
@@ -132,121 +314,6 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
         )
 
 
-def short(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Subject]:
-    """Pairs below what most GPUs reach on links of the same kind; those in `told` are known to be slow already."""
-    for access in (True, False):
-        rates = rates_by_access(copies, access=access)
-        usual = usual_rate(rates)
-        if usual is None:
-            continue
-        least = seen.number("slow_ratio") * usual
-        bad = {link for link, rate in rates.items() if rate < least} - told - too_short(copies)
-        found = (own for own in subjects(copies, bad, rates.keys()) if own.kind != "everywhere")
-        yield from (own._replace(usual_bytes_per_s=usual) for own in found)
-
-
-def slow(seen: Seen[Copies], subject: Subject) -> Finding:
-    """The finding about them."""
-    copies, usual = subject.copies, subject.usual_bytes_per_s
-    rate = median(copies.pairs[link].bytes_per_s or 0.0 for link in subject.links)
-    around = [gain for link in subject.links if (gain := _gain(copies.pairs[link])) is not None]
-    groups = subject.kind == "islands"
-    advice = " Or set NCCL_P2P_DISABLE=1: copies through the host's memory are faster here."
-    why = " Sockets and NVLink bridges form such groups; this may be intended." if groups else ""
-    return subject.finding(
-        seen,
-        "slow",
-        f"slow copies between GPUs of {copies.host.name}: {rate_text(rate)}",
-        f"Copies {subject.where} reach {rate_text(rate)}{_median_text(subject.links)}. Most pairs of GPUs of "
-        f"{copies.host.name} reach {rate_text(usual)}.{why}",
-        {"bytes_per_s": rate, "usual_bytes_per_s": usual, "source": "median of the host's own GPUs"},
-        "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
-        if groups
-        else f"On {copies.host.name} run `nvidia-smi nvlink -s` (a link is down?), `nvidia-smi topo -m` (GPUs on "
-        "different sockets?) and `nvidia-smi -q -d PCIE` (fewer "
-        f"lanes?).{advice if around and median(around) < seen.number('indirect_ratio') else ''}",
-        # Which GPUs are close to each other depends on how the host is built.
-        Severity.NOTE if groups else Severity.WARNING,
-    )
-
-
-def rates_by_access(copies: RankCopies, *, access: bool) -> dict[Link, float]:
-    """Rates of the pairs with peer access, or of those without."""
-    return {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s}
-
-
-def too_short(copies: RankCopies) -> set[Link]:
-    """Pairs whose copies were too short for a rate."""
-    timed = {link: pair for link, pair in copies.pairs.items() if pair.words and pair.bytes_per_s}
-    return {link for link, pair in timed.items() if pair.words * _WORD_BYTES < _LEAST_SECONDS * (pair.bytes_per_s or 0)}
-
-
-def usual_rate(rates: Mapping[Link, float]) -> float | None:
-    """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
-
-    Not the median of all links: of four GPUs, one that is slow has its part in half of them.
-    """
-    ends: dict[int, list[float]] = {}
-    for link, rate in rates.items():
-        for end in link:
-            ends.setdefault(end, []).append(rate)
-    return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
-
-
-def asymmetric(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Finding]:
-    """Links that are slower than the same link back; those in `told` are known to be slow already."""
-    rates = {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.bytes_per_s is not None}
-    back = {(a, b): rates[b, a] for a, b in rates if (b, a) in rates}
-    least = seen.number("asymmetric_ratio")
-    bad = {link for link, other in back.items() if rates[link] < least * other} - told - too_short(copies)
-    for subject in subjects(copies, bad, rates.keys()):
-        rate, other = (median(of[link] for link in subject.links) for of in (rates, back))
-        yield subject.finding(
-            seen,
-            "asymmetric",
-            f"copies between GPUs of {copies.host.name} are slower in one direction",
-            f"Copies {subject.where} reach {rate_text(rate)}, but {rate_text(other)} in the other direction"
-            f"{_median_text(subject.links)}. At least {share_text(least)} of the other direction is expected.",
-            {"bytes_per_s": rate, "back_bytes_per_s": other, "source": "the same pair in the other direction"},
-            f"Run `nvidia-smi -q -d PCIE` on {copies.host.name} for the replay counters, and `nvidia-smi topo -m` for "
-            "what is between these GPUs. Have the riser and the PCIe switch there checked.",
-        )
-
-
-def indirect(seen: Seen[Copies], copies: RankCopies, told: Set[Link]) -> Iterator[Finding]:
-    """Direct copies that are slower than those through the host's memory, not in `told`, and of use to NCCL."""
-    hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
-    # NCCL uses the host's memory there by itself.
-    spared = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
-    direct_pairs = {link: pair for link, pair in copies.pairs.items() if pair.access}
-    reachable = {link: pair for link, pair in direct_pairs.items() if frozenset(copies.uuids(link)) not in spared}
-    known = {link: ratio for link, pair in reachable.items() if (ratio := _gain(pair)) is not None}
-    least = seen.number("indirect_ratio")
-    bad = {link for link, ratio in known.items() if ratio < least} - told - too_short(copies)
-    if not bad:
-        return
-    where = "between all GPUs" if len(bad) == len(known) > 2 else f"on {_links(copies, sorted(bad))}"
-    gpus = tuple(sorted({end for link in bad for end in link}))
-    direct = median(reachable[link].bytes_per_s or 0.0 for link in bad)
-    around = median(reachable[link].through_host_bytes_per_s or 0.0 for link in bad)
-    yield Subject(copies, "links", gpus, tuple(sorted(bad)), where).finding(
-        seen,
-        "p2p-slower",
-        f"direct copies between GPUs of {copies.host.name} are slower than copies through the host's memory",
-        f"{copies.host.name}: direct copies {where} reach {rate_text(direct)}, copies through the host's memory reach "
-        f"{rate_text(around)}{_median_text(bad)}. Direct copies are expected to be faster.",
-        {"bytes_per_s": direct, "through_host_bytes_per_s": around, "source": "the same pair through the host"},
-        f"{GUESS} {ACS}",
-    )
-
-
-def _gain(pair: PairCopies) -> float | None:
-    """How much faster the pair is directly."""
-    if pair.bytes_per_s is None or not pair.through_host_bytes_per_s:
-        return None
-    return pair.bytes_per_s / pair.through_host_bytes_per_s
-
-
 def _median_text(links: Collection[Link]) -> str:
     return f" (medians of {len(links)} pairs)" if len(links) > 1 else ""
 
@@ -276,24 +343,30 @@ def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
                 )
 
 
-def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """GPUs below others of their model on the host, or far below their slot; each GPU and direction once."""
-    least_of_usual, least_of_slot = seen.number("host_slow_ratio"), seen.number("expected_ratio")
-    # A virtual machine shows the generation of a made-up bus, not that of the host's slot.
-    guests = {own.host.ranks for own in host_paths(seen.of(paths.CHECK)) if own.around.virtual}
-    for there, links in host_memory_links(all_copies):
-        for own in links:
-            usual = siblings_rate(own, links)
-            slot, source = slot_rate(own.copies.cards.get(own.gpu))
-            if own.bytes_per_s < least_of_usual * usual:
-                # An error, if nothing else uses the GPU, and it is far below others of its model twice.
-                again = own.copies.again_gpus.get(own.gpu)
-                second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
-                far = second is not None and max(own.bytes_per_s, second) < seen.number("far_ratio") * usual
-                far = far and not any(not_free(seen, own.copies.uuids((own.gpu,))))
-                yield _slow(seen, own, there, usual, "GPUs of its model there reach in the median", far=far)
-            elif own.bytes_per_s < least_of_slot * slot and own.copies.host.ranks not in guests:
-                yield _slow(seen, own, there, slot, source)
+# Rates ----------------------------------------------------------------------------------------------------------------
+
+
+def rates_by_access(copies: RankCopies, *, access: bool) -> dict[Link, float]:
+    """Rates of the pairs with peer access, or of those without."""
+    return {link: pair.bytes_per_s for link, pair in copies.pairs.items() if pair.access is access and pair.bytes_per_s}
+
+
+def too_short(copies: RankCopies) -> set[Link]:
+    """Pairs whose copies were too short for a rate."""
+    timed = {link: pair for link, pair in copies.pairs.items() if pair.words and pair.bytes_per_s}
+    return {link for link, pair in timed.items() if pair.words * _WORD_BYTES < _LEAST_SECONDS * (pair.bytes_per_s or 0)}
+
+
+def usual_rate(rates: Mapping[Link, float]) -> float | None:
+    """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
+
+    Not the median of all links: of four GPUs, one that is slow has its part in half of them.
+    """
+    ends: dict[int, list[float]] = {}
+    for link, rate in rates.items():
+        for end in link:
+            ends.setdefault(end, []).append(rate)
+    return median_low(median_low(own) for own in ends.values()) if len(ends) > 2 else None
 
 
 def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
@@ -316,10 +389,243 @@ def slot_rate(card: Card | None) -> tuple[float, str]:
     return link.width * lane, f"copies over {shown} reach (from nvbandwidth's 55 GB/s over PCIe 5 x16)"
 
 
-def _slow(
-    seen: Seen[Copies], own: Measured, there: bool, expected: float, source: str, *, far: bool = False
-) -> Finding:
+class Expected(NamedTuple):
+    """What a link should reach, the source, and the setting with the least share of it.
+
+    `proves`: a share below `far_ratio` may be an error.
+    """
+
+    bytes_per_s: float
+    source: str
+    setting: str
+    proves: bool = False
+
+
+def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
+    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are (in
+    one direction or the other, below those of their model), or as many of these as there is time for."""
+    least, short = seen.number("far_ratio"), too_short(copies)
+    pairs = {
+        link
+        for expected in (_by_path(seen, copies), _by_peers(seen, copies))
+        for link, own in expected.items()
+        if own.proves and link not in short and 0 < _rate(copies, link) < least * own.bytes_per_s
+    }
+    gpus = {
+        own.gpu
+        for _, links in host_memory_links(all_copies)
+        for own in links
+        if own.copies.rank == copies.rank and own.bytes_per_s < least * siblings_rate(own, links)
+    }
+    words = [*(f"{source}>{target}" for source, target in sorted(pairs)), *map(str, sorted(gpus))]
+    return " ".join(words[:: -(-len(words) // _MOST_REPEATED) or 1])
+
+
+def slow(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
+    """Pairs below what is expected of them; each for the first expectation that it does not reach."""
+    known = too_short(copies)
+    for word, *expectations in (
+        ("slow", _by_path(seen, copies), _by_peers(seen, copies)),
+        ("asymmetric", _by_way_back(copies)),
+        ("p2p-slower", _by_host(seen, copies)),
+    ):
+        bad: dict[Link, Expected] = {}
+        for link, own in chain.from_iterable(expected.items() for expected in expectations):
+            if link not in known and 0 < _rate(copies, link) < seen.number(own.setting) * own.bytes_per_s:
+                bad.setdefault(link, own)
+        for subject in subjects(copies, bad.keys(), set().union(*expectations)):
+            yield _slow_finding(seen, word, subject, {link: bad[link] for link in subject.links})
+        known |= bad.keys()
+
+
+def _rate(copies: RankCopies, link: Link) -> float:
+    return copies.pairs[link].bytes_per_s or 0.0
+
+
+def _paths(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Pair]:
+    """P2P001's paths of the pairs with peer access, but for those where NCCL uses the host's memory by itself."""
+    pairs = {
+        frozenset(filter(None, (pair.one.uuid, pair.other.uuid))): pair
+        for host in host_paths(seen.of(paths.CHECK))
+        if host.host.ranks == copies.host.ranks
+        for pair in host.pairs
+        if pair not in host.through_memory
+    }
+    links = rates_by_access(copies, access=True)
+    return {link: pair for link in links if (pair := pairs.get(frozenset(copies.uuids(link)))) is not None}
+
+
+def _by_path(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
+    """NVLinks by the speed that NVML reports, or the slots of two GPUs behind PCIe switches.
+
+    Across a processor the rate of copies depends on its model, and no figure of it is public.
+    """
+    found: dict[Link, Expected] = {}
+    for link, pair in _paths(seen, copies).items():
+        ends = [copies.cards.get(gpu) for gpu in link]
+        nvlinks = min((path.nvlinks or 0 for path in pair.known), default=0)
+        if nvlinks:
+            speeds = [own.bytes_per_s for end in ends if end for own in end.health.nvlinks if own.up]
+            rate, source = nvlinks * min(filter(None, speeds), default=0.0), f"{count(nvlinks, 'NVLink')}, by NVML"
+        elif pair.is_unlinked and pair.level is not None and pair.level <= Level.PXB:
+            rate, source = min(map(slot_rate, ends))
+        else:
+            continue
+        if rate:
+            found[link] = Expected(rate, source, "far_ratio", proves=True)
+    return found
+
+
+def _by_peers(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
+    """The rate of most GPUs of the host on paths of the same kind (with or without peer access).
+
+    It proves something of paths of a level on which others are fast: between sockets all may be slow.
+    """
+    found: dict[Link, Expected] = {}
+    levels = {link: pair.level for link, pair in _paths(seen, copies).items()}
+    for access in (True, False):
+        rates = rates_by_access(copies, access=access)
+        usual = usual_rate(rates) or 0.0
+        fast = {levels[link] for link, rate in rates.items() if link in levels and rate > usual * _PROOF_SHARE}
+        for link in rates if usual else ():
+            proves = access and link in levels and levels[link] in fast
+            found[link] = Expected(usual, "most GPUs of the host reach it", "slow_ratio", proves)
+    return found
+
+
+def _by_way_back(copies: RankCopies) -> dict[Link, Expected]:
+    back = {(a, b): _rate(copies, (b, a)) for a, b in copies.pairs if (b, a) in copies.pairs}
+    return {
+        link: Expected(rate, "the same path in the other direction", "asymmetric_ratio")
+        for link, rate in back.items()
+        if copies.pairs[link].bytes_per_s is not None
+    }
+
+
+def _by_host(seen: Seen[Copies], copies: RankCopies) -> dict[Link, Expected]:
+    """The copy through the host's memory; NCCL uses that by itself where it is left out."""
+    hosts = [host for host in host_paths(seen.of(paths.CHECK)) if host.host.ranks == copies.host.ranks]
+    spared = {frozenset((pair.one.uuid, pair.other.uuid)) for host in hosts for pair in host.through_memory}
+    return {
+        link: Expected(pair.through_host_bytes_per_s, "the same path through the host's memory", "indirect_ratio")
+        for link, pair in copies.pairs.items()
+        if pair.access and pair.through_host_bytes_per_s and frozenset(copies.uuids(link)) not in spared
+    }
+
+
+_TITLES = {
+    "slow": "slow copies between GPUs of {}: {}",
+    "asymmetric": "copies between GPUs of {} are slower in one direction: {}",
+    "p2p-slower": "direct copies between GPUs of {} are slower than copies through the host's memory: {}",
+}
+
+
+def _slow_finding(seen: Seen[Copies], word: str, subject: Subject, bad: Mapping[Link, Expected]) -> Finding:
+    copies, name = subject.copies, subject.copies.host.name
+    again = {link: rate for link in bad if link in copies.again and (rate := copies.again[link].bytes_per_s)}
+    rate, expected = median(_rate(copies, link) for link in bad), min(bad.values())
+    shares = [_rate(copies, link) / own.bytes_per_s for link, own in bad.items()]
+    second = [each / bad[link].bytes_per_s for link, each in again.items()]
+    proves = all(own.proves for own in bad.values())
+    is_far = proves and median(shares) < seen.number("far_ratio")
+    doubts = [*_doubts(seen, subject, expected)] if is_far else []
+    ratio = max(seen.number(own.setting) for own in bad.values())
+    severity = severity_of_rate(
+        [median(shares), *([median(second)] if second else ())],
+        least=ratio,
+        error_below=seen.number("far_ratio") if proves else 0.0,
+        doubts=doubts,
+    )
+    # Which GPUs are close to each other depends on how the host is built.
+    groups = subject.kind == "islands" and expected.setting == "slow_ratio"
+    around = [each for link in bad if (each := copies.pairs[link].through_host_bytes_per_s)]
+    faster = bool(around) and median(around) * seen.number("indirect_ratio") > rate
+    if groups:
+        severity = Severity.NOTE
+    return subject.finding(
+        seen,
+        word,
+        _TITLES[word].format(name, rate_text(rate)),
+        f"Copies {subject.where} reach {rate_text(rate)}{_median_text(subject.links)}"
+        f"{f'; {rate_text(median(again.values()))} when measured again' if again else ''}. At least "
+        f"{share_text(ratio)} of {rate_text(expected.bytes_per_s)} is expected ({expected.source})."
+        f"{f' Through the host they reach {rate_text(median(around))}.' if around and word == 'slow' else ''}"
+        f"{' Sockets and NVLink bridges form such groups; this may be intended.' if groups else ''}"
+        f"{doubts_text(doubts) if severity is Severity.WARNING else ''}",
+        {
+            "bytes_per_s": rate,
+            "expected_bytes_per_s": expected.bytes_per_s,
+            "source": expected.source,
+            **({"again_bytes_per_s": median(again.values())} if again else {}),
+            **({"doubts": "; ".join(doubts)} if doubts else {}),
+        },
+        "Nothing to do if this is intended (`nvidia-smi topo -m` shows how the GPUs are connected)."
+        if groups
+        else f"{GUESS} {ACS}"
+        if word == "p2p-slower"
+        else f"{f'{GUESS} ' if faster else ''}On {name} run `nvidia-smi nvlink -s` and `nvidia-smi nvlink -e` (a link "
+        "is down, or has errors), `nvidia-smi topo -m` (GPUs on different sockets) and `nvidia-smi -q -d "
+        "PERFORMANCE,PCIE` under load (fewer lanes, replays), and compare with a host that passes. Reset the GPUs as "
+        "root, or reboot; then have the riser and the PCIe switch there checked.",
+        severity,
+        guess=GUESS if faster and not groups and word == "slow" else "",
+    )
+
+
+def _doubts(seen: Seen[Copies], subject: Subject, expected: Expected) -> Iterator[str]:
+    """Reasons for a warning instead of an error."""
+    copies, ratio = subject.copies, seen.number("far_ratio")
+    if not any(link in copies.again for link in subject.links):
+        yield "it was measured once only"
+    usual = usual_rate(rates_by_access(copies, access=True)) or 0.0
+    below_peers = any(_rate(copies, link) < ratio * usual for link in subject.links)
+    if expected.setting == "far_ratio" and not below_peers and not _is_in_log(seen, subject):
+        yield "NCCL's log does not show this path"
+    yield from not_free(seen, copies.uuids(dict.fromkeys(end for link in subject.links for end in link)))
+
+
+def _is_in_log(seen: Seen[Copies], subject: Subject) -> bool:
+    """Whether NCCL's log shows P2P between two of these GPUs, or that NVLinks connect them."""
+    rows = seen.of(transport.CHECK).by_rank
+    ranks = {row.gpu_uuid: rank for rank, row in rows.items() if row.gpu_uuid is not None}
+    for link in subject.links:
+        ends = [ranks[uuid] for uuid in subject.copies.uuids(link) if uuid in ranks]
+        for log in (rows[rank].log for rank in ends if len(ends) == 2):
+            if log is None:
+                continue
+            if any(hop.kind == "P2P" and {hop.source, hop.target} == {*ends} for hop in log.hops):
+                return True
+            if ends[1] in log.nvlinked.get(ends[0], ()):
+                return True
+    return False
+
+
+def host_slow(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """GPUs below others of their model on the host, or far below their slot; each GPU and direction once."""
+    # A virtual machine shows the generation of a made-up bus, not that of the host's slot.
+    guests = {own.host.ranks for own in host_paths(seen.of(paths.CHECK)) if own.around.virtual}
+    for there, links in host_memory_links(all_copies):
+        for own in links:
+            usual = siblings_rate(own, links)
+            slot, source = slot_rate(own.copies.cards.get(own.gpu))
+            again = own.copies.again_gpus.get(own.gpu)
+            second = (again.to_bytes_per_s if there else again.from_bytes_per_s) if again is not None else None
+            if own.bytes_per_s < seen.number("host_slow_ratio") * usual:
+                peers = Expected(usual, "GPUs of its model there reach in the median", "host_slow_ratio", proves=True)
+                yield _host_slow(seen, own, there, second, peers)
+            elif own.bytes_per_s < seen.number("expected_ratio") * slot and own.copies.host.ranks not in guests:
+                yield _host_slow(seen, own, there, second, Expected(slot, source, "expected_ratio"))
+
+
+def _host_slow(seen: Seen[Copies], own: Measured, there: bool, second: float | None, expected: Expected) -> Finding:
     copies, name = own.copies, own.copies.host.name
+    shares = [rate / expected.bytes_per_s for rate in (own.bytes_per_s, second) if rate is not None]
+    severity = severity_of_rate(
+        shares,
+        least=seen.number(expected.setting),
+        error_below=seen.number("far_ratio") if expected.proves else 0.0,
+        doubts=[*not_free(seen, copies.uuids((own.gpu,)))],
+    )
     card = copies.cards.get(own.gpu)
     link = card.health.pcie if card else None
     causes = (
@@ -327,21 +633,21 @@ def _slow(
     )
     if link is not None and link.width and link.width_max and link.width < link.width_max:
         causes = f"Its link has {link.width} of {link.width_max} lanes (GPU004)."
+    again = f" ({rate_text(second)} when measured again)" if second is not None else ""
     return seen.finding(
         "host-slow",
         f"slow copies {'to' if there else 'from'} a GPU of {name}: {rate_text(own.bytes_per_s)}",
         f"Copies from {'the host' if there else copies.full_label(own.gpu)} to "
-        f"{copies.full_label(own.gpu) if there else 'the host'} on {name} reach {rate_text(own.bytes_per_s)}, "
-        f"{share_text(own.bytes_per_s / expected)} of the {rate_text(expected)} that {source}"
-        f"{', in two measurements' if far else ''}. {causes}",
-        severity=Severity.ERROR if far else Severity.WARNING,
+        f"{copies.full_label(own.gpu) if there else 'the host'} on {name} reach {rate_text(own.bytes_per_s)}{again}, "
+        f"{share_text(shares[0])} of the {rate_text(expected.bytes_per_s)} that {expected.source}. {causes}",
+        severity=severity,
         ranks=copies.ranks_of((own.gpu,)),
         hosts=(name,),
         gpus=copies.uuids((own.gpu,)),
         evidence={
             "bytes_per_s": own.bytes_per_s,
-            "expected_bytes_per_s": expected,
-            "source": source,
+            "expected_bytes_per_s": expected.bytes_per_s,
+            "source": expected.source,
             "to_device": there,
         },
         fix=f"Compare `nvidia-smi -q -d PCIE -i {copies.smi_id(own.gpu)}` on {name} under load and `nvidia-smi topo "
