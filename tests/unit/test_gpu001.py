@@ -127,7 +127,6 @@ def test_gpus_that_are_hidden_are_told_with_the_variable(golden, row, severity):
 def test_only_the_rank_with_the_wrong_variable_is_named():
     rows = [healthy(2, visible=1, promised=1, cuda_visible_devices=value) for value in ("0", "1")]
     wrong = healthy(2, visible=0, promised=1, cuda_visible_devices="2")
-    assert codes(*rows, ranks_per_node=2) == ["GPU001.isolated"]
     (finding,) = found(rows[0], wrong, ranks_per_node=2)
     assert finding.ranks == (1,)
 
@@ -242,24 +241,7 @@ def test_ranks_that_a_cgroup_shows_one_gpu_each_are_a_warning_with_the_remedy(go
     assert "NCCL_CUMEM_ENABLE" not in finding.fix
     assert "NCCL_P2P_DISABLE=1" in finding.guess
     assert finding.guess in finding.fix
-    assert "NVLS" in finding.message
     golden(finding)
-
-
-def test_numbers_of_nvml_that_differ_do_not_concern_nvls():
-    rows = [
-        Data(nvml=Enumeration(gpus=tuple(gpu(index, uuid=f"GPU-{2 * rank + index}") for index in range(2))), visible=2)
-        for rank in range(2)
-    ]
-    (finding,) = found(*rows, ranks_per_node=2)
-    assert finding.code == "GPU001.isolated"
-    assert "NVLS" not in finding.message
-
-
-def test_ranks_that_a_variable_shows_one_gpu_each_are_good_to_know():
-    rows = (healthy(4, visible=1, cuda_visible_devices=str(index)) for index in range(4))
-    (finding,) = found(*rows, ranks_per_node=4)
-    assert (finding.code, finding.severity, finding.ranks) == ("GPU001.isolated", Severity.NOTE, ())
 
 
 def test_only_the_host_whose_ranks_are_apart_is_named():

@@ -7,7 +7,7 @@ from seen import seen_of, skip_text, together
 from ddpdiag.checks.gpu import devices, present
 from ddpdiag.checks.gpu.cards import cards_of
 from ddpdiag.checks.gpu.memory_errors import CHECK
-from ddpdiag.checks.gpu.visibility import Data as Enumerated
+from ddpdiag.checks.gpu.present import Data as Enumerated
 from ddpdiag.model import Options, Severity
 from ddpdiag.probes.gpu.health import Health, Look, MemoryErrors
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu

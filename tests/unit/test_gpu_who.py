@@ -12,7 +12,7 @@ from seen import seen_of, together, with_arrivals
 
 from ddpdiag.checks.gpu import devices, memory_errors, present
 from ddpdiag.checks.gpu.cards import cards_of, visible_uuids
-from ddpdiag.checks.gpu.visibility import Data as Enumerated
+from ddpdiag.checks.gpu.present import Data as Enumerated
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
 from ddpdiag.probes.gpu.visibility import device_index

@@ -10,7 +10,6 @@ from seen import seen_of
 
 from ddpdiag.checks.api import Check
 from ddpdiag.checks.gpu import present
-from ddpdiag.checks.gpu import visibility as gpu001
 from ddpdiag.checks.host import cores, limits, memory, rdma_ports
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.registry import all_checks
@@ -36,9 +35,9 @@ def parts(check: Check, data: object, ranks: int = 1, **world: object) -> dict[s
     return dict(found.get(0, {}))
 
 
-def gpus(*found: Gpu, **fields: object) -> gpu001.Data:
+def gpus(*found: Gpu, **fields: object) -> present.Data:
     nvml = Enumeration(gpus=found, driver="550.54.15" if found else None)
-    return gpu001.Data(**{"nvml": nvml, "functions": (), "proc_gpus": None, "visible": len(found)} | fields)
+    return present.Data(**{"nvml": nvml, "functions": (), "proc_gpus": None, "visible": len(found)} | fields)
 
 
 @pytest.mark.parametrize(

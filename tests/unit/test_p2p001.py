@@ -22,7 +22,7 @@ from paths import (
 from seen import seen_of, skip_text, world_of
 
 from ddpdiag.checks.gpu import devices, memory_errors, present
-from ddpdiag.checks.gpu.visibility import Data as Enumerated
+from ddpdiag.checks.gpu.present import Data as Enumerated
 from ddpdiag.checks.p2p.paths import CHECK, Data
 from ddpdiag.model import Severity
 from ddpdiag.probes.gpu.nvml import Enumeration, Gpu

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices, present
-from ddpdiag.checks.gpu.visibility import Data
 from ddpdiag.checks.hosts import Host, answers_by_host, leave_out
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Scalar, Severity
@@ -156,7 +155,7 @@ def _usable_on(seen: Seen[Any], host: Host, found: Sequence[Health]) -> frozense
     return frozenset[str]().union(*known_sets) if len(known_sets) == len(host.ranks) else None
 
 
-def visible_uuids(row: Data) -> tuple[str, ...] | None:
+def visible_uuids(row: present.Data) -> tuple[str, ...] | None:
     """UUIDs of the GPUs that the variable shows to this rank, in its order; None where that is not known."""
     gpus, value = row.nvml.gpus, row.cuda_visible_devices
     uuids = [gpu.uuid for gpu in gpus if gpu.uuid]

@@ -6,7 +6,10 @@ launcher or variable names a GPU, and no other host has one; `--expect-gpus 0` s
 A difference that the launcher explains (a job that was given 2 of 8 GPUs, a container that has the device files of 2)
 is no finding. GPUs that are present must also be visible to the ranks: CUDA_VISIBLE_DEVICES with a wrong index hides
 all that follow it, an empty one hides all. And NCCL needs all ranks of a host to have access to all its GPUs, which
-Slurm's --gpus-per-task may prevent.
+Slurm's --gpus-per-task may prevent: NVML ignores CUDA_VISIBLE_DEVICES, and so do CUDA IPC and NCCL's copies from GPU to
+GPU (CUDA 10.1 and later reach devices that the variable hides), but a cgroup or container that closes the other GPUs'
+device files stops them: NCCL then fails, hangs, or goes through the host's memory. Its cuMem allocations, the default,
+fail as well.
 
 Findings:
 
@@ -19,26 +22,27 @@ numbers should agree.
 
 Sources: NVML API reference (docs.nvidia.com/deploy/nvml-api), return codes; CUDA C++ programming guide,
 CUDA_VISIBLE_DEVICES; srun(1), --gpus-per-task and --gpu-bind; nvidia-container-toolkit issue 48; NCCL's
-src/transport/p2p.cc and nvls.cc, and NCCL issues 1066, 1647 and 1948.
+src/transport/p2p.cc, and NCCL issues 1066, 1647 and 1948.
 """
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.gpu.visibility import Data, HostGpus, hidden_gpus, host_gpus, isolated_ranks
-from ddpdiag.checks.hosts import leave_out, names_text, nvml_fix, xid_fix
+from ddpdiag.checks.hosts import answers_by_host, leave_out, names_text, nvml_fix, ranks_text, xid_fix
 from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.nvml import Trouble, enumerate_gpus
+from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import (
+    PciFunction,
     has_wsl_gpu,
+    named_gpus,
     nvidia_functions,
     nvidia_gpus,
     promised_gpus,
@@ -60,13 +64,90 @@ FINDINGS = {
         "the loaded driver and its library have different versions, so that no new CUDA process starts."
     ),
     "hidden": FindingSpec("GPUs are present, but CUDA_VISIBLE_DEVICES hides them."),
-    "isolated": FindingSpec("ranks of a host cannot open each other's GPUs."),
+    "isolated": FindingSpec.warning("ranks of a host cannot open each other's GPUs."),
     "mixed": FindingSpec.warning("GPUs of different models on one host."),
     "unlike-hosts": FindingSpec.warning("hosts have different models of GPUs."),
 }
 
 
 _CPUS_ONLY = "If the job uses CPUs only, pass `--expect-gpus 0`."
+_WITHOUT_PEERS = "If you cannot, set NCCL_P2P_DISABLE=1: NCCL then copies through the host's memory, which is slower."
+
+
+class Data(Struct, frozen=True, kw_only=True):
+    """The GPUs that a rank finds by NVML, on the PCI bus (None: unreadable), in /proc (None: no driver), in variables.
+
+    `visible` counts what CUDA would show to this rank, `promised` what launcher, container or CUDA_VISIBLE_DEVICES name
+    (None: nothing); `cuda_visible_devices` is that variable (None: unset). `wsl`: WSL2 shows a GPU of NVIDIA.
+    """
+
+    nvml: Enumeration
+    functions: tuple[PciFunction, ...] | None = ()
+    proc_gpus: int | None = None
+    visible: int = 0
+    promised: int | None = None
+    cuda_visible_devices: str | None = None
+    wsl: bool = False
+
+
+class HostGpus(Struct, frozen=True, kw_only=True):
+    """One host, from the answers of its ranks: with GPUs bound to ranks, each of these may see a part only.
+
+    `listed` counts the driver's own list, `visible` what CUDA shows to the ranks together.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    answers: Mapping[int, Data]
+    gpus: tuple[Gpu, ...]
+    lost: tuple[Gpu, ...]
+    trouble: Trouble | None
+    error: str
+    functions: tuple[PciFunction, ...] | None
+    listed: int
+    visible: int
+    promised: int | None
+    wsl: bool
+
+    @property
+    def unopened(self) -> dict[str, str | None]:
+        """PCI addresses of GPUs that NVML does not show, with their drivers."""
+        known = {gpu.pci for gpu in self.gpus}
+        return {function.address: function.driver for function in self.functions or () if function.address not in known}
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether a GPU is cut into slices (MIG)."""
+        return any(gpu.mig for gpu in self.gpus)
+
+
+def host_gpus(seen: Seen[Data]) -> list[HostGpus]:
+    """The hosts that answered, in order."""
+    hosts = []
+    for host, rows in answers_by_host(seen):
+        every = [gpu for row in rows.values() for gpu in row.nvml.gpus]
+        opened = {gpu.uuid or f"index {gpu.index}": gpu for gpu in every if gpu.error is None}
+        troubled = next((row.nvml for row in rows.values() if row.nvml.trouble), Enumeration())
+        promises = [row.promised for row in rows.values() if row.promised is not None]
+        # Ranks that name or open different GPUs were bound to them, and theirs add up.
+        names = {rank: (row.cuda_visible_devices, *(gpu.uuid for gpu in row.nvml.gpus)) for rank, row in rows.items()}
+        one = HostGpus(
+            name=host.name,
+            ranks=host.ranks,
+            answers=rows,
+            gpus=tuple(opened.values()),
+            lost=tuple({gpu.index: gpu for gpu in every if gpu.error is not None}.values()),
+            trouble=troubled.trouble,
+            error=troubled.error,
+            functions=next((row.functions for row in rows.values() if row.functions is not None), None),
+            listed=max(row.proc_gpus or 0 for row in rows.values()),
+            visible=sum({names[rank]: row.visible for rank, row in rows.items()}.values()),
+            # A MIG slice counts as a GPU for launchers and not for NVML, so the numbers cannot be compared.
+            promised=max(promises) if promises and not any(gpu.mig for gpu in opened.values()) else None,
+            wsl=any(row.wsl for row in rows.values()),
+        )
+        hosts.append(one)
+    return hosts
 
 
 def measure(ctx: Context) -> Data:
@@ -105,7 +186,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         yield from absent
         # What is not there cannot be shown either.
         if not any(finding.severity is Severity.ERROR for finding in absent):
-            yield from hidden_gpus(seen, host)
+            yield from _hidden(seen, host)
     torch = seen.of(by_code("GPU002")).by_rank
     used = [_used(host, {rank: {gpu.uuid for gpu in row.gpus} for rank, row in torch.items()}) for host in hosts]
     for host in used:
@@ -122,7 +203,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
                 fix=f"Use GPUs of one model: `export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={mask}` on "
                 f"{host.name}. (Without CUDA_DEVICE_ORDER, CUDA counts the fastest GPU first.)",
             )
-    yield from isolated_ranks(seen, hosts)
+    yield from _isolated(seen, hosts)
     models = {h.ranks[0]: ", ".join(sorted({gpu.name for gpu in h.gpus if gpu.name})) for h in used if h.gpus}
     if odd := odd_ones_out(models):
         said = "; ".join(f"{names} on {names_text(seen.world.hosts_of(of), 4)}" for names, of in odd.groups.items())
@@ -238,6 +319,100 @@ def _fewer(seen: Seen[Data], host: HostGpus, reasons: list[str]) -> Finding:
         },
         fix=fix,
     )
+
+
+def _hidden(seen: Seen[Data], host: HostGpus) -> Iterator[Finding]:
+    """At most one finding a host; what the user expects replaces what launcher and variables promise."""
+    if not host.gpus:
+        return
+    expected, promised = seen.options.expect_gpus, host.promised
+    # Unless every rank answered, GPUs that are bound to the absent would be missed.
+    adds_up = len(seen.by_rank) == seen.world.size
+    ranks = [
+        rank
+        for rank, row in host.answers.items()
+        # CUDA decides what an index means on a GPU that is split into slices; an index that shows nothing is wrong.
+        if not (row.visible and host.is_sliced) and row.visible < named_gpus(row.cuda_visible_devices)
+    ]
+    severity, title = Severity.ERROR, "GPUs are hidden from the job"
+    if expected is not None:
+        if host.visible >= expected or not adds_up:
+            return
+        ranks, why = list(host.answers), f"--expect-gpus is {expected}"
+    elif ranks:
+        title = "CUDA_VISIBLE_DEVICES names GPUs that do not exist"
+        why = "the variable names a GPU that does not exist, or one GPU twice"
+    elif ranks := [rank for rank, row in host.answers.items() if row.visible == 0]:
+        is_promised = any(host.answers[rank].promised for rank in ranks)
+        has_others = any(row.visible for row in seen.by_rank.values())
+        # NCCL needs GPUs on all ranks.
+        if seen.options.backend == "gloo" or not (is_promised or has_others):
+            severity = Severity.WARNING
+        why = "launcher or container name some" if is_promised else "no GPU was tested, and the job would use CPUs"
+        why = "other ranks see some" if has_others and not is_promised else why
+    elif promised is not None and host.visible < promised and adds_up:
+        # A job step or a shell may use fewer on purpose, and they work.
+        ranks, severity, why = list(host.answers), Severity.WARNING, f"launcher or container name {promised}"
+    else:
+        return
+    row = host.answers[ranks[0]]
+    value = row.cuda_visible_devices
+    number = host.visible if len(ranks) == len(host.answers) else row.visible
+    visible = f"{ranks_text(ranks)} {'sees' if len(ranks) == 1 else 'see'} {number} of them"
+    setting = "unset" if value is None else f"set to {value!r}"
+    yield seen.finding(
+        "hidden",
+        title,
+        f"{host.name} has {count(len(host.gpus), 'GPU')}, but {visible} with CUDA_VISIBLE_DEVICES {setting}: {why}.",
+        severity=severity,
+        ranks=ranks,
+        evidence={
+            "gpus": len(host.gpus),
+            "visible": host.visible,
+            "promised": promised,
+            "cuda_visible_devices": value,
+        },
+        fix=_showing_fix(host, row),
+    )
+
+
+def _showing_fix(host: HostGpus, row: Data) -> str:
+    cpus = f"If that is intended, pass `--expect-gpus {host.visible}`."
+    if row.cuda_visible_devices == "NoDevFiles":
+        return f"Ask Slurm for GPUs (`--gres=gpu:{len(host.gpus)}`). {cpus}"
+    # Bound to GPUs, every rank may count its own from 0.
+    indices = ",".join(str(gpu.index) for gpu in row.nvml.gpus)
+    unset = "" if row.cuda_visible_devices is None else ", or unset it"
+    return f"Set CUDA_VISIBLE_DEVICES={indices} on {host.name} (or UUIDs of `nvidia-smi -L`){unset}. {cpus}"
+
+
+def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
+    """One finding for all hosts whose device files are closed."""
+    closed = [host for host in hosts if len(host.answers) > 1 and not host.is_sliced and _is_closed(host)]
+    if not closed:
+        return
+    first = [(host, *next(iter(host.answers.items()))) for host in closed]
+    lines = [f"{host.name}: rank {n} sees {len(row.nvml.gpus)} of {len(host.gpus)} GPUs" for host, n, row in first]
+    yield seen.finding(
+        "isolated",
+        "the GPUs of other ranks are hidden by the container or cgroup",
+        f"{names_text(lines, 4)}; all are expected. NCCL needs CUDA IPC between the GPUs of a host: without it, NCCL "
+        "fails or copies through the host's memory.",
+        ranks=tuple(rank for host in closed for rank in host.answers),
+        evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed]},
+        fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
+        f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. {_WITHOUT_PEERS}",
+        guess=_WITHOUT_PEERS,
+    )
+
+
+def _is_closed(host: HostGpus) -> bool:
+    """Whether NVML, which ignores variables, shows a rank fewer GPUs than the ranks see together."""
+    # A GPU that one rank could not open is lost, and not hidden.
+    whole = [row.nvml.gpus for row in host.answers.values() if all(gpu.uuid for gpu in row.nvml.gpus)]
+    sets = [{gpu.uuid for gpu in gpus} for gpus in whole if gpus]
+    together = set[str | None]().union(*sets)
+    return len(sets) > 1 and any(own != together for own in sets)
 
 
 def _gpus_text(indices: Sequence[int]) -> str:

@@ -184,7 +184,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             ranks=odd.ranks,
             evidence={f"checksum {str(value)[:12]}": list(ranks) for value, ranks in odd.groups.items()},
             fix="Compare torch's version (`python -c 'import torch; print(torch.__version__)'`) and the models of CPU "
-            "and GPU between the hosts. If they are equal, run `ddpdiag check --stage gpu,collective --depth "
+            "and GPU between the hosts. If they are equal, run `ddpdiag check --stage host,gpu,collective --depth "
             "standard`, which tests memory and sums.",
         )
     # Losses and accuracy are over all ranks, so the same on each.
