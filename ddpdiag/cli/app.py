@@ -21,11 +21,10 @@ from ddpdiag.cli.outputs import (
     show,
 )
 from ddpdiag.cli.parsing import command, examples, normalized, typed
-from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
+from ddpdiag.model.train import Train
 from ddpdiag.simulate import SimulateOptions
-from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
 
 _SETTINGS = {"token_normalize_func": normalized, "help_option_names": ["-h", "--help"]}
@@ -155,12 +154,12 @@ def allreduce_bench(
     "ddpdiag train",
     "ddpdiag train --strategy all --nproc-per-node 4",
     "torchrun --nproc-per-node 8 -m ddpdiag train --strategy single,dp,ddp,fsdp",
-    "ddpdiag train --strategy ddp --scaling",
     "ddpdiag train --compare-launchers --nproc-per-node 4",
 )
 def train(
     context: typer.Context,
-    what: TrainOptions,
+    what: Train,
+    run: Annotated[CheckOptions, "backend", "data_dir", "set_"],
     outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
     launch: LaunchArgs,
 ) -> None:
@@ -176,10 +175,8 @@ def train(
 
     if what.compare_launchers:
         strategies.refuse_others(typed(context))
-        leave(guarded(lambda: strategies.compare_launchers(launch, what, outputs)))
-    if "rounds" in typed(context):
-        raise UsageError("--rounds has no meaning without --compare-launchers")
-    leave(guarded(lambda: strategies.run(launch, what, outputs)))
+        leave(guarded(lambda: strategies.compare_launchers(launch, what, run, outputs)))
+    leave(guarded(lambda: strategies.run(launch, what, run, outputs)))
 
 
 @_command(

@@ -4,9 +4,17 @@ Rates count images (samples) of all ranks together; bytes are those of the rank 
 is `None`.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from msgspec import Struct
+
+from ddpdiag.errors import UsageError, nearest
+from ddpdiag.model.declared import option
+
+# The network has four blocks (strategies.workloads.trainer), and a rank of a pipeline has one or more.
+BLOCKS = 4
 
 
 class Strategy(Enum):
@@ -37,26 +45,63 @@ class Ended(Enum):
     NOT_POSSIBLE = "not possible here"
 
 
-class Curve(Enum):
-    """The batch that stays constant while ranks are added: that of all ranks (strong), or of each rank (weak)."""
-
-    STRONG = "strong"
-    WEAK = "weak"
+_WHAT = "What is trained"
+DTYPES = ("float32", "float64", "bfloat16")
 
 
-class Train(Struct, frozen=True, kw_only=True):
-    """The options of a training of `steps` steps. `batch_size` counts the images of one step over all ranks.
+def _strategies(texts: Sequence[str]) -> tuple[Strategy, ...]:
+    """Each once, in the order in which they were typed; "all" stands for all."""
+    known = {strategy.value: strategy for strategy in Strategy}
+    names = [name.strip().lower().replace("_", "-") for text in texts for name in text.split(",")]
+    if "all" in names:
+        return tuple(Strategy)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"expected {', '.join(known)} or all{nearest(name, known)}")
+    return tuple(dict.fromkeys(known[name] for name in names))
 
-    `group_size` is the number of devices over which model-parallel cuts its network. `scaling`: ddp also trains on 1,
-    2, 4 ... ranks.
-    """
 
-    strategies: tuple[Strategy, ...] = (Strategy.SINGLE, Strategy.DDP, Strategy.FSDP)
-    steps: int = 30
-    batch_size: int = 64
-    group_size: int = 2
-    dtype: str = "float32"
-    scaling: bool = False
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise UsageError(f"expected {', '.join(DTYPES)}{nearest(text, DTYPES)}")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """What is trained: the options of `ddpdiag train`."""
+
+    strategy: tuple[Strategy, ...] = option(
+        (Strategy.SINGLE, Strategy.DDP, Strategy.FSDP),
+        f"{', '.join(strategy.value for strategy in Strategy)}, all (a,b; default: single,ddp,fsdp). single always "
+        "runs, for the comparison.",
+        metavar="NAME",
+        panel=_WHAT,
+        words=lambda: (*(strategy.value for strategy in Strategy), "all"),
+        parse=_strategies,
+    )
+    steps: int = option(
+        30, "Steps of each training; the first 3 are not timed.", metavar="N", panel=_WHAT, min=2, max=2_000
+    )
+    batch_size: int = option(64, "Images of a step, over all ranks.", metavar="N", panel=_WHAT, min=1, max=65_536)
+    dtype: str = option(
+        "float32", f"{', '.join(DTYPES)}.", metavar="TYPE", panel=_WHAT, words=lambda: DTYPES, parse=_dtype
+    )
+    group_size: int = option(
+        2,
+        "Devices over which each rank of model-parallel cuts its network.",
+        metavar="N",
+        panel=_WHAT,
+        min=2,
+        max=BLOCKS,
+    )
+    budget: float = option(120.0, "Time limit of the run.", metavar="SECONDS", panel=_WHAT, min=5.0)
+    compare_launchers: bool = option(
+        False,
+        "Train ddp on this host, started by mp.spawn, torchrun, torch.distributed.run, torch.distributed.launch "
+        "(with --use-env, too) and by hand: which of them work, and how long a start and a step take.",
+        panel=_WHAT,
+    )
 
 
 class StrategyRow(Struct, frozen=True, kw_only=True):
@@ -64,9 +109,8 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
 
     `reason` says why it did not work. `devices` are those that it computed on; `speedup` is its rate over that of
     single, `efficiency` that over the number of devices. `peak_bytes` is the peak of a rank's memory (resident on a
-    CPU, allocated on GPUs), `state_bytes` what it holds of parameters, gradients and the optimizer's state.
-    `communication_share` is the share of a step in which a collective, a send or a receive was under way, waiting for
-    other ranks included, in the mean over the ranks. `deviation` is how far the loss was from that of single, at most.
+    CPU, allocated on GPUs), `state_bytes` the size of its parameters, gradients and optimizer state. `deviation` is the
+    largest difference of the loss from that of single.
     """
 
     strategy: Strategy
@@ -79,33 +123,19 @@ class StrategyRow(Struct, frozen=True, kw_only=True):
     efficiency: float | None = None
     peak_bytes: int | None = None
     state_bytes: int | None = None
-    communication_share: float | None = None
     deviation: float | None = None
     first_loss: float | None = None
     last_loss: float | None = None
 
 
-class ScalingRow(Struct, frozen=True, kw_only=True):
-    """One point of a curve: ddp on so many ranks, with so many images in a step of all ranks."""
-
-    curve: Curve
-    ranks: int
-    batch_size: int
-    ended: Ended
-    reason: str = ""
-    samples_per_second: float | None = None
-    efficiency: float | None = None
-
-
 class TrainReport(Struct, frozen=True, kw_only=True):
-    """The table, judged. `batch_size` is what was taken: at least an image for each rank. `tolerance` is how far a loss
-    may be from that of single."""
+    """The table, judged. `batch_size` has at least an image for each rank. `tolerance` is the largest accepted
+    difference of a loss from that of single."""
 
     asked: Train
     batch_size: int
     device: str
     rows: tuple[StrategyRow, ...]
-    scaling: tuple[ScalingRow, ...]
     tolerance: float
     sentence: str
     torch_version: str | None = None

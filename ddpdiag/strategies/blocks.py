@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from ddpdiag.model import Report
-from ddpdiag.model.train import Curve, Ended, StrategyRow, TrainReport
+from ddpdiag.model.train import Ended, StrategyRow, TrainReport
 from ddpdiag.render import Sample
-from ddpdiag.render.blocks import Block, Cell, Chart, Column, Line, Mark, Section, Table, Text
+from ddpdiag.render.blocks import Block, Cell, Column, Mark, Section, Table, Text
 from ddpdiag.strategies.launchers import LauncherRow, LaunchersReport
 from ddpdiag.text import count, figure, seconds
 
@@ -18,7 +18,6 @@ _MARKS = {
     Ended.NOT_COMPARED: Mark.WARNING,
     Ended.NOT_POSSIBLE: Mark.DIM,
 }
-_CURVES = {Curve.STRONG: "the same batch for all ranks together", Curve.WEAK: "the same batch for each rank"}
 
 
 def ended(value: Ended) -> Cell:
@@ -40,7 +39,7 @@ def reasons(rows: Iterable[tuple[str, Ended, str]]) -> Iterator[Text]:
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The table of strategies, why some of them do not work, and the scaling of ddp."""
+    """The table of strategies, and why some of them do not work."""
     train = report.train
     if train is not None:
         torch = f"torch {train.torch_version}" if train.torch_version else ""
@@ -55,7 +54,6 @@ def blocks(report: Report) -> Iterator[Section]:
                 _strategies(train),
                 *reasons((row.strategy.value, row.ended, row.reason) for row in train.rows),
                 *_losses(train),
-                *(block for curve in Curve for block in _scaling(curve, train)),
             ),
             name="strategies",
         )
@@ -70,14 +68,12 @@ def _strategies(train: TrainReport) -> Table:
             Column("samples/s", bar=True),
             Column("x"),
             Column("eff.", "efficiency_share"),
-            Column("comm", "communication_share", bar=True),
             Column("peak", "peak_bytes"),
             Column("state", "state_bytes"),
         ),
         rows=tuple(map(_row, train.rows)),
-        note="x: times as fast as single; eff.: that for each device; comm: share of time in which a collective is "
-        "under way, waiting included; peak, state: memory of a rank. A strategy works if each loss is within "
-        f"{train.tolerance:.2g} of single's.",
+        note="x: times as fast as single; eff.: that for each device; peak, state: memory of a rank. A strategy works "
+        f"if each loss is within {train.tolerance:.2g} of single's.",
     )
 
 
@@ -89,7 +85,6 @@ def _row(row: StrategyRow) -> tuple[str | float | Cell | None, ...]:
         row.samples_per_second,
         row.speedup,
         row.efficiency,
-        row.communication_share,
         row.peak_bytes,
         row.state_bytes,
     )
@@ -103,38 +98,8 @@ def _losses(train: TrainReport) -> Iterator[Text]:
             return  # those of the others are the same, within the tolerance
 
 
-def _scaling(curve: Curve, train: TrainReport) -> Iterator[Block]:
-    """A table of one curve, and a chart of it beside ideal scaling."""
-    rows = [row for row in train.scaling if row.curve is curve]
-    if not rows:
-        return
-    yield Table(
-        title=f"ddp, {_CURVES[curve]} ({curve.value} scaling)",
-        columns=(
-            Column("ranks"),
-            Column("batch"),
-            Column("samples/s"),
-            Column("eff.", "efficiency_share", bar=True),
-            Column(""),
-        ),
-        rows=tuple(
-            (row.ranks, row.batch_size, row.samples_per_second, row.efficiency, ended(row.ended)) for row in rows
-        ),
-    )
-    points = tuple((float(row.ranks), rate) for row in rows if (rate := row.samples_per_second) is not None)
-    if len(points) > 1:
-        first, rate = points[0]
-        ideal = tuple((ranks, rate * ranks / first) for ranks, _ in points)
-        yield Chart(
-            title=f"DDP on more ranks, {_CURVES[curve]}",
-            x="ranks",
-            y="samples_per_second",
-            lines=(Line("ddp", points), Line("ideal", ideal, dashed=True)),
-        )
-
-
 def samples(report: Report) -> Iterator[Sample]:
-    """The outcome of each strategy, and the points of the curves."""
+    """The outcome and the figures of each strategy."""
     train = report.train
     if train is None:
         return
@@ -145,11 +110,6 @@ def samples(report: Report) -> Iterator[Sample]:
         for name, (value, help) in _metrics(row).items():
             if value is not None:
                 yield Sample(f"train_{name}", help, value, labels)
-    for point in train.scaling:
-        if point.samples_per_second is not None:
-            labels = {"curve": point.curve.value, "ranks": str(point.ranks), "batch_size": str(point.batch_size)}
-            help = "Images per second of ddp on so many ranks."
-            yield Sample("train_scaling_samples_per_second", help, point.samples_per_second, labels)
 
 
 def _metrics(row: StrategyRow) -> Mapping[str, tuple[float | None, str]]:
@@ -158,7 +118,6 @@ def _metrics(row: StrategyRow) -> Mapping[str, tuple[float | None, str]]:
         "speedup_ratio": (row.speedup, "Its rate over that of single."),
         "peak_bytes": (row.peak_bytes, "Peak of the memory of the rank that holds most."),
         "state_bytes": (row.state_bytes, "Parameters, gradients and optimizer state of the rank that holds most."),
-        "communication_ratio": (row.communication_share, "Share of a step in which it communicated."),
         "loss_deviation": (row.deviation, "Largest difference of the loss from that of single."),
     }
 
@@ -187,8 +146,8 @@ def launcher_blocks(report: LaunchersReport) -> Iterator[Block]:
         ),
         rows=tuple(_launcher(row, rows[0]) for row in rows),
         note=f"The same training, started by each launcher: {count(asked.steps, 'step')} of "
-        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the best of up to "
-        f"{count(asked.rounds, 'round')}. start: from the command to the group of all ranks; launcher: until the last "
+        f"{count(asked.batch_size, 'image')} over all ranks in DistributedDataParallel; the better "
+        "of two starts. start: from the command to the group of all ranks; launcher: until the last "
         "rank runs its first line; step: the median of the slowest rank; x: times torchrun's; threads: of each rank.",
     )
     yield from reasons((row.method.value, row.ended, row.reason) for row in rows)

@@ -1,7 +1,7 @@
-"""Strategies: which ways of training work here, and which one is the fastest.
+"""Strategies of training: those that work here, and the fastest one.
 
 `ddpdiag train` runs this check; `ddpdiag check` runs it only by name (`--select TRN002`). One network learns the
-shipped digits by each strategy that was asked for: single (one process alone), dp (nn.DataParallel), ddp
+shipped digits by each requested strategy: single (one process alone), dp (nn.DataParallel), ddp
 (DistributedDataParallel), fsdp (fully_shard), tensor-parallel (DTensor), pipeline (GPipe), model-parallel (a network
 over several devices of a rank, under DDP). All begin with the same weights and take the same images in each step, and
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
@@ -11,10 +11,8 @@ possible, and is no error: fsdp first shards one layer with known gradients, and
 stages send each other. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
-Communication is the share of a step in which a collective, a send or a receive is under way, waiting included, from
-torch's profiler. Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is what it holds of
-parameters, gradients and momentum. With `--scaling`, ddp runs on 1, 2, 4 ... ranks with the same batch (strong) and
-with the same batch for each rank (weak).
+Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is the size of its parameters, gradients and
+momentum.
 
 Findings and their causes:
 
@@ -23,8 +21,7 @@ Fix: `ddpdiag check` finds faults of hosts, GPUs and network; use the simplest w
 Confirm by hand: Each file in ddpdiag/strategies/workloads runs by itself under torchrun; compare its losses with those
 of single.
 
-Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials); Gustafson,
-1988, and Amdahl, 1967, for weak and strong scaling.
+Sources: PyTorch tutorials on DDP, fully_shard, tensor parallel and pipelining (docs.pytorch.org/tutorials).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +37,16 @@ from ddpdiag.model.options import Figure, Sampling
 from ddpdiag.model.train import Strategy
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.judge import findings, train_of
-from ddpdiag.strategies.trainings import TOLERANCES, Data, asked_of, hidden_of, jobs, trial_of
+from ddpdiag.strategies.trainings import (
+    TOLERANCES,
+    Data,
+    asked_of,
+    batch_of,
+    hidden_of,
+    ranks_of,
+    strategies_of,
+    trial_of,
+)
 
 FINDINGS = {
     "wrong": FindingSpec.error(
@@ -71,17 +77,18 @@ _MOST_PARTS = 50_000
 
 def plan(seen: Seen[Data]) -> Sequence[Trial]:
     """One training after the other, each with its share of what the budget leaves."""
-    to_come = [job for job in jobs(seen.world) if trial_of(seen, job) is None]
+    to_come = [strategy for strategy in strategies_of(seen.world) if trial_of(seen, strategy) is None]
     if not to_come:
         return ()
-    job, share_seconds = to_come[0], seen.left_seconds / len(to_come)
+    strategy, share_seconds = to_come[0], seen.left_seconds / len(to_come)
     params = {
-        "strategy": job.strategy.value,
+        "strategy": strategy.value,
         "backend": seen.world.backend,
-        "batch": job.batch,
+        "batch": batch_of(seen.world),
         "hidden": hidden_of(seen.world),
     }
-    trial = new_trial(seen, groups=(job.ranks,), params=params, fresh=True, may_fail=True)
+    groups = (ranks_of(strategy, seen.world),)
+    trial = new_trial(seen, groups=groups, params=params, fresh=True, may_fail=True)
     if "TRN002.deadline_seconds" in seen.options.settings:
         return (trial,)
     deadline = min(trial.deadline_seconds, max(_LEAST_SECONDS, share_seconds))

@@ -11,7 +11,7 @@ from ddpdiag.checks.known_errors import cause_of
 from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.errors import AbsentBackend
 from ddpdiag.model import Finding, Outcome, Scalar, Status
-from ddpdiag.model.train import Ended, ScalingRow, Strategy, StrategyRow, TrainReport
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, TrainReport
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.strategies.trainings import (
     Apart,
@@ -20,13 +20,11 @@ from ddpdiag.strategies.trainings import (
     asked_of,
     batch_of,
     devices_of,
-    job_of,
-    jobs,
     mean_losses,
-    points,
     reference,
     run_of,
     runs,
+    strategies_of,
     tolerance_of,
     why_not,
 )
@@ -34,17 +32,14 @@ from ddpdiag.text import begun
 
 # The last loss is the mean over so many steps: one is noisy.
 _LAST_STEPS = 5
-# Caches may give a little more than one.
-_MOST_EFFICIENCY = 1.25
 _NOT_TRIED = "the run ended before this strategy was tried"
 
 
 def train_of(seen: Seen[Data]) -> TrainReport:
-    """Rows and curves."""
+    """One row for each requested strategy, and one for single, where it was run."""
     asked = asked_of(seen.options)
-    alone = _table_run(seen, Strategy.SINGLE)
-    # A line for each strategy that was asked for, and one for single, where it was run.
-    names = dict.fromkeys((Strategy.SINGLE, *asked.strategies) if alone is not None else asked.strategies)
+    alone = run_of(seen, Strategy.SINGLE)
+    names = dict.fromkeys((Strategy.SINGLE, *asked.strategy) if alone is not None else asked.strategy)
     rows = tuple(_row(seen, strategy, alone) for strategy in names)
     versions = seen.of(lch003.CHECK).by_rank
     return TrainReport(
@@ -52,63 +47,36 @@ def train_of(seen: Seen[Data]) -> TrainReport:
         batch_size=batch_of(seen.world),
         device=next((data.device for run in runs(seen) for data in run.data.values() if data.device), ""),
         rows=rows,
-        scaling=tuple(_scaling(seen, alone)) if asked.scaling else (),
         tolerance=tolerance_of(seen),
         sentence=_sentence(rows),
         torch_version=next((data.torch for data in versions.values()), None),
     )
 
 
-def _table_run(seen: Seen[Data], strategy: Strategy) -> Run | None:
-    job = job_of(strategy, seen.world)
-    return run_of(seen, job) if job is not None else None
-
-
 def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow:
     if reason := why_not(strategy, seen.world):
         return StrategyRow(strategy=strategy, ended=Ended.NOT_POSSIBLE, reason=reason)
-    run = _table_run(seen, strategy)
+    run = run_of(seen, strategy)
     if run is None:
         return StrategyRow(strategy=strategy, ended=Ended.UNFINISHED, reason=_NOT_TRIED)
-    devices = devices_of(run.job, seen.world)
-    speedup = _speedup(run, alone)
-    shares = [own.communication_share for own in run.data.values() if own.communication_share is not None]
+    devices = devices_of(strategy, seen.world)
+    speedup = run.rate / alone.rate if run.rate is not None and alone and alone.rate else None
     losses = mean_losses(run)
     return StrategyRow(
         strategy=strategy,
         ended=run.ended,
         reason=run.reason,
-        ranks=run.job.ranks,
+        ranks=run.trial.ranks,
         devices=devices,
         samples_per_second=run.rate,
         speedup=speedup,
         efficiency=speedup / devices if speedup is not None else None,
         peak_bytes=max((own.peak_bytes for own in run.data.values() if own.peak_bytes is not None), default=None),
         state_bytes=max((own.state_bytes for own in run.data.values() if own.state_bytes is not None), default=None),
-        communication_share=sum(shares) / len(shares) if shares else None,
         deviation=run.apart.most if run.apart is not None else None,
         first_loss=losses[0] if losses else None,
         last_loss=sum(losses[-_LAST_STEPS:]) / len(losses[-_LAST_STEPS:]) if losses else None,
     )
-
-
-def _scaling(seen: Seen[Data], alone: Run | None) -> Iterator[ScalingRow]:
-    for curve, job in points(seen.world):
-        run = run_of(seen, job)
-        speedup = _speedup(run, alone)
-        yield ScalingRow(
-            curve=curve,
-            ranks=len(job.ranks),
-            batch_size=job.batch,
-            ended=run.ended if run is not None else Ended.UNFINISHED,
-            reason=run.reason if run is not None else _NOT_TRIED,
-            samples_per_second=run.rate if run is not None else None,
-            efficiency=speedup / len(job.ranks) if speedup is not None else None,
-        )
-
-
-def _speedup(run: Run | None, alone: Run | None) -> float | None:
-    return run.rate / alone.rate if run is not None and run.rate is not None and alone and alone.rate else None
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
@@ -133,11 +101,6 @@ def _best_text(best: StrategyRow) -> str:
         return f"{name} is the fastest of several processes, {rate}"
     if best.speedup <= 1:
         return f"none is faster than one process alone: the best is {name}, {rate}, {best.speedup:.2f} x its speed"
-    if best.efficiency > _MOST_EFFICIENCY:
-        return (
-            f"{name} is the fastest, {rate}; {best.speedup:.2f} x one process alone is more than {best.devices} "
-            "devices can give, so something slowed single down: run it again on a quiet host"
-        )
     where = f"{len(best.ranks)} ranks" if best.devices == len(best.ranks) else f"{best.devices} devices"
     return (
         f"{name} is the fastest, {rate}: {best.speedup:.2f} x one process alone on {where} "
@@ -155,7 +118,7 @@ _CHECK = (
 
 def findings(seen: Seen[Data]) -> Iterator[Finding]:
     """One for each training that fails, and one where nothing could be tried."""
-    if not jobs(seen.world) and seen.world.arrivals:
+    if not strategies_of(seen.world) and seen.world.arrivals:
         yield _nothing(seen, ())
     tried = runs(seen)
     for run in tried:
@@ -165,13 +128,13 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
             case Ended.UNFINISHED | Ended.NOT_COMPARED:
-                what = _what(seen, run)
+                what = run.strategy.value
                 yield seen.finding(
                     "unmeasured",
                     f"{what} was not compared with one process"
                     if run.ended is Ended.NOT_COMPARED
                     else f"{what} was not finished",
-                    f"{what} on {ranks_text(run.job.ranks)}: {run.reason}.",
+                    f"{what} on {ranks_text(run.trial.ranks)}: {run.reason}.",
                     evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
                     fix="Run `ddpdiag train --strategy single` first, and fix what it reports."
                     if run.ended is Ended.NOT_COMPARED
@@ -200,14 +163,14 @@ def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
     """Whether a requested strategy was tried; one that torch lacks was not."""
     asked = asked_of(seen.options)
     there = [run for run in tried if run.ended is not Ended.NOT_POSSIBLE]
-    lacking = {run.job.strategy for run in tried} - {run.job.strategy for run in there}
-    left = [each for each in asked.strategies if why_not(each, seen.world) is None and each not in lacking]
-    return bool(left) or asked.scaling
+    lacking = {run.strategy for run in tried} - {run.strategy for run in there}
+    left = [each for each in asked.strategy if why_not(each, seen.world) is None and each not in lacking]
+    return bool(left)
 
 
 def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
-    whys = {run.job.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
-    for strategy in asked_of(seen.options).strategies:
+    whys = {run.strategy: run.reason for run in tried if run.ended is Ended.NOT_POSSIBLE}
+    for strategy in asked_of(seen.options).strategy:
         whys.setdefault(strategy, why_not(strategy, seen.world) or "")
     reasons = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
     return seen.finding(
@@ -219,25 +182,17 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     )
 
 
-def _what(seen: Seen[Data], run: Run) -> str:
-    """The name of a training, such as "fsdp"; for a point of a curve with its ranks and batch."""
-    name = run.job.strategy.value
-    if run.job == job_of(run.job.strategy, seen.world):
-        return name
-    return f"{name} on {len(run.job.ranks)} ranks with {run.job.batch} images in a step"
-
-
 # Wrong ---------------------------------------------------------------------------------------------------------------
 
 
 def _wrong(seen: Seen[Data], run: Run) -> Finding:
-    apart, alone = run.apart or Apart(math.inf, 0), run.job.strategy is Strategy.SINGLE
+    apart, alone = run.apart or Apart(math.inf, 0), run.strategy is Strategy.SINGLE
     sentences, odd = _other_weights(run)
     return seen.finding(
         "wrong",
         "one process alone does not train"
         if alone
-        else f"{_what(seen, run)} does not give the same result as one process",
+        else f"{run.strategy.value} does not give the same result as one process",
         " ".join((_numbers(seen, run, apart), *sentences)),
         ranks=odd,
         evidence={
@@ -252,13 +207,13 @@ def _wrong(seen: Seen[Data], run: Run) -> Finding:
 
 def _numbers(seen: Seen[Data], run: Run, apart: Apart) -> str:
     """The loss of the first bad step, that of single, and how much they may differ."""
-    losses, alone, step = mean_losses(run), reference(seen, run.job), apart.step or 0
+    losses, alone, step = mean_losses(run), reference(seen), apart.step or 0
     asked = asked_of(seen.options)
     own = f"{losses[step]:.6g}" if step < len(losses) else "missing"
-    if alone is None or run.job.strategy is Strategy.SINGLE:
+    if alone is None or run.strategy is Strategy.SINGLE:
         return f"In step {step + 1} of {asked.steps} its loss is {own}; a finite number is expected."
     return (
-        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.job.ranks)} is {own}; in one process "
+        f"In step {step + 1} of {asked.steps} the loss of {ranks_text(run.trial.ranks)} is {own}; in one process "
         f"(single) it is {alone.losses[step]:.6g}. The largest difference of any step or rank is {apart.most:.2g}; at "
         f"most {tolerance_of(seen):.2g} is expected for {asked.dtype}."
     )
@@ -290,7 +245,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     ranks = run.blame.ranks if run.blame is not None else ()
     guilty = [o for o in run.outcomes if o.rank in ranks] or [o for o in run.outcomes if o.status is not Status.DONE]
     first = guilty[0]
-    what, verb = _what(seen, run), run.ended.value
+    what, verb = run.strategy.value, run.ended.value
     who = f"{ranks_text(ranks)} on {', '.join(seen.world.hosts_of(ranks))}" if ranks else ""
     reason = begun(run.reason.rstrip("."))
     if who:
@@ -308,7 +263,7 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
     return seen.finding(
         verb,
         f"{what} {verb}{f': {who}' if who else ''}",
-        f"{what} on {ranks_text(run.job.ranks)} {verb}{until}. {begun(reason)}{at}. {waits}".strip(),
+        f"{what} on {ranks_text(run.trial.ranks)} {verb}{until}. {begun(reason)}{at}. {waits}".strip(),
         ranks=ranks,
         evidence=evidence,
         fix=_fix(seen, run, first),
@@ -319,6 +274,6 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
     if first.error.startswith("DataError"):
         return "Copy the files of digits again, or omit --data-dir to train on the images in ddpdiag."
-    if run.job.strategy is Strategy.SINGLE:
+    if run.strategy is Strategy.SINGLE:
         return f"Run `ddpdiag check` on {seen.world.host_of(first.rank)} alone: no other host took part."
     return _CHECK

@@ -1,7 +1,7 @@
-"""The launchers by which people start PyTorch training: what each start gave, and the result of each launcher.
+"""The launchers of PyTorch training: the data of each start, and the result of each launcher.
 
-Times are seconds. What was not measured is `None`. The best round counts, for each figure by itself: other load on the
-host only makes things slower.
+Times are seconds; `None` is a time that was not measured. The better start counts, for each figure by itself: other
+load on the host only adds time.
 """
 
 import statistics
@@ -44,7 +44,6 @@ class Compare(Struct, frozen=True, kw_only=True):
     ranks: int
     steps: int = 30
     batch_size: int = 64
-    rounds: int = 2
     backend: str = "auto"
     data_dir: str | None = None
     budget_seconds: float = 120.0
@@ -152,10 +151,10 @@ def _row(starts: Sequence[Start], method: LaunchMethod, no_start: str) -> Launch
         return LauncherRow(method=method, ended=Ended.UNFINISHED, reason=no_start)
     worked = [start for start in starts if start.ended is Ended.WORKS]
     bad = next((start for start in starts if start.ended is not Ended.WORKS), None)
-    which = f"in round {starts.index(bad) + 1} of {len(starts)}: " if bad and len(starts) > 1 else ""
+    which = "in the second start: " if bad and len(starts) > 1 else ""
 
     def best(figure: Callable[[Start, RankTimes], float]) -> float | None:
-        """The figure of the slowest rank, in the best round."""
+        """The figure of the slowest rank, in the better start."""
         return min((max(figure(start, rank) for rank in start.ranks) for start in worked), default=None)
 
     return LauncherRow(

@@ -38,7 +38,7 @@ END_SECONDS = _GRACE_SECONDS + _KILL_SECONDS
 # By hand no launcher ends the others when one has failed; ranks whose group reports it exit by then.
 _ECHO_SECONDS = 5.0
 _POLL_SECONDS = 0.05
-# A training that worked is repeated if so many times its seconds are left, and counts as hung only after that time.
+# A training that worked is repeated if this many times its seconds are left.
 _NOISE = 2.0
 _MARK = "DDPDIAG_LAUNCHED"
 _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |terminate called|Fatal Python error")
@@ -115,9 +115,7 @@ def environment(env: Mapping[str, str], *, folder: str) -> dict[str, str]:
 class Rounds:
     """All trainings of a comparison, in `starts`; the launchers write into `folder`."""
 
-    def __init__(
-        self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod, int], None]
-    ) -> None:
+    def __init__(self, asked: Compare, folder: str, signals: Signals, tell: Callable[[LaunchMethod], None]) -> None:
         self.asked = asked
         self.starts: list[Start] = []
         self._torchrun = find_torchrun()
@@ -127,24 +125,16 @@ class Rounds:
         self._end = time.monotonic() + asked.budget_seconds
 
     def run(self) -> None:
-        """Start a training by each method, round after round. What fails is not repeated; the budget is kept."""
+        """Start a training by each method, and once more by those that work, as far as the budget allows."""
+        usual = self.asked.budget_seconds / len(LaunchMethod)
         for index, method in enumerate(LaunchMethod):
-            self._tell(method, 0)
+            self._tell(method)
             self._start(method, self._left() / (len(LaunchMethod) - index))
-        for number in range(1, self.asked.rounds):
-            for method in LaunchMethod:
-                self._repeat(method, number)
-
-    def _repeat(self, method: LaunchMethod, number: int) -> None:
-        """Another training by a method whose earlier ones all worked, if there is time for it."""
-        done = [start for start in self.starts if start.method is method and start.ended is Ended.WORKS]
-        if len(done) < number:
-            return
-        longest = _NOISE * max(start.seconds for start in done) + END_SECONDS
-        if longest < self._left():
-            self._tell(method, number)
-            usual = self.asked.budget_seconds / len(LaunchMethod)
-            self._start(method, min(self._left(), max(usual, longest)))
+        for first in [start for start in self.starts if start.ended is Ended.WORKS]:
+            longest = _NOISE * first.seconds + END_SECONDS
+            if longest < self._left():
+                self._tell(first.method)
+                self._start(first.method, min(self._left(), max(usual, longest)))
 
     def _left(self) -> float:
         return self._end - time.monotonic()
@@ -210,7 +200,7 @@ class Rounds:
     def _result(
         self, ranks: Sequence[RankTimes], errors: Sequence[RankError], output: str, failed: int, late: float | None
     ) -> tuple[Ended, str]:
-        """Whether all of it worked, and if not, the reason: the first rank's error, else the launcher's output.
+        """The outcome, and where not all of it worked the reason: the first rank's error, else the launcher's output.
 
         `failed` is the first exit code that is not 0, `late` the limit in seconds that the training exceeded.
         """

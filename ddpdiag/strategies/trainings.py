@@ -1,7 +1,7 @@
-"""The trainings of TRN002: their jobs, the data of a rank, the outcome of each, and its deviation from single."""
+"""The trainings of TRN002: their ranks, the data of a rank, the outcome of each, and its deviation from single."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from ddpdiag.checks.blame import Blame, blamed, unfinished, without_backend
 from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.world import World
 from ddpdiag.model import Options, Outcome, Status, Trial
-from ddpdiag.model.train import Curve, Ended, Strategy, Train
+from ddpdiag.model.train import BLOCKS, Ended, Strategy, Train
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,6 @@ class Data(Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     peak_bytes: int | None = None
     state_bytes: int | None = None
-    communication_share: float | None = None
 
 
 def asked_of(options: Options) -> Train:
@@ -40,63 +39,35 @@ def asked_of(options: Options) -> Train:
     return options.train if options.train is not None else Train()
 
 
-# The network has four blocks (workloads.trainer), and a rank of a pipeline has one or more.
-BLOCKS = 4
 # As in the task; tensor-parallel cuts it evenly.
 _HIDDEN = 128
 
 
-class Job(NamedTuple):
-    """One training: so many images in a step of these ranks together."""
-
-    strategy: Strategy
-    ranks: tuple[int, ...]
-    batch: int
-
-
-def jobs(world: World) -> tuple[Job, ...]:
-    """All trainings, each once, in their order: single first, since the others are compared with it."""
-    asked = asked_of(world.options)
-    if not asked.scaling and all(why_not(each, world) for each in asked.strategies):
+def strategies_of(world: World) -> tuple[Strategy, ...]:
+    """The trainings in their order: single first, for the comparison; empty where no requested one is possible."""
+    asked = asked_of(world.options).strategy
+    if all(why_not(each, world) for each in asked):
         return ()
-    table = [job_of(strategy, world) for strategy in (Strategy.SINGLE, *asked.strategies)]
-    curves = [job for _, job in points(world)] if asked.scaling else []
-    return tuple(dict.fromkeys(job for job in (*table, *curves) if job is not None))
+    return tuple(each for each in dict.fromkeys((Strategy.SINGLE, *asked)) if not why_not(each, world))
 
 
-def job_of(strategy: Strategy, world: World) -> Job | None:
-    """The training of one line of the table; None if it is not possible here."""
+def ranks_of(strategy: Strategy, world: World) -> tuple[int, ...]:
+    """The ranks that train by a strategy; none where it is not possible here."""
     if why_not(strategy, world):
-        return None
+        return ()
     match strategy:
         case Strategy.SINGLE | Strategy.DP:
-            ranks = world.living[:1]
+            return world.living[:1]
         case Strategy.PIPELINE:
-            ranks = world.living[:BLOCKS]
+            return world.living[:BLOCKS]
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            ranks = _with_own_devices(world)
+            return _with_own_devices(world)
         case _:
-            ranks = world.living
-    return Job(strategy, ranks, batch_of(world))
-
-
-def points(world: World) -> Iterator[tuple[Curve, Job]]:
-    """ddp on 1, 2, 4 ... ranks, and on all; one rank alone is single."""
-    batch = batch_of(world)
-    for curve in Curve:
-        for ranks in counts(world.size):
-            together = batch * ranks if curve is Curve.WEAK else batch
-            strategy = Strategy.SINGLE if ranks == 1 else Strategy.DDP
-            yield curve, Job(strategy, world.living[:ranks], together)
-
-
-def counts(size: int) -> tuple[int, ...]:
-    """The powers of two up to `size`, and `size`."""
-    return tuple(dict.fromkeys([*(1 << power for power in range(size.bit_length())), size]))
+            return world.living
 
 
 def batch_of(world: World) -> int:
-    """The images of a step: those asked for, and at least one for each rank."""
+    """The images of a step: the requested number, and at least one for each rank."""
     return max(asked_of(world.options).batch_size, world.size)
 
 
@@ -105,25 +76,21 @@ def hidden_of(world: World) -> int:
     return math.ceil(_HIDDEN / world.size) * world.size
 
 
-def key_of(trial: Trial) -> Job:
-    """The job of a trial."""
-    return Job(Strategy(trial.params["strategy"]), trial.ranks, int(trial.params["batch"]))
+def trial_of(seen: Seen[Data], strategy: Strategy) -> Trial | None:
+    """The trial of a strategy, if there was one."""
+    return next((trial for trial in seen.trials if trial.params["strategy"] == strategy.value), None)
 
 
-def trial_of(seen: Seen[Data], job: Job) -> Trial | None:
-    """The trial of a job, if there was one."""
-    return next((trial for trial in seen.trials if key_of(trial) == job), None)
-
-
-def devices_of(job: Job, world: World) -> int:
-    """On how many devices it computes."""
-    match job.strategy:
+def devices_of(strategy: Strategy, world: World) -> int:
+    """The number of devices on which a strategy computes."""
+    ranks = ranks_of(strategy, world)
+    match strategy:
         case Strategy.DP:
-            return world.arrivals[job.ranks[0]].gpus
+            return world.arrivals[ranks[0]].gpus
         case Strategy.MODEL_PARALLEL if world.backend == "nccl":
-            return len(job.ranks) * asked_of(world.options).group_size
+            return len(ranks) * asked_of(world.options).group_size
         case _:
-            return len(job.ranks)
+            return len(ranks)
 
 
 def _with_own_devices(world: World) -> tuple[int, ...]:
@@ -150,7 +117,7 @@ def why_not(strategy: Strategy, world: World) -> str | None:
             return "it needs 2 ranks or more, and there is one" if world.size == 1 else None
 
 
-# How they ended ------------------------------------------------------------------------------------------------------
+# Their outcomes ------------------------------------------------------------------------------------------------------
 
 
 # In nats, where the loss begins at ln 10 = 2.3. Sums in another order differ by the last bits: the largest deviations
@@ -171,9 +138,10 @@ class Apart(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training. `blame` is there if it failed, `apart` if it was compared."""
+    """One training by a strategy. `blame` is there if it failed, `apart` if it was compared."""
 
-    job: Job
+    strategy: Strategy
+    batch: int
     trial: Trial
     data: Mapping[int, Data]
     outcomes: Sequence[Outcome]
@@ -188,21 +156,22 @@ class Run(NamedTuple):
         seconds = max((own.seconds for own in self.data.values()), default=0.0)
         if self.ended not in (Ended.WORKS, Ended.WRONG, Ended.NOT_COMPARED) or seconds <= 0:
             return None
-        return self.job.batch * next(iter(self.data.values())).timed_steps / seconds
+        return self.batch * next(iter(self.data.values())).timed_steps / seconds
 
 
-def run_of(seen: Seen[Data], job: Job) -> Run | None:
-    """The training of this job with its outcome; None if there was none."""
-    if (trial := trial_of(seen, job)) is None:
+def run_of(seen: Seen[Data], strategy: Strategy) -> Run | None:
+    """The training by a strategy with its outcome; None if there was none."""
+    if (trial := trial_of(seen, strategy)) is None:
         return None
     data = {row.place.rank: row.data for row in seen.rows if row.trial.number == trial.number}
     outcomes = [outcome for outcome in seen.outcomes if outcome.trial == trial.number]
-    return _compared(seen, _ended(seen, Run(job, trial, data, outcomes, Ended.WORKS)))
+    run = Run(strategy, int(trial.params["batch"]), trial, data, outcomes, Ended.WORKS)
+    return _compared(seen, _ended(seen, run))
 
 
 def runs(seen: Seen[Data]) -> tuple[Run, ...]:
     """All trainings, in the order in which they were tried."""
-    found = (run_of(seen, key_of(trial)) for trial in seen.trials)
+    found = (run_of(seen, Strategy(trial.params["strategy"])) for trial in seen.trials)
     return tuple(run for run in found if run is not None)
 
 
@@ -253,13 +222,10 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
         bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), 0)
         reason = f"its loss is {losses[bad : bad + 1]}"
         return run._replace(ended=Ended.WRONG, apart=Apart(math.inf, bad), reason=reason)
-    if run.job.strategy is Strategy.SINGLE:
+    if run.strategy is Strategy.SINGLE:
         return run
-    alone = reference(seen, run.job)
+    alone = reference(seen)
     if alone is None:
-        single = job_of(Strategy.SINGLE, seen.world)
-        if single is not None and run.job.batch != single.batch:
-            return run  # weak scaling: there is nothing to compare with, by design
         return run._replace(ended=Ended.NOT_COMPARED, reason="single gave no losses to compare with")
     apart = compare(run, alone, tolerance_of(seen))
     if apart.step is None:
@@ -269,10 +235,9 @@ def _compared(seen: Seen[Data], run: Run) -> Run:
     )
 
 
-def reference(seen: Seen[Data], job: Job) -> Data | None:
-    """The data of single for the same batches, if it trained."""
-    alone = job_of(Strategy.SINGLE, seen.world)
-    trial = trial_of(seen, alone) if alone is not None and alone.batch == job.batch else None
+def reference(seen: Seen[Data]) -> Data | None:
+    """The data of single, if it trained."""
+    trial = trial_of(seen, Strategy.SINGLE)
     found = (row.data for row in seen.rows if trial is not None and row.trial.number == trial.number)
     return next((data for data in found if data.losses and all(map(math.isfinite, data.losses))), None)
 
@@ -288,8 +253,8 @@ def mean_losses(run: Run) -> tuple[float, ...]:
 def compare(run: Run, alone: Data, tolerance: float) -> Apart:
     """The losses of all ranks together, and each rank's own where single shows what they should be.
 
-    Errors of two ranks may cancel in the mean. Whose own loss is off first proves nothing: with wrong parameters
-    on all ranks, that is a matter of their images.
+    Errors of two ranks may cancel in the mean. The rank whose own loss is off first is not to blame: with wrong
+    parameters on all ranks, that depends on their images.
     """
     compared = [zip(mean_losses(run), alone.losses, strict=False)]
     compared += [zip(run.data[rank].losses, _expected(run, rank, alone), strict=False) for rank in run.data]
@@ -302,7 +267,7 @@ def compare(run: Run, alone: Data, tolerance: float) -> Apart:
 def _expected(run: Run, rank: int, alone: Data) -> tuple[float, ...]:
     """The losses that this rank should have, or nothing where single does not show them."""
     own = run.data[rank]
-    if own.images == run.job.batch:
+    if own.images == run.batch:
         return alone.losses
     place = run.trial.group_of(rank).index(rank)
     ranks = len(run.trial.ranks)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from benches import bench, healthy
 from pages import RECORDED, fleet, hostile, recorded
-from test_render_train import CURVES, report
+from test_render_train import report
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model.bench import COLLECTIVES
@@ -29,7 +29,7 @@ REPORTS = {name: partial(recorded, name) for name in RECORDED} | {
     "64-hosts": lambda: fleet(64, ranks_per_host=1),
     "hostile": hostile,
     "benchmark": lambda: healthy(bench("gloo", collectives=COLLECTIVES[:4])),
-    "strategies": lambda: report(scaling=CURVES),
+    "strategies": report,
 }
 # The page of a failing run and the strings of a stranger stand for the others.
 NAMES = [name if name == HANG else pytest.param(name, marks=pytest.mark.deep) for name in REPORTS]

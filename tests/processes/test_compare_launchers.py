@@ -7,7 +7,7 @@ from jobs import processes
 
 COMPARE = ("-m", "ddpdiag", "train", "--compare-launchers")
 # Each method has a sixth of the budget, which a busy machine may need.
-SHORT = ("--rounds", "1", "--steps", "6", "--budget", "240", "--json", "{json}")
+SHORT = ("--steps", "6", "--budget", "240", "--json", "{json}")
 
 
 def check_worked(row: dict, ranks: int) -> None:

@@ -25,7 +25,6 @@ def test_strategies_train_what_one_process_trains(start, tmp_path, strategies):
         assert row["ended"] == "works", job.told()
         assert row["samples_per_second"] > 0
         assert strategy == "single" or row["deviation"] < 1e-4
-        assert strategy == "single" or 0 < row["communication_share"] <= 1
     # Half of the parameters, but for what the parts do not share evenly.
     assert found["fsdp"]["state_bytes"] < 0.6 * found["ddp"]["state_bytes"]
     assert not job.has_traceback, job.told()

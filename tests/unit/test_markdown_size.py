@@ -44,9 +44,7 @@ def crowded(text: str, number: int) -> Report:
         for place in range(number)
     )
     row = StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason=text)
-    train = TrainReport(
-        asked=Train(), batch_size=1, device="cpu", rows=(row,) * number, scaling=(), tolerance=0.1, sentence=text
-    )
+    train = TrainReport(asked=Train(), batch_size=1, device="cpu", rows=(row,) * number, tolerance=0.1, sentence=text)
     return fit(
         sentence=text,
         run_id=text,

@@ -22,12 +22,12 @@ from ddpdiag.cli.outputs import Outputs
 from ddpdiag.errors import UsageError
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
+from ddpdiag.model.train import Train
 from ddpdiag.runtime.launchers.launch import Here, ranks_here
-from ddpdiag.strategies.options import TrainOptions
 from ddpdiag.watch import WatchOptions
 
 ROOT = Path(__file__).parents[2]
-KINDS = (LaunchArgs, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, TrainOptions, WatchOptions)
+KINDS = (LaunchArgs, CheckOptions, HostOptions, Outputs, Bench, BenchOutputs, Train, WatchOptions)
 VARIABLES = {variable_of(each) for kind in KINDS for each in fields(kind)} - {None}
 # What the product, the recipes and the tests read besides.
 RESERVED = {

@@ -136,7 +136,7 @@ def test_the_source_is_ascii(golden) -> None:
     assert markdown.render(report()).isascii()
     rows = (StrategyRow(strategy=Strategy.DDP, ended=Ended.FAILS, reason="x"),)
     train = TrainReport(
-        asked=Train(), batch_size=1, device="cpu", rows=rows, scaling=(), tolerance=0.1, sentence="s"
+        asked=Train(), batch_size=1, device="cpu", rows=rows, tolerance=0.1, sentence="s"
     )  # fmt: skip
     trained = bare(train=train)
     text = markdown.render(trained, features_of(trained))

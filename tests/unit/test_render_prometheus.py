@@ -12,7 +12,7 @@ from reports import THREADS, finding_of, fit, rank_row, unfit, unknown
 
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.model import Report
-from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render.prometheus import render
 
 HOSTILE = 'n"0\\\n\x1b[31m\x00\udcff|{}'
@@ -109,15 +109,11 @@ def test_a_benchmark_has_its_rows() -> None:
 
 
 def test_a_training_has_its_strategies() -> None:
-    works = StrategyRow(strategy=Strategy.DDP, ended=Ended.WORKS, samples_per_second=100.0, communication_share=0.3)
-    point = ScalingRow(curve=Curve.WEAK, ranks=2, batch_size=128, ended=Ended.WORKS, samples_per_second=150.0)
-    train = TrainReport(
-        asked=Train(), batch_size=64, device="CPU", rows=(works,), scaling=(point,), tolerance=1e-4, sentence=""
-    )
+    works = StrategyRow(strategy=Strategy.DDP, ended=Ended.WORKS, samples_per_second=100.0)
+    train = TrainReport(asked=Train(), batch_size=64, device="CPU", rows=(works,), tolerance=1e-4, sentence="")
     found = read(fit(train=train))
     assert found["ddpdiag_train_samples_per_second"] == [({"strategy": "ddp"}, 100.0)]
     assert found["ddpdiag_train_ended"] == [({"strategy": "ddp", "ended": "works"}, 1)]
-    assert found["ddpdiag_train_scaling_samples_per_second"][0][1] == 150.0
 
 
 def test_hostile_names_are_labels_and_no_more() -> None:

@@ -9,7 +9,7 @@ from reports import finding_of, fit
 from ddpdiag.cli.outputs import features_of
 from ddpdiag.codec import pretty as as_json
 from ddpdiag.model import Report
-from ddpdiag.model.train import Curve, Ended, ScalingRow, Strategy, StrategyRow, Train, TrainReport
+from ddpdiag.model.train import Ended, Strategy, StrategyRow, Train, TrainReport
 from ddpdiag.render import html
 from ddpdiag.render.terminal import render_feature
 
@@ -37,7 +37,6 @@ ROWS = (
         efficiency=0.176,
         peak_bytes=344 << 20,
         state_bytes=767_000,
-        communication_share=0.3,
         deviation=1.2e-6,
     ),
     StrategyRow(strategy=Strategy.FSDP, ended=Ended.HANGS, ranks=(0, 1, 2, 3), devices=4, reason="it did not post"),
@@ -45,20 +44,14 @@ ROWS = (
     StrategyRow(strategy=Strategy.DDP, ended=Ended.UNFINISHED, reason="the run ended before it"),
     StrategyRow(strategy=Strategy.PIPELINE, ended=Ended.UNFINISHED, reason="the run ended before it"),
 )
-CURVES = (
-    ScalingRow(curve=Curve.STRONG, ranks=1, batch_size=64, ended=Ended.WORKS, samples_per_second=100, efficiency=1.0),
-    ScalingRow(curve=Curve.STRONG, ranks=2, batch_size=64, ended=Ended.HANGS),
-    ScalingRow(curve=Curve.WEAK, ranks=2, batch_size=128, ended=Ended.WORKS, samples_per_second=150, efficiency=0.75),
-)
 
 
-def report(*rows: StrategyRow, scaling=()) -> Report:
+def report(*rows: StrategyRow) -> Report:
     train = TrainReport(
         asked=Train(),
         batch_size=64,
         device="CPU",
         rows=rows or ROWS,
-        scaling=scaling,
         tolerance=1e-4,
         sentence="single works.",
         torch_version="2.13.0",
@@ -66,13 +59,13 @@ def report(*rows: StrategyRow, scaling=()) -> Report:
     return structs.replace(fit(), train=train, sentence="single works.", findings=(finding_of(),))
 
 
-def plain(width: int = 80, scaling=(), *, color: bool = False) -> str:
-    own = report(scaling=scaling)
+def plain(width: int = 80, *, color: bool = False) -> str:
+    own = report()
     return render_feature(own, features_of(own), color=color, width=width, details=False)
 
 
 def test_a_whole_report(golden):
-    golden(plain(scaling=CURVES))
+    golden(plain())
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
@@ -82,18 +75,15 @@ def test_nothing_is_lost_in_another_width(width):
 
 
 def test_it_fits_a_terminal_and_is_ascii_and_without_escape_codes_in_a_log():
-    assert plain(scaling=CURVES).isascii()
-    assert max(map(len, plain(scaling=CURVES).splitlines())) <= 80
+    assert plain().isascii()
+    assert max(map(len, plain().splitlines())) <= 80
     assert "\x1b" not in plain()
     assert "\x1b" in plain(color=True)
 
 
-def test_the_page_shows_every_strategy_and_a_chart_of_each_curve_with_two_points():
-    own = report(scaling=(*CURVES, structs.replace(CURVES[2], ranks=4, samples_per_second=250, efficiency=0.6)))
-    text = html.render(own, features_of(own))
+def test_the_page_shows_every_strategy():
+    text = html.render(report(), features_of(report()))
     assert all(row.strategy.value in text for row in ROWS)
-    assert "DDP on more ranks, the same batch for each rank" in text
-    assert "DDP on more ranks, the same batch for all ranks" not in text  # the other one of its points hangs
 
 
 def test_the_json_report_has_the_rows():

@@ -1,46 +1,63 @@
 """The options of `ddpdiag train`, read."""
 
-from dataclasses import replace
+import shlex
 
 import pytest
+from msgspec import json
+from typer.testing import CliRunner
 
+from ddpdiag.cli.app import app
 from ddpdiag.errors import UsageError
 from ddpdiag.model.train import Strategy, Train
-from ddpdiag.strategies.command import train_of
-from ddpdiag.strategies.options import TrainOptions
-
-USUAL = TrainOptions()
+from ddpdiag.strategies import command
 
 
-def read(**flags) -> Train:
-    return train_of(replace(USUAL, **flags))
+@pytest.fixture
+def read(monkeypatch):
+    """The options of `ddpdiag train`, as for a run."""
+    asked: list[Train] = []
+    monkeypatch.setattr(command.check, "run", lambda _launch, _options, _outputs, *, train: asked.append(train) or 0)
+    monkeypatch.setattr("ddpdiag.cli.app.leave", lambda _code: None)
+    monkeypatch.setattr("ddpdiag.cli.app.guarded", lambda body: body())
+
+    def parse(words: str = "") -> Train:
+        done = CliRunner().invoke(app, ["train", *shlex.split(words)])
+        if done.exception is not None:
+            raise done.exception
+        return asked[-1]
+
+    return parse
 
 
-def test_the_usual_is_the_default():
-    assert read() == Train()
-
-
-def test_strategies_are_taken_once_in_their_order_and_however_they_are_spelt():
-    asked = read(strategy=("DDP, tensor_parallel", "ddp")).strategies
-    assert asked == (Strategy.DDP, Strategy.TENSOR_PARALLEL)
-
-
-def test_all_are_all():
-    assert read(strategy=("all",)).strategies == tuple(Strategy)
+def test_the_usual_is_the_default(read):
+    assert read() == Train() == json.decode(json.encode(Train()), type=Train)
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("words", "strategies"),
     [
-        ({"strategy": ("ddq",)}, "--strategy ddq: expected single, dp, ddp,"),
-        ({"strategy": ("ddp,",)}, "--strategy : expected"),
-        ({"steps": 1}, "--steps 1: expected 2 to 2,000"),
-        ({"batch_size": 0}, "--batch-size 0: expected 1 to"),
-        ({"group_size": 5}, "--group-size 5: expected 2 to 4"),
-        ({"dtype": "half"}, "--dtype half: expected float64, float32, bfloat16"),
+        ("--strategy DDP,tensor_parallel --strategy ddp", (Strategy.DDP, Strategy.TENSOR_PARALLEL)),
+        ("--strategy all", tuple(Strategy)),
     ],
 )
-def test_what_makes_no_sense_is_told(flags, words):
-    with pytest.raises(UsageError) as told:
-        read(**flags)
-    assert words in str(told.value)
+def test_strategies_are_taken_once_in_their_order(read, words, strategies):
+    assert read(words).strategy == strategies
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--strategy ddq", "--strategy ddq: expected single, dp, ddp,"),
+        ("--strategy ddp,", "--strategy ddp,: expected"),
+        ("--dtype half", "--dtype half: expected float32, float64, bfloat16"),
+    ],
+)
+def test_an_unknown_name_is_refused(read, words, message):
+    with pytest.raises(UsageError) as raised:
+        read(words)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("words", ["--steps 1", "--batch-size 0", "--group-size 5"])
+def test_numbers_out_of_range_end_with_2(words):
+    assert CliRunner().invoke(app, ["train", *words.split()]).exit_code == 2

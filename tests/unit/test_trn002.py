@@ -1,7 +1,6 @@
 """Strategies: which are tried where, how they are held against single, and who is named."""
 
 import math
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -15,10 +14,10 @@ from ddpdiag.checks.world import World
 from ddpdiag.codec import encode
 from ddpdiag.model import Finding, Options, Outcome, Recording, Severity, Status
 from ddpdiag.model.recording import Header
-from ddpdiag.model.train import Curve, Ended, Strategy, Train
+from ddpdiag.model.train import Ended, Strategy, Train
 from ddpdiag.strategies.check import CHECK, plan
 from ddpdiag.strategies.judge import train_of
-from ddpdiag.strategies.trainings import Data, Job, batch_of, counts, devices_of, hidden_of, job_of, jobs, why_not
+from ddpdiag.strategies.trainings import Data, batch_of, devices_of, hidden_of, ranks_of, why_not
 
 STEPS = 4
 CURVE = (2.3, 2.0, 1.5, 1.0)
@@ -27,7 +26,7 @@ S = Strategy
 
 
 def options(*strategies: Strategy, backend: str = "auto", **more) -> Options:
-    asked = Train(strategies=strategies or ALL, steps=STEPS, **more)
+    asked = Train(strategy=strategies or ALL, steps=STEPS, **more)
     return Options(train=asked, backend=backend, select=("TRN002",), budget_seconds=120.0)
 
 
@@ -42,12 +41,12 @@ def empty(world: World) -> Seen[Data]:
     return Seen(world, CHECK, Recording(header=header, arrivals=world.arrivals), left_seconds=100.0)
 
 
-def data(job: Job, rank: int, off=()) -> Data:
+def data(strategy: Strategy, ranks: tuple[int, ...], rank: int, off=()) -> Data:
     """What a rank gives that trains well; `off` is added to its losses."""
-    sharing = job.strategy in (S.DDP, S.FSDP, S.MODEL_PARALLEL)
-    silent = job.strategy is S.PIPELINE and rank != job.ranks[-1]
-    place, parts = job.ranks.index(rank), len(job.ranks)
-    images = len(range(place, job.batch, parts)) if sharing else job.batch
+    sharing = strategy in (S.DDP, S.FSDP, S.MODEL_PARALLEL)
+    silent = strategy is S.PIPELINE and rank != ranks[-1]
+    place, parts = ranks.index(rank), len(ranks)
+    images = len(range(place, 64, parts)) if sharing else 64
     # Parts differ from each other, and their mean is the loss.
     own = [loss + (share_of(place, parts) if sharing else 0.0) for loss in CURVE]
     losses = tuple(loss + more for loss, more in zip(own, [*off, *[0.0] * STEPS], strict=False))
@@ -60,7 +59,6 @@ def data(job: Job, rank: int, off=()) -> Data:
         seconds=0.5,
         peak_bytes=1 << 20,
         state_bytes=1 << 10,
-        communication_share=None if job.strategy is S.SINGLE else 0.25,
     )
 
 
@@ -72,7 +70,7 @@ def share_of(place: int, parts: int) -> float:
 def alone(size: int) -> Data:
     """single, which also tells what each rank's share should give."""
     parts = tuple(tuple(loss + share_of(place, size) for place in range(size)) for loss in CURVE)
-    return structs.replace(data(Job(S.SINGLE, (0,), 64), 0), parts=parts)
+    return structs.replace(data(S.SINGLE, (0,), 0), parts=parts)
 
 
 def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[Data]:
@@ -84,16 +82,16 @@ def ran(world: World, off=None, statuses=None, changed=None, **outcome) -> Seen[
     while trials := plan(seen):
         number = len(seen.recording.trials)
         trial = structs.replace(trials[0], number=number)
-        job = Job(Strategy(trial.params["strategy"]), trial.ranks, int(trial.params["batch"]))
+        strategy = Strategy(trial.params["strategy"])
         outcomes = []
         for rank in trial.ranks:
             own = (
                 alone(world.size)
-                if job.strategy is S.SINGLE
-                else data(job, rank, (off or {}).get((job.strategy, rank), ()))
+                if strategy is S.SINGLE
+                else data(strategy, trial.ranks, rank, (off or {}).get((strategy, rank), ()))
             )
-            own = structs.replace(own, **(changed or {}).get((job.strategy, rank), {}))
-            status = (statuses or {}).get((job.strategy, rank), Status.DONE)
+            own = structs.replace(own, **(changed or {}).get((strategy, rank), {}))
+            status = (statuses or {}).get((strategy, rank), Status.DONE)
             more = {"data": Raw(encode(own))} if status is Status.DONE else {"at": "training step 2 of 4", **outcome}
             outcomes.append(Outcome(trial=number, code="TRN002", rank=rank, status=status, step=5 + rank, **more))
         recording = structs.replace(
@@ -145,9 +143,7 @@ def test_dp_needs_two_gpus_in_one_process(golden, gpus, backend):
 
 def test_dp_takes_all_gpus_of_rank_0():
     here = world(4, gpus=4)
-    job = job_of(S.DP, here)
-    assert job is not None
-    assert (job.ranks, devices_of(job, here)) == ((0,), 4)
+    assert (ranks_of(S.DP, here), devices_of(S.DP, here)) == ((0,), 4)
 
 
 def test_one_rank_alone_has_nobody_to_train_with():
@@ -157,9 +153,7 @@ def test_one_rank_alone_has_nobody_to_train_with():
 
 def test_model_parallel_takes_the_ranks_of_a_host_that_have_devices_of_their_own():
     here = world(16, gpus=8, group_size=3)
-    job = job_of(S.MODEL_PARALLEL, here)
-    assert job is not None
-    assert (job.ranks, devices_of(job, here)) == ((0, 1, 8, 9), 12)
+    assert (ranks_of(S.MODEL_PARALLEL, here), devices_of(S.MODEL_PARALLEL, here)) == ((0, 1, 8, 9), 12)
 
 
 def test_model_parallel_needs_a_group_of_gpus(golden):
@@ -167,9 +161,7 @@ def test_model_parallel_needs_a_group_of_gpus(golden):
 
 
 def test_a_pipeline_has_no_more_ranks_than_blocks():
-    job = job_of(S.PIPELINE, world(6))
-    assert job is not None
-    assert job.ranks == (0, 1, 2, 3)
+    assert ranks_of(S.PIPELINE, world(6)) == (0, 1, 2, 3)
 
 
 def test_every_rank_has_an_image():
@@ -181,25 +173,6 @@ def test_the_hidden_layer_can_be_cut(size):
     hidden = hidden_of(structs.replace(world(1), size=size))
     assert hidden % size == 0
     assert hidden >= 128
-
-
-@given(st.integers(1, 20_000))
-def test_scaling_ends_with_the_whole_world(size):
-    tried = counts(size)
-    assert tried[0] == 1
-    assert tried[-1] == size
-    assert all(one < other <= 2 * one for one, other in pairwise(tried))
-
-
-def test_scaling_does_nothing_twice():
-    here = world(4, S.SINGLE, S.DDP, scaling=True)
-    assert [(job.strategy.value, len(job.ranks), job.batch) for job in jobs(here)] == [
-        ("single", 1, 64),
-        ("ddp", 4, 64),
-        ("ddp", 2, 64),
-        ("ddp", 2, 128),
-        ("ddp", 4, 256),
-    ]
 
 
 # How it is judged ----------------------------------------------------------------------------------------------------
@@ -216,7 +189,7 @@ def test_what_agrees_works(size):
 def test_a_row_has_its_numbers():
     row = train_of(ran(world(4, S.DDP))).rows[1]
     assert row.samples_per_second == pytest.approx(64 * 3 / 0.5)
-    assert (row.speedup, row.efficiency, row.communication_share) == (1.0, 0.25, 0.25)
+    assert (row.speedup, row.efficiency) == (1.0, 0.25)
     assert row.deviation == pytest.approx(0.0, abs=1e-12)
     assert (row.first_loss, row.last_loss) == (pytest.approx(2.3), pytest.approx(1.7))
 
@@ -346,16 +319,7 @@ def test_a_cut_run_tells_what_was_not_tried():
     assert {row.ended for row in train_of(seen).rows} == {Ended.UNFINISHED}
 
 
-def test_curves_have_efficiencies():
-    told = train_of(ran(world(4, S.SINGLE, S.DDP, scaling=True)))
-    strong = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.STRONG]
-    weak = [(row.ranks, row.batch_size, row.efficiency) for row in told.scaling if row.curve is Curve.WEAK]
-    assert strong == [(1, 64, 1.0), (2, 64, 0.5), (4, 64, 0.25)]
-    assert weak == [(1, 64, 1.0), (2, 128, 1.0), (4, 256, 1.0)]
-    assert all(row.ended is Ended.WORKS for row in told.scaling)
-
-
-@pytest.mark.parametrize("seconds", [0.5, 0.25, 0.1], ids=["no-faster", "faster", "faster-than-the-devices-can"])
+@pytest.mark.parametrize("seconds", [0.5, 0.25], ids=["no-faster", "faster"])
 def test_the_sentence_says_what_pays(golden, seconds):
     own = train_of(ran(world(2, S.DDP), changed={(S.DDP, rank): {"seconds": seconds} for rank in range(2)}))
     assert own.rows[1].speedup == pytest.approx(0.5 / seconds)

@@ -1,6 +1,6 @@
 """The training that all strategies share: one network, the same first weights, the same images in the same order.
 
-Losses, time, memory and communication are measured around its steps.
+Losses, time and memory are measured around its steps.
 """
 
 import resource
@@ -9,11 +9,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from msgspec import Struct
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import ProfilerActivity, profile
 
 from ddpdiag.model.trial import Context
 from ddpdiag.strategies.trainings import Data
@@ -91,64 +89,11 @@ def agreed_lack(ctx: Context, lack: str) -> str:
     return f"torch {torch.__version__}: {lack}" if lack else "another rank's torch cannot" if elsewhere else ""
 
 
-# Communication -------------------------------------------------------------------------------------------------------
-
-
-# Names of NCCL's kernels, since 2.19 and before.
-_KERNELS = ("ncclDevKernel", "ncclKernel")
-
-
-class Traffic:
-    """The share of time between `begin` and `end` in which a collective, a send or a receive was under way.
-
-    On a CPU that is from the call to its end on this rank, so waiting for a slower rank counts. On GPUs it is the time
-    of NCCL's kernels, which wait inside as well.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
-        self._profiler = profile(activities=activities)
-        self._begin = 0.0
-
-    def begin(self) -> None:
-        """Begin to watch."""
-        self._profiler.start()
-        self._begin = time.perf_counter()
-
-    def end(self) -> float | None:
-        """The share; None if nothing was seen, as where torch was built without a profiler for this device."""
-        seconds = time.perf_counter() - self._begin
-        self._profiler.stop()
-        spans = sorted(
-            (event.time_range.start, event.time_range.end)
-            for event in self._profiler.events() or ()
-            if self._is_communication(event.name, event.device_type)
-        )
-        return min(1.0, union(spans) / 1e6 / seconds) if spans else None
-
-    def _is_communication(self, name: str, device_type: object) -> bool:
-        if self._on_gpu:
-            return device_type == torch.autograd.DeviceType.CUDA and name.startswith(_KERNELS)
-        return name.startswith(f"{dist.get_backend()}:")
-
-
-def union(spans: list[tuple[float, float]]) -> float:
-    """The length of what the spans, in order of their starts, cover together."""
-    covered, reached = 0.0, float("-inf")
-    for start, end in spans:
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
-
-
 # The trainer -------------------------------------------------------------------------------------------------------
 
 
 # Not timed: the first steps load kernels, open connections and allocate memory.
 WARMUP_STEPS = 3
-# After the others, with torch's profiler, which makes them slower.
-WATCHED_STEPS = 5
 
 
 class Trainer:
@@ -169,10 +114,9 @@ class Trainer:
         self._warmup = min(WARMUP_STEPS, task.steps - 1)
         self._seconds = 0.0
         self._peak_bytes = 0
-        self._share: float | None = None
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The steps of the task, and some more in which communication is watched."""
+        """The steps of the task."""
         begin = 0.0
         for step in range(self._task.steps):
             self._ctx.step(f"training step {step + 1} of {self._task.steps}")
@@ -186,14 +130,6 @@ class Trainer:
             self._peak_bytes = sum(torch.cuda.max_memory_allocated(device) for device in dict.fromkeys(self._devices))
         else:
             self._peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10  # Linux counts KiB
-        if dist.is_initialized():
-            traffic = Traffic(self._devices[0])
-            traffic.begin()
-            for step in range(WATCHED_STEPS):
-                self._ctx.step(f"watch communication in step {step + 1} of {WATCHED_STEPS}")
-                yield next(self._batches)
-            self._finish()
-            self._share = traffic.end()
 
     def note(self, loss: Tensor, parts: Sequence[Tensor] = ()) -> None:
         """The mean loss of this step's images, as this rank saw them; `parts` are those of parts of them.
@@ -218,7 +154,6 @@ class Trainer:
             seconds=self._seconds,
             peak_bytes=self._peak_bytes,
             state_bytes=held_bytes(parameters, optimizer),
-            communication_share=self._share,
             end=end,
         )
 
