@@ -11,6 +11,7 @@ runs end with the same verdict and the same blamed ranks.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -37,7 +38,7 @@ WRAPPERS = {
     "none": Wrapper("exec", shared=True),
     "NCCL_DEBUG": Wrapper("NCCL_DEBUG=WARN exec", shared=True),
     "CUDA_VISIBLE_DEVICES": Wrapper("CUDA_VISIBLE_DEVICES=0 exec", shared=True),
-    "another interpreter": Wrapper("exec", "$FOLDER/python"),
+    "another interpreter": Wrapper("exec", "$FOLDER/same/bin/copied"),
     "venv with the same torch": Wrapper("exec", "$FOLDER/same/bin/python"),
     "venv without torch": Wrapper("exec", "$FOLDER/bare/bin/python"),
     "flag -O": Wrapper("exec", "python -O"),
@@ -53,7 +54,7 @@ WRAPPERS = {
     "cgroup namespace": Wrapper("exec unshare --cgroup"),
     "PID namespace": Wrapper("exec unshare --pid --fork --mount-proc --kill-child"),
     "limit of the stack": Wrapper("ulimit -s 9000; exec"),
-    "limit of open files": Wrapper("ulimit -Hn 20000; exec"),
+    "limit of open files": Wrapper("ulimit -n 10000; exec"),
     "affinity": Wrapper("exec taskset -c 0"),
     "priority": Wrapper("exec nice -n 1"),
     "capabilities": Wrapper("exec setpriv --bounding-set=-net_raw --inh-caps=-net_raw"),
@@ -69,8 +70,6 @@ def prepare(folder: Path) -> dict[str, str]:
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text("")
-    (folder / "python").write_text(f'#!/bin/sh\nexec -a other "{os.path.realpath(sys.executable)}" "$@"\n')
-    (folder / "python").chmod(0o755)
     installed = [
         str(Path(entry)) for entry in sys.path if "site-packages" in entry or (Path(entry) / "ddpdiag").is_dir()
     ]
@@ -80,6 +79,7 @@ def prepare(folder: Path) -> dict[str, str]:
         own = Path(sysconfig.get_path("purelib", vars=base))
         if name == "same":
             (own / "others.pth").write_text("\n".join(installed))
+            shutil.copy(os.path.realpath(sys.executable), folder / name / "bin" / "copied")
             continue
         for entry in (entry for path in map(Path, installed) for entry in path.iterdir()):
             if (
