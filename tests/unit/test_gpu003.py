@@ -25,7 +25,7 @@ def test_healthy_gpus_are_silent():
         ("sram", "isolate", {"sram_uncorrected_ever": 5}),
         ("sram", "isolate", {"sram_threshold_exceeded": True}),
         ("remap-pending", "reset", {"remap_pending": True}),
-        ("remap-failed", "isolate", {"remap_failed": True, "uncorrectable_remaps": 600}),
+        ("remap-failed", "isolate", {"remap_failed": True, "uncorrectable_remaps": 300}),
         ("remaps", "isolate", {"uncorrectable_remaps": 512}),
         ("retirement-pending", "reset", {"retirement_pending": True}),
         ("retired-pages", "isolate", {"retired_pages": 63}),

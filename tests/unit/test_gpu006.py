@@ -79,15 +79,6 @@ def test_behind_switches_a_minority_with_its_links_up_is_told_too():
     assert (finding.code, finding.gpus) == ("GPU006.uneven", ())
 
 
-def test_a_gpu_that_tells_no_link_while_the_others_do_is_named():
-    (finding,) = with_fifth(CHECK, nvlinks=())
-    assert (finding.code, finding.severity, finding.gpus) == ("GPU006.untold", Severity.WARNING, (uuid_of(5),))
-
-
-def test_where_only_some_tell_their_links_nobody_is_named():
-    assert judged(CHECK, host_of({index: {"nvlinks": ()} for index in range(4)})) == []
-
-
 def test_links_of_which_some_are_not_told_are_no_finding():
     assert with_fifth(CHECK, nvlinks=LINKS[:6]) == []
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.gpu.cards import Action, Fault, Watch
+from ddpdiag.checks.gpu.cards import WATCH_LOG, Action, Fault, Watch
 from ddpdiag.model import Scalar, Severity
 from ddpdiag.probes.gpu.health import Health
-from ddpdiag.probes.gpu.links import NvLink
 from ddpdiag.text import count, fold_ranks
 
 D = TypeVar("D")
@@ -17,31 +16,32 @@ Counts = Mapping[int | None, int | None]
 
 
 class Counter(NamedTuple):
-    """A row: the finding's code, title and action, and the counter (its noun and `detail`, and its reader).
+    """A row: the finding's code, what is counted (its noun and its reader), the action, the setting that limits it.
 
-    `limit` is the name of a setting, and without a name 0. With `per_seconds` the limit is of a rise in that time.
+    Without a limit 0 is expected. With `per_seconds` the limit is of a rise in that time.
     """
 
     code: str
-    title: str
     noun: str
     of: Callable[[Health], Counts]
     action: Action
     limit: str = ""
     per_seconds: float = 0.0
-    detail: str = ""
     advice: str = ""
-    watch: Watch | None = None
+    watch: Watch = WATCH_LOG
 
 
 class State(NamedTuple):
-    """A row: the word of the finding in GPU003 and GPU010, its title, text and action, and the reader of the state."""
+    """A row: the word of the finding in GPU003 and GPU010, its text, the reader of the state, the action."""
 
     word: str
-    title: str
     said: str
     of: Callable[[Health], bool | None]
     action: Action
+
+
+def _of_memory(name: str) -> Callable[[Health], Counts]:
+    return lambda health: {None: getattr(health.memory, name)}
 
 
 def _dram(health: Health) -> Counts:
@@ -50,193 +50,86 @@ def _dram(health: Health) -> Counts:
     return {None: None if total is None else max(0, total - (sram or 0))}
 
 
-def _remaps(health: Health) -> Counts:
-    return {None: health.memory.uncorrectable_remaps}
-
-
-def _link_errors(link: NvLink) -> int | None:
-    known = [number for number in (link.replays, link.recoveries) if number is not None]
-    return sum(known) if known else None
-
-
-def link_errors(health: Health) -> Counts:
+def _link_errors(health: Health) -> Counts:
     """Replays and recoveries, which hold up traffic."""
-    return {link.number: _link_errors(link) for link in health.nvlinks}
+    return {link.number: (link.replays or 0) + (link.recoveries or 0) for link in health.nvlinks}
 
 
-_LOADED = " since the driver was loaded"
+def _crc(health: Health) -> Counts:
+    return {link.number: link.crc_errors for link in health.nvlinks}
+
+
 _REPLACE = "If the errors return, have the GPU replaced."
+_RESEAT = "Ask the administrator to reseat the card, and to check its riser and slot."
+_KEPT = "The new pages stay in use until then."
 _WATCH_ECC = Watch("nvidia-smi -q -d ECC -i {gpu}", "the number of correctable errors has risen")
 _WATCH_ROWS = Watch("nvidia-smi -q -d ROW_REMAPPER -i {gpu}", "the number of remapped rows has risen")
 _WATCH_PCIE = Watch("nvidia-smi -q -i {gpu} | grep -i replay", "the replays have risen")
 _WATCH_LINKS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
 
+_DRAM, _SRAM = "uncorrectable DRAM error", "uncorrectable SRAM error"
+_BAD_ROW, _WEAK_ROW = "uncorrectable row remap", "correctable row remap"
+# Sums of replays and recoveries.
+_LINKS = "NVLink error"
 # The first row of a code that applies to a GPU is reported.
 TOTALS = (
-    Counter(
-        "GPU003.uncorrected",
-        "GPU memory has uncorrectable errors",
-        "uncorrectable DRAM error",
-        _dram,
-        Action.RESET,
-        "uncorrected_errors",
-        detail=_LOADED,
-        advice=_REPLACE,
-    ),
-    Counter(
-        "GPU003.sram",
-        "GPU SRAM has uncorrectable errors",
-        "uncorrectable SRAM error",
-        lambda health: {None: health.memory.sram_uncorrected_ever},
-        Action.ISOLATE,
-        "sram_errors",
-        detail=" in its lifetime",
-    ),
-    Counter(
-        "GPU003.sram",
-        "GPU SRAM has uncorrectable errors",
-        "uncorrectable SRAM error",
-        lambda health: {None: health.memory.sram_uncorrected},
-        Action.RESET,
-        "uncorrected_errors",
-        detail=_LOADED,
-    ),
-    Counter(
-        "GPU003.remaps",
-        "a GPU has remapped too many memory rows",
-        "row remap",
-        # GPU003.remap-failed says it already.
-        lambda health: {} if health.memory.remap_failed else _remaps(health),
-        Action.ISOLATE,
-        "remapped_rows",
-        detail=" for uncorrectable errors",
-    ),
-    Counter(
-        "GPU003.retired-pages",
-        "a GPU has retired too many memory pages",
-        "retired memory page",
-        lambda health: {None: health.memory.retired_pages},
-        Action.ISOLATE,
-        "retired_pages",
-    ),
+    Counter("GPU003.uncorrected", _DRAM, _dram, Action.RESET, "uncorrected_errors", advice=_REPLACE),
+    Counter("GPU003.sram", f"lifetime {_SRAM}", _of_memory("sram_uncorrected_ever"), Action.ISOLATE, "sram_errors"),
+    Counter("GPU003.sram", _SRAM, _of_memory("sram_uncorrected"), Action.RESET, "uncorrected_errors"),
+    Counter("GPU003.remaps", _BAD_ROW, _of_memory("uncorrectable_remaps"), Action.ISOLATE, "remapped_rows"),
+    Counter("GPU003.retired-pages", "retired page", _of_memory("retired_pages"), Action.ISOLATE, "retired_pages"),
     Counter(
         "GPU003.corrected",
-        "GPU memory has too many correctable errors",
-        "correctable error",
-        lambda health: {None: health.memory.corrected},
+        "correctable memory error",
+        _of_memory("corrected"),
         Action.MONITOR,
         "corrected_errors",
-        detail=_LOADED,
         watch=_WATCH_ECC,
     ),
-    Counter(
-        "GPU006.errors",
-        "an NVLink of a GPU had errors (replays, recoveries)",
-        "link error",
-        link_errors,
-        Action.MONITOR,
-        "link_errors",
-        detail=_LOADED,
-        watch=_WATCH_LINKS,
-    ),
+    Counter("GPU006.errors", _LINKS, _link_errors, Action.MONITOR, "link_errors", watch=_WATCH_LINKS),
 )
 RISES = (
+    Counter("GPU010.uncorrected", _DRAM, _dram, Action.RESET, advice=_REPLACE),
+    Counter("GPU010.sram", _SRAM, _of_memory("sram_uncorrected"), Action.RESET, advice=_REPLACE),
+    Counter("GPU010.remapped", _BAD_ROW, _of_memory("uncorrectable_remaps"), Action.RESET),
     Counter(
-        "GPU010.uncorrected",
-        "GPU memory had uncorrectable errors during the run",
-        "uncorrectable DRAM error",
-        _dram,
-        Action.RESET,
-        advice=_REPLACE,
+        "GPU010.remapped-corrected", _WEAK_ROW, _of_memory("correctable_remaps"), Action.MONITOR, watch=_WATCH_ROWS
     ),
-    Counter(
-        "GPU010.sram",
-        "GPU SRAM had uncorrectable errors during the run",
-        "uncorrectable SRAM error",
-        lambda health: {None: health.memory.sram_uncorrected},
-        Action.RESET,
-        advice=_REPLACE,
-    ),
-    Counter(
-        "GPU010.remapped",
-        "a GPU remapped bad memory rows during the run",
-        "row remap",
-        _remaps,
-        Action.RESET,
-        detail=" for uncorrectable errors",
-    ),
-    Counter(
-        "GPU010.remapped-corrected",
-        "a GPU remapped weak memory rows during the run",
-        "row remap",
-        lambda health: {None: health.memory.correctable_remaps},
-        Action.MONITOR,
-        detail=" for correctable errors",
-        watch=_WATCH_ROWS,
-    ),
-    Counter(
-        "GPU010.retired",
-        "a GPU retired memory pages during the run",
-        "retired memory page",
-        lambda health: {None: health.memory.retired_pages},
-        Action.RESET,
-        advice="The new pages stay in use until then.",
-    ),
-    Counter(
-        "GPU010.nvlink-errors",
-        "an NVLink of a GPU had errors during the run (replays, recoveries)",
-        "link error",
-        link_errors,
-        Action.MONITOR,
-        watch=_WATCH_LINKS,
-    ),
-    Counter(
-        "GPU010.nvlink-crc",
-        "an NVLink had CRC errors during the run, and sent the data again",
-        "CRC error",
-        lambda health: {link.number: link.crc_errors for link in health.nvlinks},
-        Action.MONITOR,
-        "crc_per_second",
-        per_seconds=1.0,
-        watch=_WATCH_LINKS,
-    ),
+    Counter("GPU010.retired", "retired page", _of_memory("retired_pages"), Action.RESET, advice=_KEPT),
+    Counter("GPU010.nvlink-errors", _LINKS, _link_errors, Action.MONITOR, watch=_WATCH_LINKS),
+    Counter("GPU010.nvlink-crc", "CRC error", _crc, Action.MONITOR, "crc_per_second", 1.0, watch=_WATCH_LINKS),
     Counter(
         "GPU010.pcie-replays",
-        "the PCIe link of a GPU repeated packets",
         "PCIe replay",
         lambda health: {None: health.pcie.replays},
         Action.MONITOR,
         "pcie_replays_per_minute",
-        per_seconds=60.0,
-        advice="Ask the administrator to reseat the card, and to check its riser and slot.",
-        watch=_WATCH_PCIE,
+        60.0,
+        _RESEAT,
+        _WATCH_PCIE,
     ),
 )
 STATES = (
     State(
         "sram",
-        "GPU SRAM has uncorrectable errors",
         "its uncorrectable SRAM errors exceed NVIDIA's own limit",
         lambda health: health.memory.sram_threshold_exceeded,
         Action.ISOLATE,
     ),
     State(
         "remap-failed",
-        "a GPU could not remap a bad memory row",
         "a memory row is bad, and no spare row is left",
         lambda health: health.memory.remap_failed,
         Action.ISOLATE,
     ),
     State(
         "remap-pending",
-        "a GPU needs a reset to remap a bad memory row",
         "a bad memory row is still in use, because the GPU remaps it only at a reset",
         lambda health: health.memory.remap_pending,
         Action.RESET,
     ),
     State(
         "retirement-pending",
-        "a GPU needs a reset to retire a bad memory page",
         "a bad memory page is still in use, because the GPU retires it only at a reset",
         lambda health: health.memory.retirement_pending,
         Action.RESET,
@@ -248,19 +141,20 @@ def states(health: Health) -> Iterator[Fault]:
     """The states that the GPU is in."""
     for state in STATES:
         if state.of(health):
-            yield Fault(state.word, state.title, state.said, state.action)
+            need = "has worn-out memory" if state.action is Action.ISOLATE else "needs a reset for bad memory"
+            yield Fault(state.word, f"a GPU {need}", state.said, state.action)
 
 
 def totals(seen: Seen[D], health: Health) -> Iterator[Fault]:
     """The counters of this check that are above their limits."""
     for row in TOTALS:
-        check, _, word = row.code.partition(".")
-        if check == seen.check.code:
+        if row.code.partition(".")[0] == seen.check.code:
             most = seen.number(row.limit)
             if above := {key: number for key, number in row.of(health).items() if (number or 0) > most}:
                 total = sum(number or 0 for number in above.values())
-                said = f"{count(total, row.noun)}{_links_text(above)}{row.detail}; {_limit_text(most)} expected"
-                yield _fault(row, word, said, {"value": total, "limit": most, **_links(above)})
+                expected = f"at most {most:,.0f}" if most else "0"
+                said = f"{count(total, row.noun)}{_links_text(above)}; {expected} expected"
+                yield _fault(row, f"a GPU has {row.noun}s", said, {"value": total, "limit": most, **_links(above)})
 
 
 def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -> Iterator[Fault]:
@@ -272,17 +166,16 @@ def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -
         if not risen:
             continue
         begin, end = (sum(counts[key] or 0 for key in risen) for counts in (old, new))
-        said, severity = f"{row.noun}s{_links_text(risen)}{row.detail} rose from {begin} to {end}{span}", None
+        expected, severity = "no rise", None
         if row.limit:
             most = seen.number(row.limit)
-            said += f"; at most {most:g} {'a minute' if row.per_seconds > 1 else 'a second'} expected"
+            expected = f"at most {most:g} {'a minute' if row.per_seconds > 1 else 'a second'}"
             # Of a shorter run the whole limit counts, since a single event has no rate.
             allowed = most * max((seconds or 0.0) / row.per_seconds, 1.0)
             severity = Severity.WARNING if max(risen.values()) > allowed else Severity.NOTE
-        else:
-            said += "; no rise expected"
+        said = f"{row.noun}s{_links_text(risen)} rose from {begin} to {end}{span}; {expected} expected"
         evidence = {"before": begin, "after": end, "seconds": seconds, **_links(risen)}
-        yield _fault(row, row.code.partition(".")[2], said, evidence, severity)
+        yield _fault(row, f"a GPU had {row.noun}s during the run", said, evidence, severity)
 
 
 def _has_risen(before: int | None, after: int | None) -> bool:
@@ -290,14 +183,10 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _fault(
-    row: Counter, word: str, said: str, evidence: Mapping[str, Scalar | list[Scalar]], severity: Severity | None = None
+    row: Counter, title: str, said: str, evidence: Mapping[str, Scalar | list[Scalar]], severity: Severity | None = None
 ) -> Fault:
-    fault = Fault(word, row.title, said, row.action, row.advice, evidence, severity)
-    return fault if row.watch is None else fault._replace(watch=row.watch)
-
-
-def _limit_text(most: float) -> str:
-    return f"at most {most:,.0f}" if most else "0"
+    word = row.code.partition(".")[2]
+    return Fault(word, title, said, row.action, row.advice, evidence, severity, row.watch)
 
 
 def _links(counts: Counts) -> dict[str, Scalar | list[Scalar]]:
