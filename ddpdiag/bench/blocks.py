@@ -180,57 +180,28 @@ def _key(of: BenchRow | Series) -> tuple[str, str, str, str, int]:
 # Prometheus ----------------------------------------------------------------------------------------------------------
 
 
-_SERIES_LABELS = ("backend", "collective", "dtype", "op", "root")
-_METRICS = {
-    "seconds": "Time of one call, as nccl-tests has it.",
-    "algbw_bytes_per_s": "Algorithm bandwidth, as nccl-tests has it.",
-    "busbw_bytes_per_s": "Bus bandwidth, as nccl-tests has it.",
-}
-_RANK_METRICS = {
-    "seconds": "Median of a rank's calls.",
-    "busbw_bytes_per_s": "Bus bandwidth of a rank.",
-    "copy_bytes_per_s": "Rate at which a rank copies in its own memory.",
-}
-
-
 def samples(report: Report) -> Iterator[Sample]:
-    """Every row and mode, the peak of every series, and the ranks."""
+    """The figures of each series, and the bus bandwidth of each rank."""
     bench = measured(report)
     yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
-    for row in bench.rows:
-        labels = _labels(row, *_SERIES_LABELS, "size_bytes")
-        for name, mode in row.modes().items():
-            yield from _samples("bench_", mode, _METRICS, labels | {"mode": name})
-            if mode.wrong is not None:
-                help = "Elements with a wrong value, on all ranks."
-                yield Sample("bench_wrong_elements", help, mode.wrong, labels | {"mode": name})
-    for series in bench.series:
-        labels = _labels(series, *_SERIES_LABELS)
-        peak = series.peak_busbw_bytes_per_s
+    for one in bench.series:
+        labels = {name: str(getattr(one, name)) for name in ("backend", "collective", "dtype", "op", "root")}
+        peak = one.peak_busbw_bytes_per_s
         yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
-        if series.expectation is not None:
-            expected = series.expectation.busbw_bytes_per_s
+        if one.expectation is not None:
+            expected = one.expectation.busbw_bytes_per_s
             help = "Bus bandwidth that this hardware should reach."
             yield Sample("bench_expected_busbw_bytes_per_second", help, expected, labels)
-        if series.fit is not None:
-            yield Sample("bench_latency_seconds", "Time of an empty message.", series.fit.latency_seconds, labels)
+        if one.fit is not None:
+            yield Sample("bench_latency_seconds", "Time of an empty message.", one.fit.latency_seconds, labels)
     for rank in bench.ranks:
-        labels = _labels(rank, "backend", "collective", "size_bytes", "rank")
-        labels |= {"host": rank.host, "gpu_uuid": rank.gpu_uuid or ""}
-        yield from _samples("bench_rank_", rank, _RANK_METRICS, labels)
-
-
-def _labels(of: BenchRow | BenchRank | Series, *names: str) -> dict[str, str]:
-    return {name: str(getattr(of, name)) for name in names}
-
-
-def _samples(
-    prefix: str, of: Measured | BenchRank, metrics: dict[str, str], labels: dict[str, str]
-) -> Iterator[Sample]:
-    """The metrics that are known, with rates named as Prometheus wants."""
-    for name, help in metrics.items():
-        if (value := getattr(of, name)) is not None:
-            yield Sample(f"{prefix}{name.replace('_per_s', '_per_second')}", help, value, labels)
+        if rank.busbw_bytes_per_s is not None:
+            labels = {
+                name: str(getattr(rank, name)) for name in ("backend", "collective", "size_bytes", "rank", "host")
+            }
+            labels |= {"gpu_uuid": rank.gpu_uuid or ""}
+            help = "Bus bandwidth of a rank at the largest size."
+            yield Sample("bench_rank_busbw_bytes_per_second", help, rank.busbw_bytes_per_s, labels)
 
 
 # nccl-tests' form ----------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The bottleneck of one sweep: a table of decisions, from the certain to the likely.
 
 A slow rank explains everything else; more ranks than cores explain away all numbers; a message too short for bandwidth
-is bound by latency; then a part that is missing, a bandwidth that falls as messages grow, and last the part of the
-machine whose limit was reached. Anything else is reported as unknown.
+is bound by latency; then a bandwidth that falls as messages grow, and last the part of the machine whose limit was
+reached. Anything else is reported as unknown. `ddpdiag check` finds parts that are missing.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ddpdiag.bandwidth import Bound, busbw, factor
-from ddpdiag.model.bench import Bottleneck, Fit, Limits
+from ddpdiag.model.bench import Bottleneck, Fit
 from ddpdiag.stats import quantile
 from ddpdiag.text import rate_text, reached_text, size_text, time_text
 
@@ -110,9 +110,7 @@ class Facts(NamedTuple):
     """The facts of one sweep.
 
     `points` are (size in bytes, seconds of the shortest call), in any order; `peak_busbw_bytes_per_s` and `best_bytes`
-    are those of the rows. `oversubscribed` is (ranks, cores) of a host with fewer cores than ranks. `limits` are the
-    lowest of all ranks. `links_up` are the fewest and the most NVLinks that are up on GPUs of one model, of the model
-    where these differ most.
+    are those of the rows. `oversubscribed` is (ranks, cores) of a host with fewer cores than ranks.
     """
 
     collective: str
@@ -124,8 +122,6 @@ class Facts(NamedTuple):
     fit: Fit | None
     bound: Bound | None
     points: Sequence[tuple[int, float]]
-    limits: Limits = Limits()
-    links_up: tuple[int, int] | None = None
     oversubscribed: tuple[int, int] | None = None
     slow: tuple[Slow, ...] = ()
 
@@ -162,8 +158,6 @@ class Facts(NamedTuple):
 # The table of decisions ----------------------------------------------------------------------------------------------
 
 
-# Above what the ring allows by more than noise: NVLS, or a tree that sends less between two hosts.
-BEYOND_SHARE = 1.1
 # Bandwidth must not fall by more than this as size grows (ROCm cvs).
 DROP_SHARE = 0.05
 # Times that do not even double from the smallest size to one 8 times as large are all latency.
@@ -183,8 +177,6 @@ def assess(facts: Facts) -> Verdict:
         _slow,
         _not_judged,
         _latency,
-        _links_down,
-        _slot_down,
         _falls,
         _reached,
         _too_short,
@@ -237,38 +229,6 @@ def _is_short(sweep: Sequence[Point], fit: Fit | None) -> bool:
     return largest.size_bytes <= SMALL_BYTES or (flat and largest.size_bytes >= _FLAT_RANGE * smallest.size_bytes)
 
 
-def _links_down(facts: Facts) -> Verdict | None:
-    """Fewer links than a GPU of the same model has up; never a fixed number: some boards wire 12 links of 18."""
-    fewest, most = facts.links_up or (0, 0)
-    part = facts.bound.part if facts.bound else None
-    # A GPU without any link leaves PCIe as the bound of all.
-    if fewest >= most or part is not (Bottleneck.NVLINK if fewest else Bottleneck.PCIE):
-        return None
-    return (
-        Bottleneck.MISSING_PART,
-        f"{facts.subject} lacks NVLinks, {fewest} up on the GPU with the fewest, {most} on others of its model:"
-        f" {facts.compared}.",
-    )
-
-
-def _slot_down(facts: Facts) -> Verdict | None:
-    """PCIe below the rate of card and slot; an idle link sleeps, so only where the peak is no more than that.
-
-    Not where the network may be the bound, because its cards do not report their speed.
-    """
-    now, full = facts.limits.pcie_now_bytes_per_s, facts.limits.pcie_bytes_per_s
-    is_bound = facts.bound is not None and facts.bound.part is Bottleneck.PCIE and not facts.bound.network_unknown
-    if not is_bound or not now or not full or now >= full:
-        return None
-    if facts.peak_busbw_bytes_per_s > now * BEYOND_SHARE:
-        return None
-    return (
-        Bottleneck.MISSING_PART,
-        f"{facts.subject} lacks PCIe lanes or speed, {rate_text(now)} of {rate_text(full)} on the slowest GPU:"
-        f" {facts.compared}.",
-    )
-
-
 def _falls(facts: Facts) -> Verdict | None:
     """Less bandwidth for larger messages. Where gloo copies, that is the end of the caches, and no fault."""
     if (facts.bound and facts.bound.part is Bottleneck.COPY) or (facts.backend == "gloo" and facts.hosts < 2):
@@ -318,10 +278,7 @@ def _unknown(facts: Facts) -> str:
     if facts.peak_busbw_bytes_per_s <= 0:
         return f"{facts.subject} was not measured."
     if facts.bound is None or facts.share is None:
-        # Whether such links join all GPUs is not known.
-        bridged = facts.backend == "nccl" and facts.limits.nvlinks and not facts.limits.nvlink_switched
-        links = " over NVLinks without a switch" if bridged else ""
-        return f"{facts.subject}: {facts.peak}; what this hardware should reach{links} is not known."
+        return f"{facts.subject}: {facts.peak}; what this hardware should reach is not known."
     if facts.bound.network_unknown:
         why = "the limit may be the network between the hosts, whose cards do not report their speed"
     elif facts.backend == "nccl" and facts.hosts > 1 and facts.share <= SOCKET_SHARE:

@@ -48,7 +48,6 @@ def spread(seconds: Sequence[float]) -> Spread:
         min=ordered[0],
         median=quantile(ordered, 0.5),
         p95=quantile(ordered, 0.95),
-        p99=quantile(ordered, 0.99),
         max=ordered[-1],
         mean=mean,
         stdev=math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds)),

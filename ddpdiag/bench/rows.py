@@ -163,11 +163,7 @@ def footer(part: Part, okay: bool | None) -> Iterator[str]:
 
 _ROW = ("backend", "collective", "size_bytes", "count", "dtype", "op", "root")
 _MODE = ("seconds", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "calls")
-_SPREAD = ("min", "median", "p95", "p99")
-COLUMNS = (
-    *(*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host"),
-    *(*(f"slowest_{name}_seconds" for name in _SPREAD), "slowest_cv"),
-)
+COLUMNS = (*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host")
 
 
 def to_csv(report: Report) -> str:
@@ -180,14 +176,7 @@ def to_csv(report: Report) -> str:
         key = [getattr(row, name) for name in _ROW]
         key = [readable(one_line(value)) if isinstance(value, str) else value for value in key]
         for name, mode in row.modes().items():
-            writer.writerow((*key, name, *(getattr(mode, figure) for figure in _MODE), *_slowest(mode, hosts)))
+            rank = mode.slowest[0] if mode.slowest else None
+            figures = (getattr(mode, figure) for figure in _MODE)
+            writer.writerow((*key, name, *figures, rank, None if rank is None else hosts.get(rank)))
     return text.getvalue()
-
-
-def _slowest(mode: Measured, hosts: dict[int, str]) -> tuple[str | float | None, ...]:
-    """The times of the slowest rank."""
-    if mode.slowest is None:
-        return (None,) * 7
-    rank, timing = mode.slowest
-    spread = (getattr(timing.seconds, name) for name in _SPREAD)
-    return rank, hosts.get(rank), *spread, timing.seconds.cv

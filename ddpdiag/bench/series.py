@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from msgspec import structs
-
-from ddpdiag.bandwidth import algbw, bound, busbw
+from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
 from ddpdiag.bench.data import Data, Sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison import median_without
-from ddpdiag.model.bench import BenchRank, BenchRow, Limits, Measured, Series, Timing
+from ddpdiag.model.bench import BenchRank, BenchRow, Measured, Series, Timing
 from ddpdiag.stats import quantile
 from ddpdiag.text import share_text, times_text
 
@@ -49,8 +47,6 @@ def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterato
             fit=known,
             bound=limit,
             points=points,
-            limits=lowest(limits.values()),
-            links_up=links_up(sweep.ranks.values()),
             oversubscribed=among.crowd,
             slow=tuple(Slow(rank, seen.world.host_of(rank), why) for rank, why in among.slow.items()),
         )
@@ -83,36 +79,6 @@ def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[in
     return hosts
 
 
-def lowest(limits: Iterable[Limits]) -> Limits:
-    """The lowest limits of all ranks; `nvlink_switched` only where all are."""
-    known = tuple(limits)
-    names = [name for name in Limits.__struct_fields__ if name not in ("uuid", "peers", "processor", "nvlink_domain")]
-    values = {name: [getattr(own, name) for own in known] for name in names}
-    lowest = {name: min((value for value in own if value is not None), default=None) for name, own in values.items()}
-    switched = values["nvlink_switched"]
-    # False where one rank reports no; None where one reports nothing.
-    all_switched = False if False in switched else (None if None in switched else bool(switched) or None)
-    return structs.replace(Limits(), **lowest | {"nic": None, "nvlink_switched": all_switched})
-
-
-def links_up(ranks: Iterable[Data]) -> tuple[int, int] | None:
-    """The fewest and the most NVLinks that are up on GPUs of one model, of the model where these differ most.
-
-    None if there are no links. A GPU without any counts only beside one that leads to a switch: some boards bridge
-    some of their GPUs.
-    """
-    models: dict[str, list[Limits]] = defaultdict(list)
-    for data in ranks:
-        if data.limits.nvlinks is not None:
-            models[data.device].append(data.limits)
-    ranges: list[tuple[int, int]] = []
-    for own in models.values():
-        switched = any(limits.nvlink_switched for limits in own)
-        if links := [limits.nvlinks or 0 for limits in own if limits.nvlinks or switched]:
-            ranges.append((min(links), max(links)))
-    return max(ranges, default=None, key=lambda found: found[1] - found[0])
-
-
 # Ranks ---------------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +108,6 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
             device_index=data.device_index,
             size_bytes=reference.size_bytes,
             seconds=median,
-            algbw_bytes_per_s=algbw(reference.size_bytes, median) if median else None,
             busbw_bytes_per_s=busbw(sweep.collective, reference.size_bytes, median, sweep.size) if median else None,
             spread_share=time.seconds.cv if time else None,
             lag_seconds=time.lag_seconds if time else None,

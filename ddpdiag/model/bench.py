@@ -279,7 +279,6 @@ class Spread(Struct, frozen=True, kw_only=True, gc=False):
     min: float
     median: float
     p95: float
-    p99: float
     max: float
     mean: float
     stdev: float
@@ -378,7 +377,6 @@ class Bottleneck(Enum):
     NIC = "network card"
     PCIE = "pcie"
     NVLINK = "nvlink"
-    MISSING_PART = "missing part"
     CONGESTION = "congestion"
     SLOW_RANK = "slow rank"
     UNKNOWN = "unknown"
@@ -424,7 +422,6 @@ class BenchRank(Struct, frozen=True, kw_only=True):
     device_index: int | None
     size_bytes: int
     seconds: float | None
-    algbw_bytes_per_s: float | None
     busbw_bytes_per_s: float | None
     spread_share: float | None
     lag_seconds: float | None

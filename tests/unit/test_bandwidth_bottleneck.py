@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddpdiag.bandwidth import Bound, busbw, factor
 from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
-from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Fit, Limits
+from ddpdiag.model.bench import COLLECTIVES, Bottleneck, Fit
 
 # The machine may be busy.
 relaxed = settings(deadline=None)
@@ -68,10 +68,6 @@ PLATEAUS = {
     "so little that it may be sockets": (facts(10e9, RAILS), Bottleneck.UNKNOWN),
     "one card": (facts(0.115e9, ONE_CARD), Bottleneck.NIC),
     "nothing known": (facts(200e9, None), Bottleneck.UNKNOWN),
-    "NVLinks without a switch": (
-        facts(20e9, None, limits=Limits(nvlinks=4, nvlink_switched=False)),
-        Bottleneck.UNKNOWN,
-    ),
 }
 
 
@@ -81,38 +77,10 @@ def test_a_plateau_shows_whose_limit_was_reached(golden, found: Facts, expected:
     golden(told(found))
 
 
-def test_a_slot_that_runs_below_itself_is_named(golden) -> None:
-    limits = Limits(pcie_bytes_per_s=24e9, pcie_now_bytes_per_s=12e9)
-    assert part(facts(11e9, PCIE, limits=limits)) is Bottleneck.MISSING_PART
-    golden(told(facts(11e9, PCIE, limits=limits)))
-    assert part(facts(23e9, PCIE, limits=limits)) is Bottleneck.PCIE  # it had only slept
-
-
-def test_links_that_are_down_are_counted(golden) -> None:
-    found = facts(310e9, NVLINK._replace(busbw_bytes_per_s=313e9), links_up=(16, 18))
-    assert part(found) is Bottleneck.MISSING_PART
-    golden(told(found))
-
-
-def test_a_gpu_whose_links_are_all_down_leaves_pcie_and_is_told() -> None:
-    assert part(facts(20e9, PCIE, links_up=(0, 18))) is Bottleneck.MISSING_PART
-    assert part(facts(20e9, PCIE, links_up=(4, 18))) is Bottleneck.PCIE
-
-
-def test_links_that_no_gpu_has_up_are_not_missed() -> None:
-    """A board that wires 12 of the GPU's 18."""
-    found = facts(230e9, NVLINK._replace(busbw_bytes_per_s=235e9), limits=Limits(nvlinks=12, nvlinks_max=18))
-    assert part(found._replace(links_up=(12, 12))) is Bottleneck.NVLINK
-    assert part(found) is Bottleneck.NVLINK
-
-
 def test_a_network_of_unknown_speed_is_not_blamed_on_pcie(golden) -> None:
-    idle = Limits(pcie_bytes_per_s=24e9, pcie_now_bytes_per_s=1.5e9)
-    bound = PCIE._replace(network_unknown=True)
-    found = facts(1.1e9, bound, limits=idle, hosts=2)
+    found = facts(1.1e9, PCIE._replace(network_unknown=True), hosts=2)
     assert part(found) is Bottleneck.UNKNOWN
     golden(told(found))
-    assert part(found._replace(bound=PCIE)) is not Bottleneck.UNKNOWN
 
 
 def test_bandwidth_that_falls_as_messages_grow_is_congestion_from_a_twentieth_on(golden) -> None:
@@ -156,7 +124,6 @@ def test_one_large_size_is_judged_by_its_bandwidth() -> None:
 
 
 numbers = st.floats() | st.sampled_from([0.0, 1.0, 1e9])
-optional = st.none() | numbers
 bounds = st.builds(
     Bound,
     numbers,
@@ -166,13 +133,6 @@ bounds = st.builds(
     st.booleans(),
 )
 fits = st.builds(Fit, latency_seconds=numbers, busbw_bytes_per_s=numbers, half_bytes=numbers)
-limits = st.builds(
-    Limits,
-    nvlinks=st.none() | st.integers(0, 18),
-    nvlink_switched=st.none() | st.booleans(),
-    pcie_bytes_per_s=optional,
-    pcie_now_bytes_per_s=optional,
-)
 
 
 @relaxed
@@ -188,8 +148,6 @@ limits = st.builds(
         fit=st.none() | fits,
         bound=st.none() | bounds,
         points=st.lists(st.tuples(st.integers(-1, 1 << 33), numbers), max_size=6),
-        limits=limits,
-        links_up=st.none() | st.tuples(st.integers(0, 18), st.integers(0, 18)),
         oversubscribed=st.none(),
         slow=st.just(()),
     )

@@ -8,7 +8,7 @@ from seen import skip_text, with_arrivals, world_of
 from ddpdiag.bench import check as col002
 from ddpdiag.bench.data import Data, spread
 from ddpdiag.bench.judge import bench_of, summary
-from ddpdiag.bench.series import links_up, standing
+from ddpdiag.bench.series import standing
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.snapshots import snapshot_of
 from ddpdiag.model import Finding, Options, Severity, Status
@@ -73,24 +73,6 @@ def test_the_second_machine_of_a_name_has_a_number(golden):
     expectation = bench_of(renamed(benched(rows, ranks_per_node=2))).series[0].expectation
     assert expectation is not None
     golden(expectation.source)
-
-
-def gpus(*links: int | None, switched: bool | None = True, device: str = "H100") -> list[Data]:
-    limits = [Limits(nvlinks=up, nvlink_switched=switched if up else None) for up in links]
-    return [data_of(0, 1, steady(), sizes=(), limits=own, device=device) for own in limits]
-
-
-def test_links_are_compared_with_those_of_the_same_model():
-    assert links_up(gpus(18, 18, 16)) == (16, 18)
-    assert links_up(gpus(12, 12)) == (12, 12)
-    assert links_up([*gpus(18, 18), *gpus(12, device="A100")]) == (18, 18)
-    assert links_up([*gpus(18, 18), *gpus(12, 11, device="A100")]) == (11, 12)
-    assert links_up(gpus(None, None)) is None
-
-
-def test_a_gpu_without_links_is_odd_beside_a_switch_only():
-    assert links_up(gpus(18, 0)) == (0, 18)
-    assert links_up(gpus(4, 4, 0, 0, switched=False)) == (4, 4)
 
 
 def test_every_rank_keeps_its_own_time():

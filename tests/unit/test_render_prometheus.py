@@ -99,12 +99,11 @@ def test_checks_tell_their_outcomes_and_what_was_skipped() -> None:
     assert ({"check": "TRN001", "name": "ddp", "stage": "training"}, 1) in found["ddpdiag_check_skipped"]
 
 
-def test_a_benchmark_has_its_rows() -> None:
+def test_a_benchmark_has_its_series_and_ranks() -> None:
     found = read(benches.healthy())
-    labels, value = found["ddpdiag_bench_busbw_bytes_per_second"][0]
+    labels, value = found["ddpdiag_bench_peak_busbw_bytes_per_second"][0]
     assert value > 0
-    assert {"backend", "collective", "size_bytes", "mode"} <= set(labels)
-    assert "ddpdiag_bench_peak_busbw_bytes_per_second" in found
+    assert {"backend", "collective", "dtype", "op"} <= set(labels)
     assert "ddpdiag_bench_rank_busbw_bytes_per_second" in found
 
 

@@ -63,17 +63,14 @@ def kinds(bench: Bench, collective: str, device: torch.device) -> Found:
     roots = (-1,) if collective not in ROOTED else (bench.root,) if bench.root >= 0 else tuple(range(ranks))
     whys = {(dtype, op): _why_not(collective, Kind(dtype, op, roots[0]), device) for dtype in dtypes for op in ops}
     there = [pair for pair, why in whys.items() if why is None]
-    missing: list[str] = []
-    left_out: list[str] = []
-    for (dtype, op), why in whys.items():
-        if why is not None:
-            what = f"{collective} of {dtype}" + (f" with {op}" if op != "none" else "")
-            # A name exists if it exists with anything that "all" stands for.
-            excused = any(dtype == other for other, _ in there) if "all" in bench.op else False
-            excused |= any(op == other for _, other in there) if "all" in bench.datatype else False
-            (left_out if excused else missing).append(f"{dist.get_backend()} cannot do {what}: {why}")
+    lacks = tuple(
+        f"{dist.get_backend()} cannot do {collective} of {dtype}{f' with {op}' if op != 'none' else ''}: {why}"
+        for (dtype, op), why in whys.items()
+        if why is not None
+    )
     measured = tuple(Kind(dtype, op, root) for dtype, op in there for root in roots)
-    return Found(measured, tuple(missing), tuple(left_out))
+    is_all = "all" in (*bench.datatype, *bench.op)
+    return Found(measured, missing=() if is_all else lacks, left_out=lacks if is_all else ())
 
 
 def case_of(collective: str, kind: Kind, wanted_bytes: int, *, in_place: bool) -> Case:
