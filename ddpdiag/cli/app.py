@@ -159,7 +159,7 @@ def allreduce_bench(
 def train(
     context: typer.Context,
     what: Train,
-    run: Annotated[CheckOptions, "backend", "data_dir", "set_"],
+    run: Annotated[CheckOptions, "backend", "set_"],
     outputs: Annotated[Outputs, *_FILES, "prometheus", "strict", "details", "quiet", "color"],
     launch: LaunchArgs,
 ) -> None:

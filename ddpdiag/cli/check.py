@@ -157,7 +157,6 @@ def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Out
         budget_seconds=within(budget, left),
         job_left_seconds=left,
         wanted_budget_seconds=budget if within(budget, left) < budget else None,
-        data_dir=_directory("--data-dir", asked.data_dir, launch),
         shared_dir=_directory("--shared-dir", asked.shared_dir, launch),
         strict=outputs.strict,
         port_range=args.port_range,

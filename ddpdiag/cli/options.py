@@ -95,13 +95,6 @@ class CheckOptions:
         panel=WHAT,
         min=5.0,  # 3 s are kept for judgement and shutdown; below this nothing could be measured
     )
-    data_dir: str | None = option(
-        None,
-        "MNIST files of your own (IDX, plain or .gz) instead of those in ddpdiag.",
-        metavar="DIR",
-        panel=WHAT,
-        advanced=True,
-    )
     shared_dir: str | None = option(
         None,
         "A directory that all hosts share: tests file://, and keeps the records of all ranks, from which "

@@ -99,7 +99,6 @@ class Options(Struct, frozen=True, kw_only=True):
     backend: str = "auto"
     expect_gpus: int | None = None
     budget_seconds: float = 60.0
-    data_dir: str | None = None
     shared_dir: str | None = None
     strict: bool = False
     port_range: str | None = None

@@ -108,7 +108,7 @@ def measure(ctx: Context) -> Data:
     strategy = Strategy(params["strategy"])
     ctx.report(Data(device=""), f"{strategy.value} on {len(ctx.group)} of {ctx.place.world_size} ranks")
     ctx.step("read the digits")
-    digits = mnist.load(ctx.options.data_dir)
+    digits = mnist.load()
     try:
         # ImportError where this torch lacks the strategy: nothing was trained then.
         backend = str(ctx.trial.params["backend"])

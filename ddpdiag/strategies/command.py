@@ -3,7 +3,6 @@ started by each launcher.
 """
 
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from ddpdiag.cli import check
 from ddpdiag.cli.check import check_backend, refuse_nccl_without_gpus
 from ddpdiag.cli.options import CheckOptions, spelled
 from ddpdiag.cli.outputs import Outputs, counter, show, terminal
-from ddpdiag.codec import pretty, readable
+from ddpdiag.codec import pretty
 from ddpdiag.errors import UsageError
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.train import Train
@@ -42,7 +41,7 @@ def run(launch: LaunchArgs, train: Train, options: CheckOptions, outputs: Output
 
 # The options of `train` that mean the same here.
 _OPTIONS = (
-    *("compare_launchers", "nproc_per_node", "steps", "batch_size", "backend", "budget", "data_dir"),
+    *("compare_launchers", "nproc_per_node", "steps", "batch_size", "backend", "budget"),
     *("json", "quiet", "color"),
 )
 # The first three steps are not timed, and a median of fewer than three is unreliable.
@@ -120,13 +119,10 @@ def checked(train: Train, options: CheckOptions, ranks: int) -> Compare:
         if not value >= least:
             raise UsageError(f"{name} {value:g}: expected {least:g} or more with --compare-launchers")
     check_backend(options.backend)
-    if options.data_dir is not None and not os.path.isdir(options.data_dir):
-        raise UsageError(f"--data-dir {readable(options.data_dir)}: no such directory on {socket.gethostname()}")
     return Compare(
         ranks=ranks,
         steps=train.steps,
         batch_size=train.batch_size,
         backend=options.backend,
-        data_dir=None if options.data_dir is None else os.path.abspath(options.data_dir),
         budget_seconds=train.budget,
     )

@@ -272,8 +272,6 @@ def _broken(seen: Seen[Data], run: Run) -> Finding:
 
 
 def _fix(seen: Seen[Data], run: Run, first: Outcome) -> str:
-    if first.error.startswith("DataError"):
-        return "Copy the files of digits again, or omit --data-dir to train on the images in ddpdiag."
     if run.strategy is Strategy.SINGLE:
         return f"Run `ddpdiag check` on {seen.world.host_of(first.rank)} alone: no other host took part."
     return _CHECK

@@ -45,7 +45,6 @@ class Compare(Struct, frozen=True, kw_only=True):
     steps: int = 30
     batch_size: int = 64
     backend: str = "auto"
-    data_dir: str | None = None
     budget_seconds: float = 120.0
 
 

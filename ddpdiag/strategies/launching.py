@@ -82,7 +82,6 @@ def commands(
     """The commands to start, in this order; None without torchrun. All methods but "by hand" are one command."""
     training = [MODULE, out, f"{seconds:.0f}", encode(asked).decode()]
     # Apart from the others: a path need not be UTF-8.
-    training += [] if asked.data_dir is None else ["--data-dir", asked.data_dir]
     count = str(asked.ranks)
     where = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     if method is LaunchMethod.SPAWN:

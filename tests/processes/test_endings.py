@@ -157,18 +157,6 @@ def test_what_cannot_be_done_is_told_before_anything_starts(monkeypatch, capsys,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_corrupt_data_folder_is_a_finding(start, tmp_path):
-    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        (tmp_path / f"{name}-ubyte").write_bytes(b"\x00\x00\x08\x03not what it says")
-    options = ("--select", "TRN001", "--data-dir", str(tmp_path), "--json", "{json}")
-    job = start(*CHECK, "--nproc-per-node", "1", *options)
-    assert job.wait() == 1, job.told()
-    assert job.report["verdict"] == "unfit"
-    assert any(str(tmp_path) in finding["message"] for finding in job.errors), job.told()
-    assert not job.has_traceback, job.told()
-    job.check_left_nothing()
-
-
 def test_ranks_that_were_suspended_for_a_while_go_on_and_blame_nobody(suspended):
     job, since = suspended
     time.sleep(max(0.0, since + SILENCE - time.monotonic()))

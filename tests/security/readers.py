@@ -1,7 +1,5 @@
 """Every reader of a file that somebody else may have written, and a sound file of its kind to begin with."""
 
-import gzip
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +17,6 @@ from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.runtime.launchers.slurm import read_topology
 from ddpdiag.watch import WatchOptions, command
 from ddpdiag.watch.look import Look, Witness
-from ddpdiag.workloads.mnist import read_idx
 
 TESTS = Path(__file__).parent.parent
 HEALTHY = TESTS / "recordings" / "healthy-2-ranks.jsonl"
@@ -63,11 +60,6 @@ def _looks() -> list[bytes]:
     return [b"".join(encode(look) + b"\n" for look in (stall(), stall(looks=2, unix_seconds=1.7e9 + 300), other))]
 
 
-def _digits() -> list[bytes]:
-    plain = b"\x00\x00\x08\x03" + struct.pack(">III", 2, 28, 28) + bytes(2 * 28 * 28)
-    return [plain, gzip.compress(plain, mtime=0)]
-
-
 def _judge(path: Path) -> None:
     # The page takes a second, the others some milliseconds.
     kinds = ["json", "markdown", "prometheus", "record", *(["html"] if path.stat().st_size % 8 == 0 else [])]
@@ -95,7 +87,6 @@ READERS = {
         lambda path: explain.run([str(path)]),
         lambda: [path.read_bytes() for path in sorted((TESTS / "recordings" / "logs").iterdir())],
     ),
-    "idx": Reader(read_idx, _digits),
     "topology": Reader(
         lambda path: read_topology(str(path)),
         lambda: [

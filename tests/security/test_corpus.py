@@ -1,8 +1,6 @@
 """Files that once ended in a traceback, took minutes, or filled the memory. Large ones are made here."""
 
-import gzip
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from ddpdiag.errors import ExitCode, UsageError
 from ddpdiag.judgement import judge as judged
 from ddpdiag.lint import command as lint_command
 from ddpdiag.model import Verdict
-from ddpdiag.workloads import mnist
 
 CORPUS = Path(__file__).parent / "corpus"
 Line = dict[str, object]
@@ -113,17 +110,6 @@ def test_a_rank_without_lines_is_unknown(golden, tmp_path: Path, kept: str) -> N
     report = judged(read_recording([recording(tmp_path / "less", drop)]), all_checks())
     assert (report.verdict, report.exit_code) == (Verdict.UNKNOWN, ExitCode.UNKNOWN)
     golden(report.sentence)
-
-
-def test_a_packed_file_that_fills_the_memory_is_refused(
-    golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mnist, "MOST_BYTES", 4 << 20)
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(b"\x00\x00\x08\x03" + struct.pack(">III", 60_000, 28, 28) + bytes(32 << 20)))
-    with pytest.raises(mnist.DataError) as caught:
-        mnist.read_idx(path)
-    golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 
 def test_a_script_that_takes_too_long_is_refused(golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,9 +118,9 @@ def test_values_are_repeated_or_separated_by_commas() -> None:
 
 def test_a_path_that_json_cannot_hold_is_refused(golden) -> None:
     with pytest.raises(UsageError) as caught:
-        _absolute("--data-dir", os.fsdecode(b"/tmp/\xff"))
+        _absolute("--shared-dir", os.fsdecode(b"/tmp/\xff"))
     golden(str(caught.value))
-    assert _absolute("--data-dir", "/tmp/ä") == "/tmp/ä"
+    assert _absolute("--shared-dir", "/tmp/ä") == "/tmp/ä"
 
 
 # Streams -------------------------------------------------------------------------------------------------------------

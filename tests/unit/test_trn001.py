@@ -143,25 +143,11 @@ def test_the_ranks_that_trained_count_even_if_some_were_not_heard():
     assert words({rank: trained(accuracy=0.5) for rank in range(100)}, size=200) == []
 
 
-def test_damaged_file_names_ranks_hosts_and_file(golden):
-    error = "/d/train-images-idx3-ubyte.gz (5 bytes) is damaged"
-    rows = {rank: Data(data_error=error if rank in (2, 3) else None) for rank in range(6)}
-    (found,) = findings(rows, options=Options(data_dir="/d"))
-    assert found.code == "TRN001.data"
-    assert (found.ranks, found.hosts) == ((2, 3), ("n1",))
-    golden(found)
-
-
-def test_different_damage_gives_different_findings():
-    rows = {0: Data(data_error="x"), 1: Data(data_error="y"), 2: Data()}
-    assert [found.ranks for found in findings(rows)] == [(0,), (1,)]
-
-
 def test_figures_take_the_slowest_rank():
     rows = {0: trained(training_seconds=0.5), 1: trained(training_seconds=2.0)}
     figures = CHECK.report(seen_of(CHECK, rows)).figures
     assert figures["training.samples_per_second"] == 2000.0
-    assert CHECK.report(seen_of(CHECK, {0: Data()})).figures == {}
+    assert CHECK.report(seen_of(CHECK, {})).figures == {}
 
 
 def test_columns_show_each_rank():

@@ -265,12 +265,6 @@ def test_where_more_than_two_ranks_share_a_core_no_straggler_is_named(cpus, name
     assert [found.ranks for found in ddp_step.judge(with_arrivals(seen, arrivals))] == named
 
 
-def test_images_that_cannot_be_read_are_told(golden):
-    (found,) = ddp_step.judge(seen_of(ddp_step.CHECK, dict.fromkeys(range(4), Data())))
-    assert (found.code, found.ranks, found.severity) == ("TRN003.unreadable", (), Severity.WARNING)
-    golden(found)
-
-
 @pytest.mark.parametrize(("ranks_per_node", "ranks"), [(1, ()), (4, (2,))])
 def test_a_slow_network_names_the_host_or_on_a_single_host_the_rank(golden, ranks_per_node, ranks):
     rows = {rank: Data(steps=own) for rank, own in with_slow_network(steps(4), 2, 20 * EDGE).items()}

@@ -31,7 +31,7 @@ def refused(*words: str) -> str:
         ("check --master_addr ''", "--master-addr"),
         ("allreduce-bench -b ''", "--minbytes"),
         ("allreduce-bench -J ''", "--json"),
-        ("train --data-dir ''", "--data-dir"),
+        ("check --shared-dir ''", "--shared-dir"),
         ("host --record ''", "--record"),
         ("watch --bundle '' -- true", "--bundle"),
         ("judge ''", "FILE"),

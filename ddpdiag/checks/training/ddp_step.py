@@ -28,7 +28,6 @@ from msgspec import Struct
 from ddpdiag.bandwidth import busbw
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, inapplicable, new_trial, unneeded
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.training.gradients import proof_findings
 from ddpdiag.checks.training.stragglers import step_findings, typical_window, usual_step
@@ -49,7 +48,6 @@ FINDINGS = {
     ),
     "average": FindingSpec.error("DDP's result is not the mean of the gradients of the ranks."),
     "unequal": FindingSpec.error("it is not the gradient that one process computes.", same_item=True),
-    "unreadable": FindingSpec.not_seen("a rank could not read the images."),
     "straggler": FindingSpec.warning(
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
@@ -73,7 +71,7 @@ _HELD_DOWN = ("GPU005.slowdown", "GPU005.warm")
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's measurements; all are None where a rank could not read the digits, which TRN001 reports."""
+    """One rank's measurements; the trial may be cut short after the proof."""
 
     proof: Proof | None = None
     steps: Steps | None = None
@@ -104,21 +102,15 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def measure(ctx: Context) -> Data:
-    """The proof, then the steps; nothing, where a rank has no digits."""
+    """The proof, then the steps."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
     from ddpdiag.workloads.proof import prove
     from ddpdiag.workloads.steps import watch_steps
 
     ctx.step("read the digits")
-    try:
-        digits = mnist.load(ctx.options.data_dir)
-    except mnist.DataError:
-        digits = None
+    digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
-        ctx.step("agree that all ranks have the digits")
-        if not training.all_agree(digits is not None, device) or digits is None:
-            return Data()
         proof = prove(ctx, digits, device)
         ctx.report(Data(proof=proof), "gradients compared")
         # What a step takes where many ranks share a core says more of the scheduler than of a rank: a few are timed.
@@ -132,15 +124,6 @@ def measure(ctx: Context) -> Data:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     """Right first, then quick."""
-    if lacking := tuple(row.place.rank for row in seen.rows if row.data == Data()):
-        yield seen.finding(
-            "unreadable",
-            "gradients were not compared: the images cannot be read",
-            f"At least one rank could not read the training images, so {ranks_text(lacking)} took no step. TRN001 "
-            "names the rank and the file.",
-            fix="Copy the file that TRN001 names to that host again (`ddpdiag check --select TRN001,TRN003` finds "
-            "it). Or omit --data-dir to train on the images in ddpdiag.",
-        )
     proofs = {row.place.rank: row.data.proof for row in seen.rows_so_far if row.data.proof is not None}
     if proofs:
         yield from proof_findings(seen, proofs)

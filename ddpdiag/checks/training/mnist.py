@@ -1,8 +1,7 @@
 """A ConvNet learns handwritten digits with DistributedDataParallel.
 
 What: the network of the classic MNIST tutorials is trained for a fixed number of steps at a fixed global batch, in
-DistributedDataParallel over all ranks, and tested on images that it has not seen. The digits ship with ddpdiag;
-`--data-dir` takes others in MNIST's four files. Nothing is downloaded.
+DistributedDataParallel over all ranks, and tested on images that it has not seen. The digits ship with ddpdiag.
 
 Why: every part can work alone and training still fail. Afterwards the loss must have fallen, at least 90 % of the test
 images must be recognised (95 % with `--depth standard`; a broken gradient stays near 10 %; above 128 ranks the global
@@ -52,7 +51,7 @@ FINDINGS = {
         ("inaccurate", "flat"),
         FindingSpec.error(
             "all ranks agree, but the network learned nothing: gradients are not averaged, or images and labels do not "
-            "belong together (`--data-dir`)."
+            "belong together."
         ),
     ),
     "stolen-cores": FindingSpec.warning(
@@ -61,9 +60,6 @@ FINDINGS = {
         "of the time in which it could run. They are named as far as they can be seen. Or the hypervisor gives as much "
         "to other virtual machines.",
         slows=True,
-    ),
-    "data": FindingSpec.error(
-        "a file of images is missing or damaged on some hosts. Copy it again; compare with `gzip -t` and `sha256sum`."
     ),
 }
 
@@ -102,11 +98,9 @@ class Training(Struct, frozen=True, kw_only=True):
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """One rank's training. Either `data_error` says why this rank could not read the digits, or the rest is there;
-    all are absent on a rank that could, while others could not."""
+    """One rank's training, and the use of its cores meanwhile."""
 
-    data_error: str | None = None
-    training: Training | None = None
+    training: Training
     core_use: CoreUse | None = None
 
 
@@ -117,20 +111,13 @@ def plan(seen: Seen[Data]) -> Sequence[Trial]:
 
 
 def measure(ctx: Context) -> Data:
-    """Train, unless a rank cannot read the digits; then none does, and that rank says why."""
+    """Train, and watch the cores."""
     from ddpdiag.workloads import mnist, training
     from ddpdiag.workloads.group import process_group
 
     ctx.step("read the digits")
-    digits, data_error = None, None
-    try:
-        digits = mnist.load(ctx.options.data_dir)
-    except mnist.DataError as error:
-        data_error = str(error)
+    digits = mnist.load()
     with process_group(ctx, str(ctx.trial.params["backend"])) as device:
-        ctx.step("agree that all ranks have the digits")
-        if not training.all_agree(digits is not None, device) or digits is None:
-            return Data(data_error=data_error)
         watch = CoreWatch(whole_host=not ctx.place.local_rank)
         trained = training.train(ctx, digits, training.SCHEDULES[ctx.options.depth], device)
         result = Training(
@@ -148,22 +135,9 @@ def measure(ctx: Context) -> Data:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """Images that cannot be read, stolen cores, then the first of: not finite, different parameters, nothing learnt."""
-    errors = {rank: data.data_error for rank, data in seen.by_rank.items() if data.data_error is not None}
-    # One finding for each sentence: ranks of several hosts that miss one shared file are one problem.
-    for error in dict.fromkeys(errors.values()):
-        ranks = [rank for rank, own in errors.items() if own == error]
-        yield seen.finding(
-            "data",
-            "the training images cannot be read",
-            f"{begun(who_text(seen, ranks))}: {error}. No rank trained.",
-            ranks=ranks,
-            evidence={"error": error},
-            fix="Copy the file to these hosts again and compare its `sha256sum` with another host"
-            + ("." if seen.options.data_dir is None else ", or omit --data-dir to train on the images in ddpdiag."),
-        )
+    """Stolen cores, then the first of: not finite, different parameters, nothing learnt."""
     trained = _trained(seen)
-    if errors or not trained:
+    if not trained:
         return
     uses = {rank: own.core_use for rank, own in seen.by_rank.items() if own.core_use is not None}
     yield from stolen_cores(seen, uses, seen.number("others_share"), seen.number("waited_share"))
@@ -192,7 +166,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def _trained(seen: Seen[Data]) -> dict[int, Training]:
-    return {rank: data.training for rank, data in seen.by_rank.items() if data.training is not None}
+    return {rank: data.training for rank, data in seen.by_rank.items()}
 
 
 def _not_finite(seen: Seen[Data], trained: Mapping[int, Training]) -> Finding:
@@ -229,8 +203,7 @@ def _unlearnt(seen: Seen[Data], result: Training) -> Iterator[Finding]:
             f"The loss of all ranks is {result.first_loss:.2f} in the first of {result.steps} steps and "
             f"{result.last_loss:.2f} in the last; at most {share * result.first_loss:.2f} is expected.",
             evidence={"first_loss": result.first_loss, "last_loss": result.last_loss, "loss_share": share},
-            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. With images of your "
-            "own (--data-dir), check that images and labels belong together.",
+            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce.",
         )
     bar = seen.number("accuracy", ACCURACY[seen.options.depth])
     ranks = len(seen.trials[-1].ranks)
@@ -241,14 +214,10 @@ def _unlearnt(seen: Seen[Data], result: Training) -> Iterator[Finding]:
             f"The network recognises {result.accuracy:.1%} of the test images after {result.steps} steps on "
             f"{count(ranks, 'rank')}; at least {bar:.1%} is expected, guessing gives 10%.",
             evidence={"accuracy": result.accuracy, "accuracy_expected": bar},
-            fix=(
-                "Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. If it finds nothing, "
-                "run `ddpdiag check` on each host alone, and leave out a host that fails."
-                if ranks > 1
-                else "Run it again, then on another host: a host that fails each time computes wrongly, so leave it "
-                "out."
-            )
-            + " With images of your own (--data-dir), set the expected share, such as `--set TRN001.accuracy=0.8`.",
+            fix="Run `ddpdiag check --stage collective`, which checks the sums of an all-reduce. If it finds nothing, "
+            "run `ddpdiag check` on each host alone, and leave out a host that fails."
+            if ranks > 1
+            else "Run it again, then on another host: a host that fails each time computes wrongly, so leave it out.",
         )
 
 

@@ -45,7 +45,6 @@ class Arguments(argparse.Namespace):
     out: Path
     seconds: float
     asked: Compare
-    data_dir: str | None
     spawn: bool
     local_rank: int | None
 
@@ -56,7 +55,6 @@ def read_arguments() -> Arguments:
     parser.add_argument("out", type=Path, help="folder for the times of each rank")
     parser.add_argument("seconds", type=float, help="time-out of the process group")
     parser.add_argument("asked", type=lambda text: decode(text.encode(), Compare), help="what is trained, as JSON")
-    parser.add_argument("--data-dir", help="MNIST files other than those shipped")
     parser.add_argument("--spawn", action="store_true", help="start all ranks with torch.multiprocessing.spawn")
     # Until torch 2.0 it was spelt with an underscore.
     parser.add_argument("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
@@ -95,7 +93,7 @@ def train(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> 
     optimizer = task.optimizer(model.parameters())
     seconds: list[float] = []
     affordable = asked.steps
-    batches = task.batches(load(arguments.data_dir), rank, world_size, device)
+    batches = task.batches(load(), rank, world_size, device)
     while len(seconds) < min(asked.steps, affordable):
         begin = time.perf_counter()
         images, labels = next(batches)

@@ -135,13 +135,13 @@ FAULTS = {
     ),
     "digits_corrupt_on_one_host": Fault(
         about="A damaged copy of the data on one host.",
-        expect=("TRN001.data",),
+        expect=("RUN003.raised",),
         blame=Blame(hosts={"h1"}),
         before=damage_images,
     ),
     "digits_missing_on_one_host": Fault(
         about="The data was not copied to one host (D9), which runs two ranks.",
-        expect=("TRN001.data",),
+        expect=("RUN003.raised",),
         blame=Blame(hosts={"h0"}),
         before=lambda network: network[0].mount_tmpfs(DATA, 1 << 20),
         bed=Bed(ranks=(2, 1), launcher=Launcher.ENV),
