@@ -11,7 +11,7 @@ from ddpdiag.checks.host import rdma_ports
 from ddpdiag.checks.launch import variables as lch002
 from ddpdiag.checks.launch import versions
 from ddpdiag.checks.p2p import transport
-from ddpdiag.checks.p2p.transport_judge import Data
+from ddpdiag.checks.p2p.transport import Data
 from ddpdiag.model import Finding, Options, Severity
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.adapters import Port
@@ -86,10 +86,7 @@ def test_healthy_hosts_are_silent(size: int) -> None:
 
 
 def test_sockets_although_infiniband_is_up(golden) -> None:
-    rows = {
-        rank: structs.replace(with_log(data, sockets=("eth0",)), socket_bytes_per_s=3.125e9)
-        for rank, data in healthy(8, network="Socket").items()
-    }
+    rows = {rank: with_log(data, sockets=("eth0",)) for rank, data in healthy(8, network="Socket").items()}
     finding = only(rows, NCCL_IB_DISABLE="1")
     assert (finding.code, finding.severity) == ("P2P004.sockets", Severity.WARNING)
     assert finding.hosts == ("n0", "n1")
@@ -140,7 +137,7 @@ def test_sockets_although_efa_is_up_name_the_plugin(golden) -> None:
         for n, port in enumerate(INFINIBAND)
     )
     rows = {
-        rank: structs.replace(with_log(data, sockets=("ens5",)), ports=efa, socket_bytes_per_s=12.5e9)
+        rank: structs.replace(with_log(data, sockets=("ens5",)), ports=efa)
         for rank, data in healthy(8, network="Socket").items()
     }
     finding = only(rows)

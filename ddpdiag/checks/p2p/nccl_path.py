@@ -8,7 +8,7 @@ from msgspec import structs
 
 from ddpdiag.bandwidth import bound, busbw
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.transport_judge import SOCKET, Data
+from ddpdiag.checks.p2p.transport import SOCKET, Data
 from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.nccl_rings import allows_mnnvl
 from ddpdiag.probes.gpu.links import Connections

@@ -1,6 +1,6 @@
-"""What NCCL says of itself (NCCL_DEBUG=INFO): its network, the way to each peer, NVLS, algorithms.
+"""NCCL's log of itself (NCCL_DEBUG=INFO): its network, the path to each peer, NVLS.
 
-The lines are those of NCCL 2.12 to 2.30 (bootstrap.cc, init.cc, enqueue.cc, graph/topo.cc, net.cc, and transport/
+The lines are those of NCCL 2.12 to 2.30 (init.cc, graph/topo.cc, net.cc, and transport/
 p2p.cc, shm.cc, net.cc, net_ib.cc, net_socket.cc, nvls.cc). They are meant for people and change from version to
 version: a line of another form is left out, and what no line says is None.
 """
@@ -19,19 +19,15 @@ from ddpdiag.probes.host.environment import is_recorded
 MAX_BYTES = 4 << 20
 _MOST_LINES = 8
 _MOST_CHARACTERS = 200
-# enqueue.cc printed numbers up to NCCL 2.23 (nccl_common.h and tuning.cc give their order).
-_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-_PROTOCOLS = ("LL", "LL128", "SIMPLE")
-
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*)")
 # In front of "NCCL" stand host, process and thread ("alpha1:4101:4190 [0]"), and a time if that is asked for.
 _THREAD = re.compile(r"(\S+:\d+:\d+) \[\d+\] $")
 # "[Rank 0]" since 2.30; the name of the function since 2.21.
 _BEGUN = re.compile(r"(?:\[Rank \d+\] )?(?:\w+ )?comm \S+ rank \d+ nranks (\d+) .*Init START")
-_VERSION = re.compile(r"NCCL version (\d[\w.]*)(?:\+cuda([\d.]+))?")
+_VERSION = re.compile(r"NCCL version (\d[\w.]*)")
 # "Channel 02 : 0[1000] -> 1[2000]" up to 2.12 and for SHM still; "Channel 02/0 : 0[0] -> 1[1] [send] via ..." else.
 _CHANNEL = re.compile(
-    r"Channel (\d+)(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
+    r"Channel \d+(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\](?: \[(?:send|receive)\])? via (\S.*)"
 )
 # RCCL ends it with the communicator.
 _RCCL_END = re.compile(r" comm 0x[0-9a-f]+ nRanks \d+.*")
@@ -40,7 +36,6 @@ _NET = re.compile(r"NET/([^/]+)/(\d+)(?:\((\d+)\))?(/.*)?")
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d+ \[(?:send|receive)\] via COLLNET/([^/]+)/\d+(/GDRDMA)?")
 _GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
 _NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
-_TUNED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\w+) proto (\w+)")
 _SETTING = re.compile(r"(NCCL_\w+) set (?:by environment )?to (.*?)\.?")
 _GDR = re.compile(r"NET/.+ : GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '(.*)'")
 # Why NCCL chose what it chose.
@@ -56,7 +51,7 @@ _NOTES = (
 
 
 class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How `source` sends to `target`, both by rank. `kind` is P2P, SHM or NET.
+    """The path from `source` to `target`, both by rank. `kind` is P2P, SHM or NET.
 
     `name` is the network ("IB", "Socket") or the flavour ("CUMEM", "IPC", "direct"). `gdr`: the NIC reads or writes the
     GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs. `through` are ranks of the source's
@@ -68,7 +63,6 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str
     name: str
     gdr: bool = False
-    channels: int = 1
     devices: tuple[int, ...] = ()
     through: tuple[int, ...] = ()
 
@@ -78,40 +72,26 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "/".join(filter(None, (self.kind, self.name, "GDRDMA" if self.gdr else "")))
 
 
-class Choice(Struct, frozen=True, kw_only=True):
-    """The algorithm and the protocol for one size of a collective; rank 0 alone tells them, since NCCL 2.20."""
-
-    collective: str
-    bytes: int
-    algorithm: str
-    protocol: str
-
-
 class Log(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rank's log; of several communicators the largest one's hops.
 
-    `network` carries what goes to other hosts. `bootstrap` and `sockets` are names of interfaces, `adapters` RDMA ports
-    ("mlx5_0:1/IB"), `gdr` says of an adapter whether GPUDirect RDMA could be used with it. `nvls`: does the GPU offer
-    NVLink SHARP? It is used if `nvls_channels` is above 0. `nodes` is how many hosts NCCL takes the ranks to be on.
+    `network` carries what goes to other hosts. `sockets` are names of interfaces. `gdr` maps an adapter to whether
+    GPUDirect RDMA could be used with it. `nvls`: whether the GPU offers NVLink SHARP, which is used if `nvls_channels`
+    is above 0. `hosts` is the number of hosts that NCCL counts.
     `nvlinked` lists, for each GPU of the host by rank, those to which NVLinks lead, directly or through a switch.
     `collnet` is the network that reduces by itself (SHARP), such as "SHARP/GDRDMA", if NCCL opened a path to it.
-    `settings` are variables that NCCL obeyed, `remarks` reasons, `warnings` its own.
+    `settings` are variables that NCCL obeyed, `notes` reasons, `warnings` its own.
     """
 
     version: str | None = None
-    cuda: str | None = None
     network: str | None = None
-    plugin: str | None = None
-    bootstrap: str | None = None
     sockets: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
     gdr: dict[str, bool] = {}
     hops: tuple[Hop, ...] = ()
     nvls: bool | None = None
     nvls_channels: int | None = None
     hosts: int | None = None
     nvlinked: dict[int, tuple[int, ...]] = {}
-    choices: tuple[Choice, ...] = ()
     settings: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -131,28 +111,23 @@ def read_log(path: Path) -> Log | None:
 
 def parse(text: str) -> Log:
     """What the lines of a log say; never raises."""
-    told = list(_messages(text))
-    lines = [line.message for line in told]
+    messages = list(_messages(text))
+    lines = [line.message for line in messages]
     version = next((found for line in lines if (found := _VERSION.match(line))), None)
     nvls = _said(lines, r"NVLS multicast support is (not )?available")
     return Log(
         version=version[1] if version else None,
-        cuda=version[2] if version else None,
         network=_said(lines, r"Using network (.+)") or _said(lines, r"Assigned NET plugin (.+) to comm"),
-        plugin=_said(lines, r"NET/Plugin ?: Loaded net plugin (.+?)(?: \(v\d+\))?$"),
-        bootstrap=_said(lines, r"Bootstrap ?: Using (?:\[0\])?([^\s:]+):"),
         sockets=_listed(lines, r"NET/Socket : Using (.*)", r"\[\d+\]([^\s:]+):"),
-        adapters=_listed(lines, r"NET/IB : Using (.*?)(?:; OOB .*)?$", r"\[\d+\] ?([^\s=\[\]{},]+)"),
         gdr={found[2]: found[1] == "Enabled" for line in lines if (found := _GDR.match(line))},
-        hops=_hops(_of_the_largest(told)),
+        hops=_hops(_of_the_largest(messages)),
         nvls=None if nvls is None else not nvls,
         nvls_channels=_number(_said(lines, r"\d+ coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels")),
         hosts=_number(_said(lines, r"comm \S+ rank \d+ nRanks \d+ nNodes (\d+)")),
         nvlinked=_nvlinked(lines),
-        choices=_choices(lines),
         settings=_settings(lines),
         notes=_some(line for line in lines if line.startswith(_NOTES)),
-        warnings=_some(line.message for line in told if line.level == "WARN"),
+        warnings=_some(line.message for line in messages if line.level == "WARN"),
         collnet=next((f"{own[1]}{own[2] or ''}" for line in lines if (own := _COLLNET.match(line))), None),
     )
 
@@ -174,7 +149,7 @@ def _messages(text: str) -> Iterator[_Line]:
             yield _Line("INFO", line.strip())
 
 
-def _of_the_largest(told: Iterable[_Line]) -> list[str]:
+def _of_the_largest(lines: Iterable[_Line]) -> list[str]:
     """The lines of the communicators with the most ranks; of other sizes, ranks have other numbers.
 
     A line belongs to the communicator that its thread began last, else to the one that any thread did.
@@ -182,7 +157,7 @@ def _of_the_largest(told: Iterable[_Line]) -> list[str]:
     begun: dict[str, int] = {}
     last = 0
     sized: list[tuple[int, str]] = []
-    for line in told:
+    for line in lines:
         if (found := _BEGUN.match(line.message)) and (size := _number(found[1])) is not None:
             begun[line.thread] = last = size
         sized.append((begun.get(line.thread, last), line.message))
@@ -211,20 +186,19 @@ def _some(messages: Iterator[str]) -> tuple[str, ...]:
 
 
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
-    # Channels, devices and ranks on the way, by source, target, kind, name and whether it is GPUDirect RDMA.
-    hops: dict[tuple[int, int, str, str, bool], tuple[set[str], set[int], set[int]]] = {}
+    # Devices and ranks on the path, by source, target, kind, name and whether it is GPUDirect RDMA.
+    hops: dict[tuple[int, int, str, str, bool], tuple[set[int], set[int]]] = {}
     for line in lines:
         if (found := _CHANNEL.match(line)) is None:
             continue
-        source, target = _number(found[2]), _number(found[3])
+        source, target = _number(found[1]), _number(found[2])
         if source is None or target is None:
             continue
-        path = _RCCL_END.sub("", found[4])
+        path = _RCCL_END.sub("", found[3])
         kind, _, rest = path.partition("/")
         net = _NET.match(path)
         name, gdr = (net[1], "GDRDMA" in (net[4] or "")) if net else (rest.partition("/")[0], False)
-        channels, devices, through = hops.setdefault((source, target, kind, name, gdr), (set(), set(), set()))
-        channels.add(found[1])
+        devices, through = hops.setdefault((source, target, kind, name, gdr), (set(), set()))
         if net and (device := _number(net[2])) is not None:
             devices.add(device)
         if net and net[3] and (rank := _number(net[3])) is not None:
@@ -236,11 +210,10 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
             kind=kind,
             name=name,
             gdr=gdr,
-            channels=len(channels),
             devices=tuple(sorted(devices)),
             through=tuple(sorted(through)),
         )
-        for (source, target, kind, name, gdr), (channels, devices, through) in hops.items()
+        for (source, target, kind, name, gdr), (devices, through) in hops.items()
     )
 
 
@@ -264,21 +237,6 @@ def _nvlinked(lines: Sequence[str]) -> dict[int, tuple[int, ...]]:
         for rank, own in ends.items()
     }
     return {rank: tuple(sorted(own - {rank})) for rank, own in sorted(links.items()) if own - {rank}}
-
-
-def _choices(lines: Sequence[str]) -> tuple[Choice, ...]:
-    """Each collective and size once, as it was chosen last."""
-    found = (match for line in lines if (match := _TUNED.match(line)))
-    rows = [(row[1] or "", size, row[3], row[4]) for row in found if (size := _number(row[2])) is not None]
-    return tuple(
-        Choice(collective=name, bytes=size, algorithm=_named(algo, _ALGORITHMS), protocol=_named(proto, _PROTOCOLS))
-        for (name, size), (algo, proto) in {(name, size): (algo, proto) for name, size, algo, proto in rows}.items()
-    )[-_MOST_LINES:]
-
-
-def _named(word: str, names: Sequence[str]) -> str:
-    number = _number(word) if word.isascii() and word.isdigit() else None
-    return names[number] if number is not None and number < len(names) else word.upper()
 
 
 def _settings(lines: Sequence[str]) -> dict[str, str]:
