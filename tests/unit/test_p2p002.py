@@ -421,10 +421,8 @@ def test_what_cuda_has_no_peer_mappings_for_is_not_tested_and_no_fault(golden):
     met = host_of(10, refused=((0, 9), (9, 0)))
     kept = tuple(pair for pair in met.pairs if (pair.source, pair.target) not in met.refused)
     (finding,) = judged(structs.replace(met, pairs=kept), count=10)
-    assert (finding.code, finding.severity) == ("P2P002.peers", Severity.NOTE)
+    assert (finding.code, finding.severity) == ("P2P002.untested", Severity.NOTE)
     golden(finding)
-    (older,) = CHECK.judge(ended(Status.RAISED, error=NO_PEERS))
-    assert (older.code, older.severity) == ("P2P002.peers", Severity.NOTE)
 
 
 def test_what_a_failure_said_is_shown(golden):
@@ -468,7 +466,7 @@ def test_a_gpu_that_allows_one_process_only_is_no_fault():
         look = Look(gpus=tuple(healthy(index, compute_mode=mode) for index in range(2)))
         return list(CHECK.judge(together(refused, seen_of(memory_errors.CHECK, {0: look}, **shape))))
 
-    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.taken", Severity.NOTE)]
+    assert [(finding.code, finding.severity) for finding in judged_in(3)] == [("P2P002.untested", Severity.NOTE)]
     assert [(finding.code, finding.gpus) for finding in judged_in(0)] == [("P2P002.raised", (uuid_of(1),))]
 
 
@@ -511,7 +509,7 @@ def test_ranks_that_see_gpus_of_their_own_have_no_pairs_and_that_is_said(golden)
     seen = world(3, rows, apart=True)
     slow, apart = CHECK.judge(seen)
     assert (slow.gpus, slow.ranks) == ((uuid_of(1),), (1,))
-    assert (apart.code, apart.severity) == ("P2P002.apart", Severity.NOTE)
+    assert (apart.code, apart.severity) == ("P2P002.untested", Severity.NOTE)
     golden(slow, apart)
     (matrix,) = CHECK.report(seen).matrices
     assert matrix.columns == ("GPU 0 of rank 0", "GPU 0 of rank 1", "GPU 0 of rank 2")

@@ -98,10 +98,11 @@ FINDINGS = {
         "there was no time for all copies, or torch shows no GPU where some are expected, so that there is nothing to "
         "copy between (GPU001 and GPU002 find out why)."
     ),
-    **dict.fromkeys(
-        ("apart", "taken"), FindingSpec.note("ranks see GPUs of their own, or use them exclusively.", same_item=True)
+    "untested": FindingSpec.note(
+        "one process cannot copy between all GPUs: ranks see GPUs of their own, or use them exclusively, or there are "
+        "more than the 8 peers that CUDA allows a GPU in one process (NVSwitches do not count).",
+        same_item=True,
     ),
-    "peers": FindingSpec.note("CUDA allows a GPU 8 peers in one process; NVSwitches do not count.", same_item=True),
 }
 
 _VERBS = {
@@ -199,9 +200,8 @@ def judge(seen: Seen[Copies]) -> Iterator[Finding]:
         yield from slow(seen, copies)
     yield from host_slow(seen, all_copies)
     yield from untried(seen, all_copies)
-    yield from refused(seen, all_copies)
     yield from nothing(seen, all_copies)
-    yield from apart(seen, all_copies)
+    yield from untestable(seen, all_copies)
 
 
 # Copies that did not end, or were not tried ---------------------------------------------------------------------------
@@ -217,31 +217,16 @@ def ends(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Findi
     by_rank = {copies.rank: copies for copies in all_copies}
     lost = {event.rank for event in seen.recording.events if event.kind is EventKind.LOST}
     for outcome in failed(seen):
-        if outcome.rank in lost:
-            continue
         copies = by_rank.get(outcome.rank)
-        if NO_PEERS_LEFT in outcome.error:
-            continue  # `refused` says so
-        step = copies.renumbered(outcome.at) if copies is not None else outcome.at
-        if was_going_on(seen, outcome):
-            yield _unfinished(seen, outcome, step)
-        elif (
-            copies is not None
-            and "busy or unavailable" in outcome.error
-            and any(card.health.compute_mode in EXCLUSIVE for card in copies.cards.values())
-        ):
-            name = copies.host.name
-            yield seen.finding(
-                "taken",
-                "pairs of GPUs were not tested: each GPU allows one process",
-                f"{name}: '{step}' was refused, because its GPUs allow one process each (compute mode 'exclusive "
-                "process', GPU008) and the ranks already use them. Only the collectives test these pairs.",
-                evidence=_evidence(outcome, step),
-                fix="Nothing to do for the job. To have each pair measured, run `nvidia-smi -c DEFAULT` as root on "
-                f"{name}.",
-            )
-        else:
-            yield _end(seen, outcome, copies, step)
+        is_unfinished = copies is not None and was_going_on(seen, outcome)  # `untried` reports it
+        if outcome.rank not in lost and not is_unfinished and not _is_taken(outcome, copies):
+            yield _end(seen, outcome, copies)
+
+
+def _is_taken(outcome: Outcome, copies: RankCopies | None) -> bool:
+    """Whether the GPUs allow one process each, which the ranks are (compute mode 'exclusive process', GPU008)."""
+    modes = [card.health.compute_mode for card in copies.cards.values()] if copies is not None else []
+    return "busy or unavailable" in outcome.error and any(mode in EXCLUSIVE for mode in modes)
 
 
 def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
@@ -252,8 +237,9 @@ def was_going_on(seen: Seen[Copies], outcome: Outcome) -> bool:
     return process.step_seconds is not None and process.step_seconds < seen.number("hung_seconds")
 
 
-def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None, step: str) -> Finding:
+def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Finding:
     node = seen.world.host_of(outcome.rank)
+    step = copies.renumbered(outcome.at) if copies is not None else outcome.at
     gpus = tuple(dict.fromkeys(map(int, _GPU.findall(outcome.at)))) if copies is not None else ()
     direct = len(gpus) == 2 and "host" not in outcome.at
     what = f"'{step}'" if step else "copying between GPUs"
@@ -318,66 +304,30 @@ def _fix(outcome: Outcome, node: str, *, direct: bool) -> str:
     return f"{look} {GUESS} {ACS}" if direct else f"{look} Otherwise reset the GPU as root, or reboot {node}."
 
 
-def _unfinished(seen: Seen[Copies], outcome: Outcome, step: str) -> Finding:
-    node = seen.world.host_of(outcome.rank)
-    return seen.finding(
-        "unmeasured",
-        "not all copies between GPUs were measured",
-        f"Rank {outcome.rank} on {node} was still making progress after {outcome.seconds:.1f} s, at '{step}'. The "
-        "other copies were not measured.",
-        ranks=(outcome.rank,),
-        evidence=_evidence(outcome, step),
-        fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
-        f"{seen.check.code}.deadline_seconds={_more(outcome.seconds)}. Or find what keeps {node} busy (`top`).",
-        of_the_run=True,
-    )
-
-
-def refused(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Links that CUDA had no peer mappings left for, which is no fault of theirs."""
-    # In older recordings such a copy ended its process.
-    ended = {outcome.rank for outcome in failed(seen) if NO_PEERS_LEFT in outcome.error}
-    for copies in all_copies:
-        if copies.refused or copies.rank in ended:
-            name, number = copies.host.name, len(copies.gpus)
-            tried = f"{len(copies.pairs)} of {number * (number - 1)} pairs of its {number} GPUs were tried"
-            yield seen.finding(
-                "peers",
-                "pairs of GPUs were not tested: CUDA allows 8 peers",
-                f"{name}: {tried}. CUDA allows a GPU only 8 peers in one process ('{NO_PEERS_LEFT}').",
-                hosts=(name,),
-                evidence={"not_tested": [copies.link_label(link) for link in copies.refused]},
-                fix="Nothing to do: the collectives test the pairs that a job uses.",
-            )
-
-
-def _more(seconds: float) -> int:
-    return round(2 * seconds)
-
-
 def untried(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """What there was no time for, where nothing failed."""
-    unwell = {outcome.rank for outcome in failed(seen)}
+    """Copies that there was no time for, where nothing failed."""
+    unwell = {outcome.rank for outcome in failed(seen) if not was_going_on(seen, outcome)}
     for copies in all_copies:
         left = copies.jobs - copies.done
         if left > 0 and copies.rank not in unwell:
+            name, budget, deadline = copies.host.name, seen.options.budget_seconds, seen.check.deadline
             yield seen.finding(
                 "unmeasured",
                 "not all copies between GPUs were measured",
-                f"{copies.host.name}: the time was over before {left} of {copies.jobs} steps of this test, so not all "
-                "copies were measured.",
-                hosts=(copies.host.name,),
+                f"{name}: the time was over before {left} of {copies.jobs} steps of this test, so not all copies were "
+                "measured.",
+                hosts=(name,),
                 evidence={"done": copies.done, "of": copies.jobs},
-                fix=f"Run again with more time: --budget {_more(seen.options.budget_seconds)} --set "
-                f"{seen.check.code}.deadline_seconds={_more(seen.check.deadline)}.",
+                fix=f"Run again with more time: --budget {2 * budget:.0f} --set {seen.check.code}.deadline_seconds="
+                f"{2 * deadline:.0f}. Or find what keeps {name} busy (`top`).",
                 of_the_run=True,
             )
 
 
 def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
     """Hosts that should have GPUs of which torch shows none: the checks of the stage gpu find and blame the cause."""
-    found = dict.fromkeys(copies.host for copies in all_copies if not copies.gpus and not copies.jobs)
-    hosts = [host for host in found if not any(copies.gpus for copies in all_copies if copies.host == host)]
+    empty = dict.fromkeys(copies.host for copies in all_copies if not copies.gpus and not copies.jobs)
+    hosts = [host for host in empty if not any(copies.gpus for copies in all_copies if copies.host == host)]
     if hosts:
         names, most = [host.name for host in hosts], max(host.gpus for host in hosts)
         yield seen.finding(
@@ -385,25 +335,43 @@ def nothing(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Fi
             f"no copies were tested on {names_text(names, 2)}, where torch shows no GPU",
             f"{names_text(names)}: torch shows no GPU, up to {most} per host expected from CUDA_VISIBLE_DEVICES or the "
             "driver's list, so it is not known whether copies work.",
-            evidence={"hosts": list(names[:64]), "torch": 0, "expected": most},
+            evidence={"hosts": [*names], "torch": 0, "expected": most},
             fix="Run `ddpdiag check --select GPU001,GPU002`, which finds the cause. To train on CPUs, set "
             "CUDA_VISIBLE_DEVICES= (empty).",
             of_the_run=True,
         )
 
 
-def apart(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
-    """Hosts whose ranks see GPUs of their own: one process has no pairs of them."""
-    nodes = list(dict.fromkeys(copies.host.name for copies in all_copies if not copies.alone))
-    if nodes:
-        yield seen.finding(
-            "apart",
-            "pairs of GPUs were not tested: ranks see different GPUs",
-            f"{names_text(nodes)}: each rank sees only some of the host's GPUs, so no process can copy between all of "
-            "them. Their paths to the host's memory were measured; only the collectives test the pairs.",
-            evidence={"hosts": [*nodes]},
-            fix="To have each pair measured, make all GPUs visible to every rank (Slurm: --gpu-bind=none).",
-        )
+def untestable(seen: Seen[Copies], all_copies: Sequence[RankCopies]) -> Iterator[Finding]:
+    """Hosts with pairs of GPUs that one process cannot copy between, which is no fault of theirs."""
+    by_rank = {copies.rank: copies for copies in all_copies}
+    taken = [by_rank[outcome.rank] for outcome in failed(seen) if _is_taken(outcome, by_rank.get(outcome.rank))]
+    for copies_there, reason, fix in (
+        (
+            [copies for copies in all_copies if not copies.alone],
+            "each rank sees only some of the host's GPUs",
+            "make all GPUs visible to every rank (Slurm: --gpu-bind=none)",
+        ),
+        (
+            taken,
+            "the GPUs allow one process each (compute mode 'exclusive process', GPU008), and the ranks use them",
+            "run `nvidia-smi -c DEFAULT` as root",
+        ),
+        (
+            [copies for copies in all_copies if copies.refused],
+            f"CUDA allows a GPU only 8 peers in one process ('{NO_PEERS_LEFT}')",
+            "show each rank at most 9 GPUs",
+        ),
+    ):
+        if nodes := list(dict.fromkeys(copies.host.name for copies in copies_there)):
+            pairs = [copies.link_label(link) for copies in copies_there for link in copies.refused]
+            yield seen.finding(
+                "untested",
+                "not all pairs of GPUs can be tested in one process",
+                f"{names_text(nodes)}: {reason}. Only the collectives test the other pairs.",
+                evidence={"hosts": [*nodes], "pairs": [*pairs]},
+                fix=f"Nothing to do for the job. To have each pair measured, {fix}.",
+            )
 
 
 # The report -----------------------------------------------------------------------------------------------------------
