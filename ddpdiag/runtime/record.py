@@ -28,6 +28,7 @@ from ddpdiag.runtime.deadlines import DEADLINES
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _OUTCOME = b'{"type":"outcome"'
+_PORT_FILE = "control-port"
 
 
 def folder_name(run_id: str) -> str:
@@ -137,6 +138,7 @@ class Record:
 
     def __init__(self, folder: Path, rank: int, header: Header, shared: SharedRecord | None = None) -> None:
         self.rank = rank
+        self._run_id = header.run_id
         self._shared = shared
         self.outcomes = 0
         self.nonce = ""  # rank 0's; it tells this run from others of its run id
@@ -145,6 +147,7 @@ class Record:
         with contextlib.suppress(OSError), alone_in(folder):  # a full disk loses the record, not the run
             if is_held(self.path):
                 self._lie_in(Path(tempfile.mkdtemp(prefix=folder.name + "-", dir=folder.parent)))
+            shutil.rmtree(self.scratch, ignore_errors=True)  # of a process that was killed
             self.scratch.mkdir(mode=0o700, exist_ok=True, parents=True)
             # An earlier run of the same id kept its record: it is evidence, and no part of this run.
             if self.path.exists():
@@ -159,6 +162,24 @@ class Record:
         self.folder = folder
         self.path = folder / f"rank-{self.rank}.jsonl"
         self.scratch = folder / f"scratch-{self.rank}"
+
+    @property
+    def is_in_run_folder(self) -> bool:
+        """Whether the other ranks of this host find the record: the run's folder is not that of another run."""
+        return self.folder == Path(tempfile.gettempdir()) / folder_name(self._run_id)
+
+    def offer_port(self, port: int) -> None:
+        """Write the port of rank 0's control server for the ranks of this host; the scratch folder's end removes it."""
+        with contextlib.suppress(OSError):
+            (self.scratch / _PORT_FILE).write_text(str(port))
+
+    def port_of_rank_0(self) -> int | None:
+        """The port that a living rank 0 wrote into this run's folder, if any."""
+        if not is_held(self.folder / "rank-0.jsonl"):
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder / "scratch-0" / _PORT_FILE).read_text())
+        return None
 
     def set_nonce(self, nonce: str) -> None:
         """Rank 0 sent which of all runs with this run id this one is."""

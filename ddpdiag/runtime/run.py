@@ -26,11 +26,11 @@ from ddpdiag.probes.host.kernel import age_seconds
 from ddpdiag.probes.host.programs import user_name, write_error_file
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.client import ControlClient
-from ddpdiag.runtime.control.join import Endpoint, join, join_here
+from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, join_here
 from ddpdiag.runtime.control.membership import PATIENCE
 from ddpdiag.runtime.control.messages import Shutdown
 from ddpdiag.runtime.control.secret import Secrets
-from ddpdiag.runtime.control.server import ControlServer, control_ports, munge_ports
+from ddpdiag.runtime.control.server import ANY_PORT, ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
@@ -50,7 +50,10 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Run:
-    """The data of one run, the same in every process of it. `port` is the job's MASTER_PORT."""
+    """The data of one run, the same in every process of it. `port` is the job's MASTER_PORT.
+
+    `any_port`: rank 0 may listen on any port, because the ranks of its host find it by the run's folder.
+    """
 
     launch: Launch
     options: Options
@@ -58,6 +61,7 @@ class Run:
     endpoint: Endpoint
     secrets: Secrets
     port: int
+    any_port: bool
 
     def header(self, rank: int) -> Header:
         """First line of a rank's recording."""
@@ -123,6 +127,7 @@ def prepare(
             required=require_auth,
         ),
         port=launch.port if launch.port is not None else free_port(LOOPBACK),
+        any_port=launch.is_local and not launch.whole and control_port is None,
     )
 
 
@@ -136,20 +141,25 @@ def follow(run: Run, place: Place, listener: Listener) -> int:
         with _supervising(run, place, record, signals) as supervisor:
             arrival = _arrival(run, place)
             record.write(arrival)
-            shutdown = supervisor.run(_join(run, arrival, signals, listener))
+            shutdown = supervisor.run(_join(run, arrival, record, signals, listener))
         record.remove_others(shutdown.lost)
     return _exit_code(shutdown)
 
 
-def _join(run: Run, arrival: Arrival, signals: Signals, listener: Listener) -> ControlClient:
+def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener: Listener) -> ControlClient:
     """Find rank 0, and show the search."""
     rank, host = arrival.place.rank, run.endpoint.host
+
+    def rank_0() -> Rank0Endpoint | None:
+        known = run.secrets.of_rank()
+        port = record.port_of_rank_0() if run.any_port else None
+        return known if known is None or port is None else known._replace(port=port)
 
     def seeking(left_seconds: float) -> None:
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
     try:
-        client = join(run.endpoint, run.secrets.of_rank, arrival, lambda: signals.told, seeking)
+        client = join(run.endpoint, rank_0, arrival, lambda: signals.told, seeking)
         listener.tell(Joined(rank=rank, host=host))
         return client
     finally:
@@ -168,8 +178,11 @@ def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
     with _recording(run, place, shared) as record:
         arrival = _arrival(run, place)
         # Before the supervisor: a second rank 0 must not start anything.
-        server = ControlServer(run.endpoint.ports, wire, arrival, local_only=run.launch.on_loopback)
+        ports = (*run.endpoint.ports, ANY_PORT) if run.any_port and record.is_in_run_folder else run.endpoint.ports
+        server = ControlServer(ports, wire, arrival, local_only=run.launch.on_loopback)
         run.secrets.offer(server.port)
+        if server.port not in run.endpoint.ports:
+            record.offer_port(server.port)
         if shared is not None:
             shared.open(arrival.nonce)
         with _supervising(run, place, record, None) as supervisor:

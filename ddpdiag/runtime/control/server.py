@@ -22,6 +22,8 @@ from ddpdiag.text import count
 # the ports that a job gets without --master-port (launchers.launch.derived_port).
 _PORTS_FROM, _PORTS = 30_000, 2_700
 _CANDIDATES = 4
+# As the last one to try: the kernel chooses a free one.
+ANY_PORT = 0
 _RECEIVE_SECONDS = 0.25
 # ZeroMQ has 100: of thousands that come at once the kernel then drops most, and each tries again after 1 s, 3 s, 7 s.
 # The kernel takes net.core.somaxconn if that is less.
