@@ -272,7 +272,7 @@ def simulate(
     "ddpdiag lint train.py",
     "ddpdiag lint src/ --details",
     "git show HEAD:train.py | ddpdiag lint -",
-    "ddpdiag lint src/ --ignore LNT010 --output-format sarif > lint.sarif",
+    "ddpdiag lint src/ --ignore LNT010 --json lint.json",
 )
 def lint(
     files: Annotated[
@@ -281,12 +281,11 @@ def lint(
             metavar="FILE...", help="Training scripts; of a directory, every *.py below it; '-': standard input."
         ),
     ],
-    how: Annotated[LintOptions, "select", "ignore", "output_format", "json", "details", "quiet", "color"],
+    how: Annotated[LintOptions, "select", "ignore", "json", "details", "quiet", "color"],
 ) -> None:
     """Find mistakes with DistributedDataParallel in the source of a training script, without running it.
 
-    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line. `\\[tool.ddpdiag.lint]` in pyproject.toml may
-    hold select, ignore and output-format.
+    A comment `# ddpdiag: ignore[LNT010]` silences a rule on its line.
 
     Exit code: 0 nothing found, 1 errors or warnings, 2 a file that is not Python.
     """
@@ -314,7 +313,7 @@ def explain(
             autocompletion=completion(codes_and_names),
         ),
     ],
-    how: Annotated[ExplainOptions, "json", "github", "quiet", "color"],
+    how: Annotated[ExplainOptions, "json", "quiet", "color"],
 ) -> None:
     """Print a manual page, explain an error text, or find the first cause in a job's log.
 

@@ -185,12 +185,6 @@ class LintOptions(Outputs):
     ignore: tuple[str, ...] = option(
         (), "Skip the rules with these codes or prefixes (a,b).", metavar="CODE", words=rules
     )
-    output_format: str | None = option(
-        None,
-        "Format on standard output (default: text).",
-        metavar="text|json|github|sarif",
-        words=lambda: ("text", "json", "github", "sarif"),
-    )
     details: bool = option(False, "Show notes, and what could not be judged.", panel=OUT)
 
 
@@ -199,7 +193,6 @@ class ExplainOptions(DisplayOptions):
     json: str | None = option(
         None, "Write what was found as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
     )
-    github: bool = option(False, "Print annotations for GitHub Actions instead of text.", panel=OUT, variable=False)
 
 
 # Reports -------------------------------------------------------------------------------------------------------------
@@ -290,12 +283,12 @@ def publish(
         raise Unwritten("; ".join(failed), report.exit_code)
 
 
-def show(text: str, stream: TextIO | None, *, commands: bool = False) -> None:
+def show(text: str, stream: TextIO | None) -> None:
     """Show `text`; UsageError, with the reason, where nothing can be written. BrokenPipeError: the reader left."""
     from ddpdiag.render import files
 
     try:
-        files.show(text, stream, commands=commands)
+        files.show(text, stream)
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:  # ValueError: the stream was closed under us

@@ -31,9 +31,8 @@ def run(words: Sequence[str], how: ExplainOptions = _AS_TEXT) -> int:
     """Print what explains `words`; 3 where a text, a log or all logs of a folder have no known failure."""
     text = " ".join(words)
     if len(words) == 1 and (code := text if _CODE.fullmatch(text) else code_of(text)) is not None:
-        if how.json is not None or how.github:
-            option = "--github" if how.json is None else "--json"
-            raise UsageError(f"{option}: {readable(text)} is a manual page; give an error text or a log")
+        if how.json is not None:
+            raise UsageError(f"--json: {readable(text)} is a manual page; give an error text or a log")
         _show_page(code, how.color)
         return ExitCode.FIT
     logs = [log for word in words for log in _logs(word)] if all(map(_is_log, words)) else []
@@ -111,7 +110,7 @@ def _check_output(path: str, logs: Sequence[str]) -> None:
 
 def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool = False) -> int:
     """Print each log under its name; the exit code is that of the worst, of a folder that of the best."""
-    from ddpdiag.explain.render import as_github, as_json, render  # rich, which a page needs not
+    from ddpdiag.explain.render import as_json, render  # rich, which a page needs not
 
     is_explained = (any if has_folder else all)(each.is_explained for each in found)
     exit_code = ExitCode.FIT if is_explained else ExitCode.UNKNOWN
@@ -119,8 +118,7 @@ def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool
     width, color = terminal(stream, how.color)
     if how.json is not None:
         files.write(how.json, as_json(found, exit_code))
-    text = as_github(found) if how.github else render(found, width=width, color=color, has_folder=has_folder)
-    show(text, stream, commands=how.github)
+    show(render(found, width=width, color=color, has_folder=has_folder), stream)
     return exit_code
 
 

@@ -1,14 +1,11 @@
-"""Explanations of logs and error texts: for people, the first cause in full, then its consequences; as JSON; and as
-annotations for GitHub Actions.
-"""
+"""Explanations of logs and error texts: for people, the first cause in full, then its consequences; and as JSON."""
 
 from collections.abc import Iterator, Sequence
 
 from ddpdiag.codec import encode
 from ddpdiag.explain.card import Role
-from ddpdiag.explain.tally import STANDARD_INPUT, Call, Explanation, Sighting
+from ddpdiag.explain.tally import Call, Explanation, Sighting
 from ddpdiag.render.blocks import Block, Items, Mark, Text
-from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
 from ddpdiag.text import count, fold_hosts, fold_ranks, listed
@@ -175,14 +172,6 @@ def _place(first: Sighting) -> str:
 # For programs ---------------------------------------------------------------------------------------------------------
 
 EXPLAIN_SCHEMA = "ddpdiag.explain/1"
-# Notes are printed in healthy jobs, too.
-_LEVELS = {
-    Role.CAUSE: "error",
-    Role.FAILURE: "error",
-    Role.HINT: "warning",
-    Role.WAIT: "warning",
-    Role.ECHO: "notice",
-}
 _CARD_KEYS = ("role", "code", "meaning", "confirm", "fix")
 _SIGHTING_KEYS = (
     "count", "line", "last_line", "ranks", "local_ranks", "tasks", "hosts", "missing", "excerpt", "frame",
@@ -206,19 +195,3 @@ def as_json(found: Sequence[Explanation], exit_code: int) -> str:
         for each in found
     ]
     return encode({"files": files, "exit_code": exit_code, "schema": EXPLAIN_SCHEMA}).decode() + "\n"
-
-
-def as_github(found: Sequence[Explanation]) -> str:
-    """An annotation at the first line of each text, but for notes of healthy jobs; the explaining one comes first."""
-    return "".join(
-        annotation(
-            _LEVELS[one.card.role],
-            f"{one_line(one.excerpt)}\n{one.card.meaning} {one.card.fix}",
-            title=f"{one.card.role.value}: {one.card.name}",
-            path="" if each.source == STANDARD_INPUT else each.source,
-            line=one.line,
-        )
-        for each in found
-        for one in each.sightings
-        if one.card.role in _LEVELS
-    )

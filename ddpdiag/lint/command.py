@@ -1,4 +1,4 @@
-"""`ddpdiag lint`: scripts into findings; the rules that are chosen on the command line or in pyproject.toml."""
+"""`ddpdiag lint`: scripts into findings, by the rules that the command line chooses."""
 
 import ast
 import io
@@ -11,19 +11,15 @@ import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import Literal, NamedTuple
-
-import msgspec
-from msgspec import Struct
+from typing import NamedTuple
 
 from ddpdiag.cli.edge import complain, standard_input
 from ddpdiag.cli.outputs import LintOptions, is_one_file, show, terminal
-from ddpdiag.codec import read_bytes, readable
+from ddpdiag.codec import encode, read_bytes, readable
 from ddpdiag.errors import ExitCode, UsageError, nearest
 from ddpdiag.lint import Rule
-from ddpdiag.lint.formats import FORMATS, STANDARD_INPUT, LintFinding, LintReport, ScriptLine, Source, page
+from ddpdiag.lint.formats import STANDARD_INPUT, LintFinding, LintReport, ScriptLine, Source, page
 from ddpdiag.lint.reading import Reading
 from ddpdiag.lint.rules import all_rules
 from ddpdiag.model import Severity
@@ -40,26 +36,6 @@ _LONGEST_LINE = 300
 _IGNORE = re.compile(r"#\s*ddpdiag:\s*ignore(?:\[([A-Za-z0-9_,\s]*)\])?")
 
 
-class Choice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """Codes or prefixes of rules to take (none: all) and to leave out, and the format; `[tool.ddpdiag.lint]`."""
-
-    select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    output_format: Literal["text", "json", "github", "sarif"] = "text"
-
-
-class _Tool(Struct, frozen=True):
-    lint: Choice = Choice()
-
-
-class _Tools(Struct, frozen=True):
-    ddpdiag: _Tool = _Tool()
-
-
-class _Project(Struct, frozen=True):
-    tool: _Tools = _Tools()
-
-
 def run(paths: Sequence[str], how: LintOptions) -> int:
     """The exit code: 0 clean, 1 something was found (notes do not count), 2 a file could not be read."""
     json = how.json
@@ -67,39 +43,16 @@ def run(paths: Sequence[str], how: LintOptions) -> int:
         if any(is_one_file(json, path) for path in paths):
             raise UsageError(f"--json {json} would overwrite the script that is read; give it another file")
         files.check_writable(json)
-    configured = configuration(Path.cwd())
-    rules = chosen(how.select or configured.select, how.ignore or configured.ignore)
-    wanted = how.output_format or configured.output_format
-    if wanted != "text" and wanted not in FORMATS:
-        known = ("text", *FORMATS)
-        raise UsageError(f"--output-format {wanted}: expected {', '.join(known)}{nearest(wanted, known)}")
+    rules = chosen(how.select, how.ignore)
     report = judged(paths, rules, quiet=how.quiet)
     stream = sys.stderr if json == "-" else sys.stdout
     width, has_color = terminal(stream, how.color)
     if json is not None:
-        files.write(json, FORMATS["json"](report, rules))
-    text = (
-        page(report, details=how.details, width=width, color=has_color)
-        if wanted == "text"
-        else FORMATS[wanted](report, rules)
-    )
-    show(text, stream, commands=wanted == "github")
+        files.write(json, encode(report).decode() + "\n")
+    show(page(report, details=how.details, width=width, color=has_color), stream)
     for sentence in report.errors:
         complain(sentence)
     return report.exit_code
-
-
-def configuration(folder: Path) -> Choice:
-    """`[tool.ddpdiag.lint]` of the nearest pyproject.toml; UsageError for one that cannot be read."""
-    path = next(
-        (each / "pyproject.toml" for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), None
-    )
-    if path is None:
-        return Choice()
-    try:
-        return msgspec.toml.decode(read_bytes(str(path), _LARGEST_BYTES), type=_Project).tool.ddpdiag.lint
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise UsageError(f"{readable(str(path))}: [tool.ddpdiag.lint]: {error}") from error
 
 
 def chosen(select: Sequence[str], ignore: Sequence[str]) -> tuple[Rule, ...]:

@@ -1,16 +1,9 @@
-"""The report of lint and its formats: lines for people, editors and `grep`; JSON; GitHub annotations; SARIF."""
+"""The report of lint, and its text for people, editors and `grep`."""
 
-from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
 from msgspec import Struct
 from rich.cells import cell_len
 
-from ddpdiag import __version__
-from ddpdiag.codec import encode
-from ddpdiag.lint import Rule
 from ddpdiag.model import Severity
-from ddpdiag.render.markup import annotation
 from ddpdiag.render.page import Page, one_line
 
 LINT_SCHEMA = "ddpdiag.lint/1"
@@ -130,68 +123,3 @@ def _counts(report: LintReport, *, details: bool) -> str:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
-
-
-# For programs --------------------------------------------------------------------------------------------------------
-
-_ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
-_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-def as_json(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
-    """`ddpdiag.lint/1` on one line."""
-    return encode(report).decode() + "\n"
-
-
-def as_github(report: LintReport, _rules: Sequence[Rule] = ()) -> str:
-    """A workflow command for each finding, which GitHub shows at its line."""
-    return "".join(
-        annotation(
-            _ANNOTATIONS[each.severity],
-            _text(each),
-            title=f"{each.code} {each.name}",
-            path="" if each.path == STANDARD_INPUT else each.path,
-            line=each.line,
-            column=each.column,
-        )
-        for each in report.findings
-    )
-
-
-def _text(finding: LintFinding) -> str:
-    """Message, helper and fix, each on a line of its own."""
-    helper = f"\nNote: in line {finding.helper.line}" if finding.helper is not None else ""
-    return f"{finding.message}{helper}\nFix: {finding.fix}"
-
-
-def as_sarif(report: LintReport, rules: Sequence[Rule] = ()) -> str:
-    """SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0), which code scanning services read."""
-    driver = {
-        "name": "ddpdiag lint",
-        "version": __version__,
-        "rules": [{"id": rule.code, "name": rule.name, "shortDescription": {"text": rule.title}} for rule in rules],
-    }
-    run = {"tool": {"driver": driver}, "results": [_result(each) for each in report.findings]}
-    document = {"$schema": _SARIF, "version": "2.1.0", "runs": [run]}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-
-
-def _result(finding: LintFinding) -> dict[str, object]:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endColumn": finding.source.end_column,
-    }
-    return {
-        "ruleId": finding.code,
-        "level": "note" if finding.severity is Severity.NOTE else finding.severity.value,
-        "message": {"text": _text(finding)},
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": finding.path}, "region": region}}],
-    }
-
-
-FORMATS: Mapping[str, Callable[[LintReport, Sequence[Rule]], str]] = {
-    "json": as_json,
-    "github": as_github,
-    "sarif": as_sarif,
-}

@@ -80,15 +80,14 @@ def _unwritable(path: str, error: OSError | ValueError) -> UsageError:
     return UsageError(f"cannot write {name}: {reason}")
 
 
-def show(text: str, stream: TextIO | None, *, commands: bool = False) -> None:
+def show(text: str, stream: TextIO | None) -> None:
     """Write what people read to a stream of this process, None where it was closed before the start.
 
-    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters. `commands`:
-    GitHub Actions is meant to obey it.
+    OSError or ValueError if that cannot be done. Tables keep their form where the stream has few letters.
     """
     if stream is not None and not can_show(stream, text):
         text = text.translate(_PLAIN)
-    _say(text if commands else without_commands(text), stream)
+    _say(without_commands(text), stream)
 
 
 def _say(text: str, stream: TextIO | None) -> None:

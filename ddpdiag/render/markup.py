@@ -264,21 +264,3 @@ def _painted_table(own: Table) -> list[str]:
     lines = tabled(heads, rows, own.noun, total=len(own.rows), most=_TABLE_BYTES, right=right)
     note = ["", said(own.note, _PARAGRAPH_BYTES)] if lines and own.note else []
     return [*(_titled(own.title) if lines else []), *lines, *note]
-
-
-# GitHub's workflow commands, which Actions shows at a line of a file. Source: "Setting a warning message",
-# docs.github.com/actions/reference/workflow-commands-for-github-actions.
-
-
-def annotation(
-    level: str, message: str, *, title: str, path: str = "", line: int | None = None, column: int | None = None
-) -> str:
-    """One command; `level` is error, warning or notice. Without a path it belongs to the run, not to a file."""
-    place = {"file": path or None, "line": line if path else None, "col": column if path else None, "title": title}
-    escaped = {name: _escaped(str(value)) for name, value in place.items() if value is not None}
-    properties = ",".join(f"{name}={value}".replace(":", "%3A").replace(",", "%2C") for name, value in escaped.items())
-    return f"::{level} {properties}::{_escaped(message)}\n"
-
-
-def _escaped(text: str) -> str:
-    return printable(text).replace("%", "%25").replace("\n", "%0A")

@@ -36,6 +36,3 @@ class WatchOptions(DisplayOptions):
         "`ddpdiag watch` behind those (refused if the command shows this, else reported once seen).",
     )
     quiet: bool = option(False, "Report without stacks, threads and GPUs (--bundle keeps them).", "-q", panel=OUT)
-    alone: bool = option(
-        False, "Report on this command only (default: all `ddpdiag watch` of one job on a host make one report)."
-    )

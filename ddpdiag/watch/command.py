@@ -107,7 +107,7 @@ class Watch:
         self._how = how
         self._command = command
         self._output = output
-        self._peers = Peers(None if how.alone else job_name(os.environ), identity(os.environ, kill=how.kill))
+        self._peers = Peers(job_name(os.environ), identity(os.environ, kill=how.kill))
         self._reporter = Reporter(lambda look, finding, new: report.show(look, finding, new, kept, how), complain)
         self._monitor = OutputMonitor(output.sinks)
         self._observer = Observer([command.pid])

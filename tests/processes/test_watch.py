@@ -288,7 +288,7 @@ def test_a_job_that_nothing_shows_alive_and_a_host_without_rank_0_are_not_killed
     watches = []
     for word, options, ranks in (
         ("no-such-file", ("--output", "no-such-file"), {}),
-        ("rank 0", ("--alone",), {"RANK": "3", "WORLD_SIZE": "4"}),
+        ("rank 0", (), {"RANK": "3", "WORLD_SIZE": "4"}),
     ):
         # The command leaves a little after it was told why it is not ended.
         log = tmp_path / f"{word}.log"

@@ -8,9 +8,7 @@ from readers import HEALTHY
 
 from ddpdiag.cli import judge
 from ddpdiag.cli.edge import complain
-from ddpdiag.cli.outputs import ExplainOptions, LintOptions, Outputs
-from ddpdiag.explain import command as explain
-from ddpdiag.lint import command as lint
+from ddpdiag.cli.outputs import Outputs
 from ddpdiag.render import files
 
 HOSTILE = ("::error::x", "  ::add-mask::x", "\t::stop-commands::x", "\r::error::x", "a ##[error]x", "\n\n::error::x")
@@ -54,18 +52,3 @@ def test_no_recording_writes_a_command(tmp_path: Path, capsys: pytest.CaptureFix
     judge.run([str(path)], Outputs(markdown="-"))
     shown = capsys.readouterr()
     assert not is_obeyed(shown.out + shown.err)
-
-
-@pytest.mark.usefixtures("actions")
-def test_annotations_have_no_escape_characters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "a\x1b]0;b\r.log"
-    log.write_text("RuntimeError: \x1b]0;x\x07 \r::error::x \x9b2J\n")
-    explain.run([str(log)], ExplainOptions(github=True))
-    script = tmp_path / "a\x1b[2J.py"
-    script.write_text(
-        "import torch.distributed as dist\ndist.init_process_group('\x1b')\nmodel = DDP(model)\nmodel = DDP(model)\n"
-    )
-    lint.run([str(script)], LintOptions(output_format="github"))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines
-    assert all(line.startswith("::") and line.isprintable() for line in lines)

@@ -183,34 +183,15 @@ def test_json_of_an_error_text_has_no_path_and_no_page(capsys) -> None:
 
 
 @pytest.mark.usefixtures("logs")
-def test_annotations_are_escaped_and_name_file_and_line(capsys) -> None:
-    assert run(["rank0.log"], ExplainOptions(github=True)) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("::error file=rank0.log,line=1,title=failure%3A exception::ValueError: batch of 3 images, ")
-    assert "100%25 wrong%0A" in line
-    run(["CUDA error: out of luck"], ExplainOptions(github=True))
-    assert capsys.readouterr().out.startswith("::error title=failure%3A cuda-error::")
-
-
-def test_notes_are_no_annotations_and_a_pipe_has_no_file(capsys, monkeypatch) -> None:
-    note = b"destroy_process_group() was not called before program exit\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(note + b"ValueError: x\n"))))
-    assert run(["-"], ExplainOptions(github=True)) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("::error title=")
-
-
-@pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize(
     ("words", "how"),
     [
         (["COL001"], ExplainOptions(json="-")),
-        (["COL001"], ExplainOptions(github=True)),
         (["rank0.log"], ExplainOptions(json="rank0.log")),
         (["rank1.log"], ExplainOptions(json="rank0.log")),
         (["rank0.log"], ExplainOptions(json="no/such/folder.json")),
     ],
-    ids=["page-json", "page-github", "own-log", "other-log", "no-folder"],
+    ids=["page-json", "own-log", "other-log", "no-folder"],
 )
 def test_outputs_that_cannot_be_are_refused(golden, words: list[str], how: ExplainOptions) -> None:
     with pytest.raises(UsageError) as caught:

@@ -69,7 +69,6 @@ ONE_GPU = (
     ("images.to(device, non_blocking=True)", 'images.to("cuda")'),
 )
 HINTS = [
-    ("LNT015", "torch.manual_seed(args.seed + rank)", "torch.manual_seed(args.seed)"),
     ("LNT021", "nn.SyncBatchNorm.convert_sync_batchnorm(Net())", "Net()"),
     ("LNT024", "    dist.destroy_process_group()\n", ""),
     ("LNT025", "lr=0.1 * dist.get_world_size()", "lr=0.1"),

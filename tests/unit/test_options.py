@@ -112,7 +112,7 @@ MISTAKES = (
     *("check --budget -5", "check --color sometimes", "check --depth quik", "check --strict=3"),
     *("judge gone.jsonl", "watch --stall -1 -- true", "bench -f 2 -i 8", "check --json /nowhere/report.json"),
     *("DDPDIAG_BUDGET=x check", "DDPDIAG_STAGE=gpus check", "DDPDIAG_STRICT=x check", "lint --select LNT026 x.py"),
-    *("explain TRN001.divergd", "lint --output-format sarf x.py", "simulate --fault slow-hst", "check --select COL01"),
+    *("explain TRN001.divergd", "simulate --fault slow-hst", "check --select COL01"),
 )
 
 
@@ -175,7 +175,6 @@ def completed(words):
         ("host --ignore HST00", [f"HST00{number}" for number in range(1, 8)]),
         ("allreduce-bench --op m", ["min", "max"]),
         ("train --strategy single,dd", ["single,ddp"]),
-        ("lint --output-format s", ["sarif"]),
         ("simulate --fault slow-", ["slow-host", "slow-inside", "slow-link"]),
         ("explain pcie-l", ["pcie-link"]),
     ],

@@ -9,44 +9,6 @@ from ddpdiag.lint.reading import Kind, Reading, path_or_text
 from ddpdiag.lint.script import has_unpacking, is_constant, keyword, trains, words_in
 from ddpdiag.model import Severity
 
-_SEEDS = (
-    "torch.manual_seed",
-    "torch.cuda.manual_seed",
-    "torch.cuda.manual_seed_all",
-    "random.seed",
-    "numpy.random.seed",
-)
-_AT_RANDOM = ("Random", "ColorJitter", "AutoAugment", "TrivialAugment")
-
-
-@rule("LNT015", Severity.NOTE)
-def same_augmentation(read: Reading) -> Iterator[Hit]:
-    """All ranks draw the same random augmentations.
-
-    What: every seed in the script is the same on all ranks, and the data are augmented at random. This is a note
-    (`--details`).
-
-    Why: rank 0's n-th image is cropped and flipped like rank 1's n-th image. The images differ, so the harm is small,
-    but there is less variety than the number of ranks suggests. Equal seeds are correct where all ranks must agree: for
-    a split, a sampler, or weights that DistributedDataParallel does not send.
-
-    Fix: after the model is made, seed with seed + rank.
-
-    Source: https://github.com/facebookresearch/detr/issues/297 (why seed + rank);
-    https://docs.pytorch.org/docs/stable/data.html#data-loading-randomness (workers take base_seed from the process).
-    """
-    seeds = list(read.calls_of(*_SEEDS))
-    augments = any(read.last_name(c).startswith(_AT_RANDOM) and ".transforms." in read.callee(c) for c in read.calls)
-    if not seeds or not read.wrappings or not augments:
-        return
-    if not any(read.depends_on_rank(arg) for call in seeds for arg in call.args):
-        yield Hit(
-            seeds[0],
-            "all ranks draw the same random numbers, so their augmentations are the same",
-            "After the model is made, seed with seed + rank.",
-        )
-
-
 _NAMES = (
     "new_group barrier monitored_barrier broadcast broadcast_object_list all_reduce reduce all_gather "
     "all_gather_into_tensor all_gather_object gather gather_object scatter scatter_object_list reduce_scatter "
@@ -243,4 +205,4 @@ def learning_rate(read: Reading) -> Iterator[Hit]:
         )
 
 
-RULES = (same_augmentation, collective_on_some_ranks, model_on_some_ranks, batchnorm_local, learning_rate)
+RULES = (collective_on_some_ranks, model_on_some_ranks, batchnorm_local, learning_rate)
