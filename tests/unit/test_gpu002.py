@@ -68,12 +68,6 @@ def test_fewer_gpus_than_visible_are_an_error_and_more_a_warning():
     assert more.severity is Severity.WARNING
 
 
-def test_a_gpu_that_nvml_does_not_list_is_named():
-    (finding,) = found(rank(0, "GPU-a", "GPU-x"), nvml=("GPU-a", "GPU-b"))
-    assert finding.code == "GPU002.uuid"
-    assert finding.gpus == ("GPU-x",)
-
-
 def test_slices_are_not_compared():
     run = seen(rank(0, "GPU-slice"), gpus=2)
     listed = Enumeration(gpus=(Gpu(index=0, uuid="GPU-a", mig=True),))

@@ -42,7 +42,6 @@ def test_a_sick_gpu_is_an_error_with_its_own_remedy(golden, word, action, change
     "changes",
     [
         {"sram_uncorrected_ever": 4},
-        {"uncorrected_ever": 9},
         {"uncorrectable_remaps": 511, "correctable_remaps": 600},
         {"retired_pages": 62},
         {"corrected": 20_000_000},

@@ -20,9 +20,8 @@ def test_a_narrow_link_is_a_warning_with_both_widths(golden):
     golden(finding)
 
 
-def test_a_width_that_all_gpus_of_a_model_have_is_good_to_know():
-    found = judged(CHECK, host_of({index: pcie(width=8) for index in range(8)}))
-    assert {(f.code, f.severity) for f in found} == {("GPU004.narrow", Severity.NOTE)}
+def test_a_width_that_all_gpus_of_a_model_have_is_silent():
+    assert judged(CHECK, host_of({index: pcie(width=8) for index in range(8)})) == []
 
 
 def test_a_width_that_is_not_told_is_no_finding():

@@ -19,7 +19,16 @@ pytestmark = pytest.mark.skipif(fake_nvml.compiler() is None, reason="there is n
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 CHECKS = [check for check in all_checks() if "GPU003" <= check.code <= "GPU009"]
-SILENT = ("clocks-benign", "healthy", "older-card", "recovery-older-driver", "rising", "two-models")
+SILENT = (
+    "clocks-benign",
+    "compute-exclusive",
+    "desktop",
+    "healthy",
+    "older-card",
+    "recovery-older-driver",
+    "rising",
+    "two-models",
+)
 LOOK = """
 import sys
 from ddpdiag.codec import encode
@@ -96,9 +105,7 @@ def findings(look: Look) -> list:
     ("name", "code", "severity"),
     [
         ("clocks-power-brake", "GPU005.slowdown", Severity.WARNING),
-        ("compute-exclusive", "GPU008.exclusive", Severity.NOTE),
         ("compute-prohibited", "GPU008.prohibited", Severity.ERROR),
-        ("desktop", "GPU008.in-use", Severity.NOTE),
         ("ecc-corrected-many", "GPU003.corrected", Severity.WARNING),
         ("ecc-uncorrected", "GPU003.uncorrected", Severity.ERROR),
         ("fabric-failed", "GPU007.fabric", Severity.ERROR),

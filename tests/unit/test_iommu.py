@@ -207,15 +207,6 @@ def test_the_processors_maker_is_told_as_the_kernel_does(tmp_path):
     assert surroundings([], proc, sys).processor == processor_maker(proc) == "GenuineIntel"
 
 
-def test_the_module_for_gpudirect_rdma_is_seen(tmp_path):
-    proc, sys = board(tmp_path)
-    bare = surroundings([], proc, sys)
-    assert bare.peermem is False
-    (sys / "module/nvidia_peermem").mkdir(parents=True)
-    full = surroundings([], proc, sys)
-    assert full.peermem is True
-
-
 def test_a_host_that_shows_nothing_is_no_error(tmp_path):
     found = surroundings(["0000:1a:00.0"], tmp_path / "p", tmp_path / "s")
     assert (found.bridges, found.virtual, found.parameters) == ((), None, ())

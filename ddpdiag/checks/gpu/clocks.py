@@ -34,7 +34,7 @@ from ddpdiag.checks.gpu.cards import (
     finding_of,
     usual,
 )
-from ddpdiag.model import Finding, Scalar, Severity
+from ddpdiag.model import Finding
 
 FINDINGS = {
     "slowdown": FindingSpec.warning(
@@ -46,9 +46,8 @@ FINDINGS = {
         "the GPU is close to its slowdown temperature before there is any load: a fan, a pump, hot air from a "
         "neighbouring device."
     ),
-    "power-limit": FindingSpec(
-        "a lower limit than most GPUs of that model have (a warning; a note if it is that card's own default), or all "
-        "have one below the default (a note)."
+    "power-limit": FindingSpec.warning(
+        "a lower limit than most GPUs of that model have, and than the card's own default."
     ),
 }
 
@@ -74,8 +73,8 @@ def events_text(events: int, mask: int) -> str:
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
     yield from card_findings(seen, lambda card: (*lowered(card), *_hot(seen, card)))
-    for model, cards in by_model(cards_of(seen)):
-        yield from _limited(seen, model, cards)
+    for _, cards in by_model(cards_of(seen)):
+        yield from _limited(seen, cards)
 
 
 def lowered(card: Card) -> Iterator[Fault]:
@@ -115,36 +114,24 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
         )
 
 
-def _limited(seen: Seen[Nothing], model: str, cards: Sequence[Card]) -> Iterator[Finding]:
+def _limited(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
+    """Power limits below the one that most GPUs of a model have, unless the maker set them."""
     limits = {card: limit for card in cards if (limit := card.health.clocks.power_limit_watts) is not None}
     most = usual([*limits.values()])
-    if most is None:
-        return
     for card, limit in limits.items():
-        if limit >= most:
+        # Makers of consumer cards sell one model with several limits.
+        default = card.health.clocks.default_power_limit_watts
+        if most is None or limit >= most or (default is not None and limit >= default):
             continue
-        evidence: dict[str, Scalar | list[Scalar]] = {"power_limit_watts": limit, "usual_power_limit_watts": most}
-        own = card.health.clocks.default_power_limit_watts
-        if own is not None and limit >= own:
-            # Makers of consumer cards sell one model with several limits.
-            title, severity = "a GPU has a lower default power limit than others", Severity.NOTE
-            said = f"its power limit is {limit:g} W, as its maker set it. Most GPUs of that model here have {most:g} W"
-            advice = "Nothing to do: cards of one model with other power limits are slower by design."
-        else:
-            title, severity = "a GPU has a lower power limit than others", Severity.WARNING
-            said = f"its power limit is {limit:g} W. Most GPUs of that model here have {most:g} W, as expected for all"
-            advice = f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}."
-        yield finding_of(seen, card, Fault("power-limit", title, said, Action.NONE, advice, evidence, severity))
-    default = usual([w for card in cards if (w := card.health.clocks.default_power_limit_watts) is not None])
-    if default is not None and most < default:
-        yield seen.finding(
+        fault = Fault(
             "power-limit",
-            "the power limit of GPUs is below the default",
-            f"{model}: the power limit of most GPUs is {most:g} W, and {default:g} W by default. Clocks may be lower.",
-            severity=Severity.NOTE,
-            evidence={"power_limit_watts": most, "default_power_limit_watts": default},
-            fix=f"Nothing to do if that is intended. Otherwise run `nvidia-smi -pl {default:g}` as root on each host.",
+            "a GPU has a lower power limit than others",
+            f"its power limit is {limit:g} W. Most GPUs of that model here have {most:g} W, as expected for all",
+            Action.NONE,
+            f"As root run `nvidia-smi -i {card.smi_id} -pl {most:g}` on {card.host.name}.",
+            {"power_limit_watts": limit, "usual_power_limit_watts": most},
         )
+        yield finding_of(seen, card, fault)
 
 
 skip = devices.skip

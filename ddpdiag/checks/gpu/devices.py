@@ -1,8 +1,8 @@
 """GPUs as torch sees them, and the one that each rank takes.
 
-torch must have been built with CUDA, CUDA must start, and torch must see the GPUs that NVML sees, matched by UUID
-because the two count in different orders. Each rank takes cuda:local_rank, or cuda:0 when the launcher shows it one GPU
-only; two ranks on one GPU end in NCCL's "Duplicate GPU detected".
+torch must have been built with CUDA, CUDA must start, and torch must see as many GPUs as NVML. Each rank takes
+cuda:local_rank, or cuda:0 when the launcher shows it one GPU only; two ranks on one GPU end in NCCL's "Duplicate GPU
+detected".
 
 Findings:
 
@@ -39,7 +39,6 @@ FINDINGS = {
     "cpu-build": FindingSpec.error("torch was built without CUDA, and the host has GPUs."),
     "cuda-start": FindingSpec.error("CUDA does not start: the error is shown."),
     "count": FindingSpec("torch sees another number of GPUs than NVML."),
-    "uuid": FindingSpec.warning("torch sees GPUs that NVML does not list."),
     "shared": FindingSpec("two ranks use one GPU. If it is a slice of one (MIG), GPU008.mig is the error."),
 }
 
@@ -113,10 +112,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
         if not host.gpus:
             continue
         yield from _not_started(seen, host, rows)
-        known = [gpu for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus]
-        # Slices of a GPU have other UUIDs and other numbers in torch and NVML.
-        if not any(gpu.mig for gpu in known):
-            yield from _unlike_nvml(seen, host, rows, {gpu.uuid for gpu in known if gpu.uuid})
+        # Slices of a GPU have other numbers in torch and NVML.
+        if not any(gpu.mig for row in nvml.get(host.ranks, {}).values() for gpu in row.nvml.gpus):
+            yield from _unlike_nvml(seen, host, rows)
     # UUIDs are unique in the world, so containers of one host are compared as well.
     takers: dict[str, list[int]] = defaultdict(list)
     for rank, row in seen.by_rank.items():
@@ -177,8 +175,8 @@ def _version_text(error: str) -> str:
     return f" {found[1]} is CUDA {int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}." if found else ""
 
 
-def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: set[str]) -> Iterator[Finding]:
-    """GPUs of torch that are more, fewer or others than those that NVML has, of which `known` are the UUIDs."""
+def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data]) -> Iterator[Finding]:
+    """Ranks to which torch shows more or fewer GPUs than NVML and CUDA_VISIBLE_DEVICES."""
     for rank, row in rows.items():
         expected = seen.world.arrivals[rank].gpus
         if row.cuda is not None and not row.error and len(row.gpus) != expected:
@@ -195,18 +193,6 @@ def _unlike_nvml(seen: Seen[Data], host: Host, rows: Mapping[int, Data], known: 
                 "changes the variable, for MIG (CUDA uses one slice), and for errors (`dmesg -T | grep -i xid`, as "
                 "root).",
             )
-    strange = {gpu.uuid for row in rows.values() for gpu in row.gpus if gpu.uuid and gpu.uuid not in known}
-    if known and strange:
-        yield seen.finding(
-            "uuid",
-            "torch and NVML show different GPUs",
-            f"{host.name}: torch sees {', '.join(sorted(strange))}, which NVML does not list. Both must list the same "
-            "GPUs.",
-            ranks=tuple(rank for rank, row in rows.items() if any(gpu.uuid in strange for gpu in row.gpus)),
-            gpus=tuple(sorted(strange)),
-            fix="Start a container with all its GPUs (docker: `--gpus all`). Then `nvidia-smi -L` shows the same UUIDs "
-            f"inside and outside. Without a container, ask the administrator to reboot {host.name}.",
-        )
 
 
 def sliced_hosts(seen: Seen[D]) -> frozenset[str]:

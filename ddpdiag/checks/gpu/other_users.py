@@ -25,25 +25,24 @@ from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, card_findings, cards_of
 from ddpdiag.checks.hosts import MIB, leave_out, ranks_text
 from ddpdiag.model import Finding, Severity
-from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers, Process
+from ddpdiag.probes.gpu.health import CONTEXT_BYTES, GpuUsers
 from ddpdiag.probes.gpu.nvml import EXCLUSIVE
 from ddpdiag.text import begun
 
 FINDINGS = {
-    "in-use": FindingSpec(
+    "in-use": FindingSpec.warning(
         "more than `used_mib` of memory in use: a process that was left over, or another job. In a container the pids "
         "are those of the host, or hidden. Less memory than any CUDA process takes, or what a desktop uses for "
-        "graphics, is only a note."
+        "graphics, is no finding."
     ),
     "prohibited": FindingSpec.error('compute mode "prohibited"; no CUDA process can start.'),
-    "exclusive": FindingSpec(
-        'compute mode "exclusive process". Harmless with one rank for each GPU (a note). A warning if another process '
-        'has the GPU (CUDA reports "all CUDA-capable devices are busy or unavailable", unless it is the server of '
-        "MPS), or several ranks use it."
+    "exclusive": FindingSpec.warning(
+        'compute mode "exclusive process", and another process has the GPU (CUDA reports "all CUDA-capable devices are '
+        'busy or unavailable", unless it is the server of MPS), or several ranks use it.'
     ),
     "mig": FindingSpec(
-        "the GPU is split into slices (MIG), between which NCCL has no peer-to-peer transport. Harmless for a single "
-        "rank. An error if ranks use the same slice: CUDA shows a process one slice only, and NCCL refuses that."
+        "the GPU is split into slices (MIG), between which NCCL has no peer-to-peer transport. An error if ranks use "
+        "the same slice: CUDA shows a process one slice only, and NCCL refuses that."
     ),
 }
 
@@ -77,7 +76,8 @@ def _sliced(seen: Seen[Nothing], card: Card, *, is_first: bool) -> Iterator[Faul
             {"mig": True, "ranks": [*sharing]},
             severity=Severity.ERROR,
         )
-    elif card.health.mig:
+    # A single rank has no peer.
+    elif card.health.mig and seen.world.size > 1:
         yield Fault(
             "mig",
             "a GPU is split into slices (MIG)",
@@ -86,86 +86,75 @@ def _sliced(seen: Seen[Nothing], card: Card, *, is_first: bool) -> Iterator[Faul
             f"If the job needs whole GPUs, end all processes on it and run `nvidia-smi -i {card.smi_id} -mig 0` as "
             f"root on {card.host.name}.",
             {"mig": True},
-            # A single rank has no peer.
-            severity=Severity.NOTE if seen.world.size == 1 else Severity.WARNING,
+            severity=Severity.WARNING,
         )
 
 
-def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    used, most = card.health.memory_used_bytes, seen.number("used_mib")
+def _is_used(seen: Seen[Nothing], card: Card) -> bool:
+    """Whether another process uses the GPU, and not a display or a monitoring tool."""
+    used, processes = card.health.memory_used_bytes, card.health.processes
     # Of a GPU that is split into slices, the slices themselves take some, and those of others are none of the job's.
-    if used is None or used <= most * MIB or card.health.mig:
-        return
-    # Is most of it what graphics processes hold, and does no process use CUDA? A process that NVML shows in a
-    # container or not at all is in neither list.
+    if used is None or used <= seen.number("used_mib") * MIB or card.health.mig:
+        return False
     held = [process.used_bytes for process in card.health.graphics or ()]
-    told = sum(size for size in held if size is not None)
-    drawn = bool(held) and not card.health.processes and (None in held or 2 * told >= used)
-    small = used <= CONTEXT_BYTES and not card.health.processes
-    holders = _holders(card)
+    # Another container's process is in neither list, so graphics must explain most of the memory.
+    is_drawn = bool(held) and (None in held or 2 * sum(size for size in held if size is not None) >= used)
+    return bool(processes) or (used > CONTEXT_BYTES and not is_drawn)
+
+
+def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
+    if not _is_used(seen, card):
+        return
+    used, host = card.health.memory_used_bytes or 0, card.host.name
+    holders = _holders(card) or "No visible process holds it; one in another container may"
     yield Fault(
         "in-use",
         "GPU memory is already in use",
-        f"{used / MIB:.0f} MiB were in use before this job used it; at most {most:g} MiB expected. "
-        f"{f'Used by {holders}' if holders else 'No visible process holds it; one in another container may'}",
+        f"{used / MIB:.0f} MiB were in use before this job used it; at most {seen.number('used_mib'):g} MiB expected. "
+        f"{holders}",
         Action.NONE,
-        "Nothing to do: a display or a monitoring tool uses as much."
-        if small or drawn
-        else f"Find and end the other process on {card.host.name}, outside of any container: `nvidia-smi`, or as root "
-        f"`fuser -v /dev/nvidia*`. If none is shown, or another user owns it, {leave_out([card.host.name])}.",
+        f"Find and end the other process on {host}, outside of any container: `nvidia-smi`, or as root `fuser -v "
+        f"/dev/nvidia*`. If none is shown, or another user owns it, {leave_out([host])}.",
         {"used_bytes": used, "pids": [process.pid for process in card.health.processes or ()]},
-        severity=Severity.NOTE if small or drawn else Severity.WARNING,
     )
 
 
 def _holders(card: Card) -> str:
-    computing = [_shown(process) for process in card.health.processes or ()]
-    pids = {process.pid for process in card.health.processes or ()}
-    drawing = [f"{_shown(process)} for graphics" for process in card.health.graphics or () if process.pid not in pids]
-    return ", ".join((*computing, *drawing))
-
-
-def _shown(process: Process) -> str:
-    return f"pid {process.pid}" + (f" ({process.used_bytes / MIB:.0f} MiB)" if process.used_bytes is not None else "")
+    """Such as "Used by pid 4711 (19456 MiB)"; empty where no process is visible."""
+    shown = [
+        f"pid {process.pid}" + ("" if process.used_bytes is None else f" ({process.used_bytes / MIB:.0f} MiB)")
+        for process in card.health.processes or ()
+    ]
+    return f"Used by {', '.join(shown)}" if shown else ""
 
 
 def _mode(card: Card) -> Iterator[Fault]:
     mode, processes = card.health.compute_mode, card.health.processes or ()
-    command = f"`nvidia-smi -i {card.smi_id} -c DEFAULT` as root on {card.host.name}."
-    advice = f"Run {command}"
-    if mode in EXCLUSIVE and not processes and len(card.takers) <= 1:
-        advice = f"Nothing to do. For several ranks on one GPU run {command}"
+    advice = f"Run `nvidia-smi -i {card.smi_id} -c DEFAULT` as root on {card.host.name}."
     if mode == _PROHIBITED:
         title, said = "a GPU allows no CUDA process", "its compute mode is 'prohibited'; 'default' is expected"
         yield Fault("prohibited", title, said, Action.NONE, advice, {"compute_mode": mode})
-    elif mode in EXCLUSIVE:
-        then, severity = "That is fine with one rank per GPU", Severity.NOTE
-        if processes:
-            then, severity = f"{begun(_holders(card))} uses it, so a rank can use it only through MPS", Severity.WARNING
-        elif len(card.takers) > 1:
-            then = f"{begun(ranks_text(card.takers))} all take it, and without MPS only the first one can start"
-            severity = Severity.WARNING
+    # One rank for each GPU is fine.
+    elif mode in EXCLUSIVE and (processes or len(card.takers) > 1):
+        why = f"{_holders(card)}, so a rank can use it only through MPS"
+        if not processes:
+            why = f"{begun(ranks_text(card.takers))} all take it, and without MPS only the first one can start"
         yield Fault(
             "exclusive",
             # The server of MPS, through which others may use the GPU, looks the same.
             "another process has exclusive use of a GPU" if processes else "a GPU allows only one CUDA process",
-            f"its compute mode is 'exclusive process'. {then}",
+            f"its compute mode is 'exclusive process'. {why}",
             Action.NONE,
             advice,
             {"compute_mode": mode, "pids": [process.pid for process in processes]},
-            severity=severity,
         )
 
 
 def not_free(seen: Seen[D], uuids: Iterable[str]) -> Iterator[str]:
     """Reasons why these GPUs may not be free, by what was seen before the job touched them (GPU003, GPU008)."""
     cards = {card.health.uuid: card for card in cards_of(seen)}
-    users = {
-        uuid
-        for finding in seen.of(CHECK).findings
-        if finding.code == "GPU008.in-use" and finding.severity is not Severity.NOTE
-        for uuid in finding.gpus
-    }
+    found = [finding for finding in seen.of(CHECK).findings if finding.code == "GPU008.in-use"]
+    users = {uuid for finding in found for uuid in finding.gpus}
     for uuid in uuids:
         card = cards.get(uuid)
         if card is None or (card.health.memory_used_bytes is None and card.health.processes is None):

@@ -22,12 +22,12 @@ from ddpdiag.checks.api import Check, Nothing, Scope, Seen, Stage
 from ddpdiag.checks.findings import FindingSpec
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.cards import Action, Card, Fault, by_model, card_findings, cards_of
-from ddpdiag.model import Finding, Severity
+from ddpdiag.model import Finding
 from ddpdiag.text import share_text
 
 FINDINGS = {
-    "narrow": FindingSpec(
-        "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. Only a note if all "
+    "narrow": FindingSpec.warning(
+        "fewer lanes than card and slot could use: a card not fully seated, a riser, a bad lane. No finding where all "
         "GPUs of that model have the same width: some boards and virtual machines are built so."
     ),
 }
@@ -40,10 +40,10 @@ def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
         for model, cards in by_model(cards_of(seen))
         if len(cards) > 1 and len({card.health.pcie.width for card in cards}) == 1
     }
-    yield from card_findings(seen, lambda card: _narrow(card, alike=card.health.name in alike))
+    yield from card_findings(seen, lambda card: () if card.health.name in alike else _narrow(card))
 
 
-def _narrow(card: Card, *, alike: bool) -> Iterator[Fault]:
+def _narrow(card: Card) -> Iterator[Fault]:
     link = card.health.pcie
     if not link.width or not link.width_max or link.width >= link.width_max:
         return
@@ -52,11 +52,9 @@ def _narrow(card: Card, *, alike: bool) -> Iterator[Fault]:
         "the PCIe link of a GPU has too few lanes",
         f"its PCIe link has {link.width} lanes (x{link.width}). Card and slot can use {link.width_max}, so copies to "
         f"and from it reach {share_text(link.width / link.width_max)} of their speed",
-        Action.NONE if alike else Action.REBOOT,
-        "Nothing to do if that is the design of these hosts: all GPUs of that model have this width."
-        if alike
-        else f"A reboot trains the link again. If it stays at x{link.width}, ask the administrator to reseat the card "
-        "and to check its riser.",
+        Action.REBOOT,
+        f"A reboot trains the link again. If it stays at x{link.width}, ask the administrator to reseat the card and "
+        "to check its riser.",
         {
             "width": link.width,
             "width_of_card_and_slot": link.width_max,
@@ -64,7 +62,6 @@ def _narrow(card: Card, *, alike: bool) -> Iterator[Fault]:
             "generation_of_card_and_slot": link.generation_max,
             "replays": link.replays,
         },
-        severity=Severity.NOTE if alike else Severity.WARNING,
     )
 
 

@@ -42,7 +42,6 @@ class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ecc: bool | None = None
     corrected: int | None = None
     uncorrected: int | None = None
-    uncorrected_ever: int | None = None
     sram_uncorrected: int | None = None
     sram_uncorrected_ever: int | None = None
     sram_threshold_exceeded: bool | None = None
@@ -73,7 +72,6 @@ def memory_errors(device: Device) -> MemoryErrors:
         ecc=_flag(mode[0]),
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
         uncorrected=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        uncorrected_ever=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _AGGREGATE),
         sram_uncorrected=recent,
         sram_uncorrected_ever=ever,
         sram_threshold_exceeded=exceeded,

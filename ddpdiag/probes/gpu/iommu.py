@@ -62,7 +62,6 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     `parameters` are those of the kernel that concern P2P. `virtual` is None where the processor has no flag that says
     whether this is a virtual machine (ARM).
     `processor` is its maker as the kernel writes it ("GenuineIntel"), "ARM", or None where that is not known.
-    `peermem`: the module for GPUDirect RDMA is loaded.
     """
 
     parameters: tuple[str, ...] = ()
@@ -70,7 +69,6 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     virtual: bool | None = None
     slots: tuple[Slot, ...] = ()
     bridges: tuple[Bridge, ...] = ()
-    peermem: bool = False
     processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
@@ -117,7 +115,6 @@ def surroundings(gpus: Sequence[str], proc_root: Path, sys_root: Path) -> Surrou
         virtual=is_xen or (None if flags is None else "hypervisor" in flags.split()),
         slots=slots,
         bridges=tuple(bridges),
-        peermem=(sys_root / "module" / "nvidia_peermem").exists(),
         processor=_maker(cpu),
     )
 
