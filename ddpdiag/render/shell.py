@@ -14,7 +14,6 @@ _WITHOUT = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
     "P2P003.nothing": "no variables: the job's backend failed with all that were tried",
     "P2P003.unreliable": "no variables: those that worked first failed again",
-    "P2P003.both": "no variables: gloo fails as well, so none were tried",
 }
 
 

@@ -235,7 +235,7 @@ def test_gloos_faults_are_errors_where_the_jobs_own_backend_fails_too() -> None:
     judged = over_both(gloo=Status.DIED, nccl=Status.DIED)
     severities = [(finding.code, finding.severity) for finding in judged.findings]
     assert judged.verdict is Verdict.UNFIT
-    assert severities == [("RUN003.died", Severity.ERROR), ("P2P003.both", Severity.NOTE)]
+    assert severities == [("RUN003.died", Severity.ERROR)]
     assert over_both(gloo=Status.DONE, nccl=Status.DIED).verdict is Verdict.UNFIT
 
 

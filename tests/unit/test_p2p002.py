@@ -92,8 +92,31 @@ def all_of(index, value, count=4):
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
-def test_healthy_hosts_are_silent():
-    assert judged(host_of(), host_of(host=1)) == []
+PAIRS = set(permutations(range(4), 2))
+BRIDGED = {(0, 1), (1, 0), (2, 3), (3, 2)}
+CLOSED = {link for link in PAIRS if 3 in link}
+TWO_SOCKETS = {(a, b) for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
+HALF = {"to_bytes_per_s": 25 * GB}
+DISTANT = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
+
+
+@pytest.mark.parametrize(
+    ("count", "host"),
+    [
+        pytest.param(4, {}, id="healthy"),
+        pytest.param(2, {"rates": {(1, 0): 28.1 * GB}}, id="a path somewhat slower than the path back"),
+        pytest.param(8, {"rates": dict.fromkeys(TWO_SOCKETS, 15 * GB)}, id="two sockets"),
+        pytest.param(4, {"rates": dict.fromkeys(BRIDGED, 200 * GB)}, id="bridges"),
+        pytest.param(4, {"closed": CLOSED, "rates": dict.fromkeys(CLOSED, 8 * GB)}, id="some without peer access"),
+        pytest.param(4, {"closed": PAIRS, "rates": dict.fromkeys(PAIRS, 10 * GB)}, id="all without peer access"),
+        pytest.param(2, {"rates": {(0, 1): 20 * GB, (1, 0): 20 * GB}}, id="two GPUs, neither of which is usual"),
+        pytest.param(2, {"gpus": {1: HALF}}, id="a slow link to the host, of two"),
+        pytest.param(4, {"gpus": {2: DISTANT, 3: DISTANT}}, id="GPUs behind the other socket"),
+        pytest.param(4, {"gpus": {1: HALF | {"name": "NVIDIA T4"}}}, id="a GPU of another model"),
+    ],
+)
+def test_what_is_no_fault_is_silent(count, host):
+    assert judged(host_of(count, **host), host_of(count, host=1), count=count) == []
 
 
 @pytest.mark.parametrize(
@@ -157,35 +180,12 @@ def test_a_copy_too_short_for_a_rate_is_not_slow(words, codes):
     assert [finding.code for finding in judged(host_of(rates=rates, pairs={(0, 1): {"words": words}}))] == codes
 
 
-def test_a_way_somewhat_slower_than_the_way_back_is_silent():
-    assert judged(host_of(2, rates={(1, 0): 28.1 * GB}), count=2) == []
-
-
-def test_sockets_are_no_fault():
-    distant = {(a, b): 15 * GB for a, b in permutations(range(8), 2) if (a < 4) is not (b < 4)}
-    assert judged(host_of(8, rates=distant), count=8) == []
-
-
-def test_bridges_are_no_fault():
-    near = {(0, 1): 200 * GB, (1, 0): 200 * GB, (2, 3): 200 * GB, (3, 2): 200 * GB}
-    assert judged(host_of(rates=near)) == []
-
-
 def test_groups_that_most_ways_are_inside_of_are_good_to_know():
     distant = {(a, b): 5 * GB for a, b in permutations(range(8), 2) if (a < 6) is not (b < 6)}
     (finding,) = judged(
         host_of(8, rates=distant, pairs={link: {"through_host_bytes_per_s": 4 * GB} for link in distant}), count=8
     )
     assert (finding.code, finding.severity) == ("P2P002.slow", Severity.NOTE)
-
-
-def test_ways_without_peer_access_are_compared_with_their_like():
-    closed = {link for link in permutations(range(4), 2) if 3 in link}
-    assert judged(host_of(closed=closed, rates=dict.fromkeys(closed, 8 * GB))) == []
-
-
-def test_of_two_gpus_neither_is_slow():
-    assert judged(host_of(2, rates={(0, 1): 20 * GB, (1, 0): 20 * GB}), count=2) == []
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,6 @@ def test_a_gpu_that_nvml_does_not_number_keeps_torchs():
     assert copy.rows == ("GPU 0", "cuda:1")
 
 
-def test_without_peer_access_the_way_through_the_host_is_no_alternative():
-    every = set(permutations(range(4), 2))
-    assert judged(host_of(closed=every, rates=dict.fromkeys(every, 10 * GB))) == []
-
-
 def test_thresholds_can_be_set():
     options = Options(settings={"P2P002.asymmetric_ratio": "0.3", "P2P002.slow_ratio": "0.1"})
     assert judged(host_of(rates=all_of(1, 15 * GB)), options=options) == []
@@ -295,19 +290,6 @@ def test_a_gpu_slower_than_its_siblings_is_named(golden):
     (finding,) = judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB}}))
     assert (finding.code, finding.severity, finding.gpus) == ("P2P002.host-slow", Severity.WARNING, (uuid_of(1),))
     golden(finding)
-
-
-def test_gpus_behind_the_other_socket_are_no_slow_siblings():
-    distant = {"to_bytes_per_s": 27 * GB, "from_bytes_per_s": 27 * GB}
-    assert judged(host_of(gpus={2: distant, 3: distant})) == []
-
-
-def test_of_two_gpus_neither_is_a_slow_sibling():
-    assert judged(host_of(2, gpus={1: {"to_bytes_per_s": 25 * GB}}), count=2) == []
-
-
-def test_gpus_of_another_model_are_no_siblings():
-    assert judged(host_of(gpus={1: {"to_bytes_per_s": 25 * GB, "name": "NVIDIA T4"}})) == []
 
 
 def with_slots(*changes, rate=50 * GB):
@@ -412,9 +394,6 @@ def test_whatever_ends_a_copy_names_both_gpus(golden, status):
     assert (finding.gpus, finding.ranks) == ((uuid_of(0), uuid_of(1)), (0, 1))
     assert finding.env == {}
     golden(finding)
-
-
-NO_PEERS = "AcceleratorError: CUDA error: peer mapping resources exhausted"
 
 
 def test_what_cuda_has_no_peer_mappings_for_is_not_tested_and_no_fault(golden):

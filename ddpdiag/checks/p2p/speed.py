@@ -224,10 +224,8 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     doubts = [*_doubts(seen, path, again, ratio)]
     shares = [one.share_of(expected) for one in (first, again) if one is not None]
     severity = severity_of_rate(shares, least=ratio, error_below=ratio, doubts=doubts)
-    if again and severity is Severity.NOTE:
-        yield _once(seen, first, again, path)
-        return
-    causes = [*_causes(seen, path)]
+    is_note = severity is Severity.NOTE
+    causes = [] if is_note else [*_causes(seen, path)]
     shown = again or first
     nodes = seen.world.hosts_of(seen.world.living) if len(seen.world.hosts) == 1 else ()
     where = f" on {nodes[0]}" if nodes else ""
@@ -235,12 +233,14 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     both = f" ({rate_text(first.busbw_bytes_per_s)} at {size_text(first.size_bytes)})" if again else ""
     yield seen.finding(
         "far-below",
-        f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
+        f"one of two measurements of the all-reduce over {backend} was slow: {rate_text(first.busbw_bytes_per_s)}"
+        if is_note
+        else f"the all-reduce over {backend} is far too slow for its path: {rate_text(rate)}",
         f"The all-reduce over {backend}{where} reaches {rate_text(rate)} busbw at {size_text(shown.size_bytes)}{both}. "
-        f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}. "
-        f"{causes_text(causes)}{doubts_text(doubts)}",
+        f"At least {share_text(ratio)} of {rate_text(expected)} is expected: {path.text}."
+        + ("" if is_note else f" {causes_text(causes)}{doubts_text(doubts)}"),
         severity=severity,
-        hosts=nodes,
+        hosts=() if is_note else nodes,
         evidence={
             "busbw_bytes_per_s": rate,
             "first_busbw_bytes_per_s": first.busbw_bytes_per_s,
@@ -250,27 +250,9 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             "causes": [cause.text for cause in causes],
             "doubts": [*doubts],
         },
-        fix=next((cause.fix for cause in causes if cause.fix), compare_fix(seen.world.hosts)),
-    )
-
-
-def _once(seen: Seen[Data], first: Timed, again: Timed, path: Path) -> Finding:
-    """A note: the larger message shows that the path is fast enough."""
-    rates = [one.busbw_bytes_per_s for one in (first, again)]
-    before, after = (f"{rate_text(rate)}, {reached_text(rate, path.busbw_bytes_per_s)}" for rate in rates)
-    return seen.finding(
-        "far-below",
-        f"one of two measurements of the all-reduce was slow: {rate_text(rates[0])}",
-        f"The all-reduce over {seen.world.backend} reached {before}, at {size_text(first.size_bytes)}. Measured again, "
-        f"it reached {after}, at {size_text(again.size_bytes)}, so the path is fast enough. It should reach "
-        f"{path.text}.",
-        severity=Severity.NOTE,
-        fix="Nothing to do.",
-        evidence={
-            "busbw_bytes_per_s": rates[1],
-            "first_busbw_bytes_per_s": rates[0],
-            "expected_bytes_per_s": path.busbw_bytes_per_s,
-        },
+        fix="Nothing to do."
+        if is_note
+        else next((cause.fix for cause in causes if cause.fix), compare_fix(seen.world.hosts)),
     )
 
 

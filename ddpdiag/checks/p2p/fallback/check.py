@@ -58,7 +58,7 @@ from ddpdiag.checks.collective.all_reduce import affordable
 from ddpdiag.checks.findings import FindingSpec, Workarounds, workarounds_text
 from ddpdiag.checks.known_errors import with_meaning
 from ddpdiag.checks.p2p.fallback.conditions import before, ground_of, moot, overrides_here, search_order
-from ddpdiag.checks.p2p.fallback.judge import SearchResult, both_fail, findings, runs_text
+from ddpdiag.checks.p2p.fallback.judge import SearchResult, findings, runs_text
 from ddpdiag.checks.p2p.fallback.search import Ended, Part, Step, Tried, replay
 from ddpdiag.checks.p2p.fallback.search import Kind as Outcomes
 from ddpdiag.checks.world import ONE_RANK, World, without_gpu
@@ -77,7 +77,6 @@ FINDINGS = {
     "unreliable": FindingSpec("a set of variables worked at first, and then failed."),
     "nothing": FindingSpec("no set of variables works.", same_item=True),
     "unfinished": FindingSpec.warning("the budget (or the run) ended before the search did."),
-    "both": FindingSpec.note("gloo fails as well, so the paths between GPUs are not the cause.", same_item=True),
 }
 
 # Large enough to be bound by bandwidth: through a host's processors, and between GPUs.
@@ -173,7 +172,7 @@ def first_use_seconds(seen: Seen[Any]) -> float:
 
 
 def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
-    """How far the search got: the end, or the next step where nothing is known without it; and what was tried."""
+    """The end of the search, or its next step; and the steps that were tried."""
     if not seen.trials:
         return Step(Part.WHOLE), ()
     answers: dict[tuple[str, str], list[Tried]] = {}
@@ -186,7 +185,7 @@ def progress_of(seen: Seen[Data]) -> tuple[Step | Ended, tuple[Tried, ...]]:
 
 
 def _is_truncated(seen: Seen[Data], trial: Trial, outcomes: Mapping[int, Outcome]) -> bool:
-    """Did it end for a reason of the run, so that it is no answer? The budget, Ctrl-C, or a rank that was lost."""
+    """Whether it ended for a reason of the run (the budget, Ctrl-C, a lost rank), so that it is no answer."""
     if not outcomes.keys() >= set(trial.ranks):
         return True
     return any(
@@ -235,9 +234,7 @@ def _ground(world: World) -> str | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
-    if _ground(seen.world) is None and own is not None and gloo is not None and not own.works and not gloo.works:
-        yield both_fail(seen)
+    gloo = before(seen, "gloo")
     if seen.trials and not without_backend(seen.outcomes):
         end, tried = progress_of(seen)
         # What the GPUs' links and cards should give, where a set worked on all ranks and reported them.

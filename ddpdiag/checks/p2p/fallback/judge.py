@@ -75,17 +75,6 @@ def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
             yield _nothing(seen, result, end)
 
 
-def both_fail(seen: Seen[Any]) -> Finding:
-    own = seen.world.backend
-    return seen.finding(
-        "both",
-        f"gloo fails too, so the cause is not {own}",
-        f"The all-reduce fails over {own} and over gloo. So the cause is the network, a host or a rank, not a path "
-        f"between GPUs; no variables of {own} were tried.",
-        fix="Fix the other errors of this report first, then run it again.",
-    )
-
-
 def _found(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     """Variables with which the backend works, or is faster."""
     own, env = seen.world.backend, Step(Part.WHOLE, end.members).env
