@@ -66,14 +66,6 @@ class RankTimes(Struct, frozen=True, kw_only=True):
     step_seconds: tuple[float, ...]
 
 
-class RankError(Struct, frozen=True, kw_only=True):
-    """One rank's error, and its time (time.monotonic()): the earliest is the cause, later ones are echoes."""
-
-    rank: int
-    error: str
-    at: float
-
-
 class Start(Struct, frozen=True, kw_only=True):
     """One training, started by one method: how it ended, and what its ranks wrote.
 

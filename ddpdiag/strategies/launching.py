@@ -16,9 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import psutil
@@ -30,7 +28,7 @@ from ddpdiag.model.train import Ended
 from ddpdiag.probes.host.programs import python_command, with_home
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.supervisor.processes import Log, Signals, die_with_parent, how_it_ended, signal_process
-from ddpdiag.strategies.launchers import HEADS, Compare, LaunchMethod, RankError, RankTimes, Start
+from ddpdiag.strategies.launchers import HEADS, Compare, LaunchMethod, RankTimes, Start
 
 # How long the end of a training may take: torchrun needs some of it to end its ranks.
 _GRACE_SECONDS, _KILL_SECONDS = 3.0, 2.0
@@ -46,7 +44,6 @@ _ERROR_LINE = re.compile(r"[\w.]*(Error|Exception|Interrupt): \S|.*: error: |ter
 _PREFIX = re.compile(r"\[rank\d+\]: ?")
 _LONGEST_REASON = 300
 
-T = TypeVar("T")
 Processes = Sequence[subprocess.Popen[bytes]]
 
 
@@ -67,13 +64,9 @@ class Command(Struct, frozen=True):
 
 
 def find_torchrun() -> str | None:
-    """The `torchrun` that came with this Python's torch; else one beside this Python, else one on PATH."""
-    places = [Path(sys.executable).with_name("torchrun")]
-    with contextlib.suppress(PackageNotFoundError):
-        torch = distribution("torch")  # where its installer put the script, without importing torch
-        files = [file for file in torch.files or () if file.name == "torchrun"]
-        places = [*(Path(str(torch.locate_file(file))).resolve() for file in files), *places]
-    return next((str(path) for path in places if os.access(path, os.X_OK)), None) or shutil.which("torchrun")
+    """The `torchrun` beside this Python, else one on PATH."""
+    beside = Path(sys.executable).with_name("torchrun")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("torchrun")
 
 
 def commands(
@@ -186,25 +179,21 @@ class Rounds:
             output = log.tail(1 << 16)  # before it holds what they print when they are ended from here
             left = _end_all(processes, out.name)
         log.close()
-        ranks = tuple(sorted(_read_all(out, "rank", RankTimes), key=lambda times: times.rank))
+        ranks = tuple(sorted(_read_all(out), key=lambda times: times.rank))
         ended = Ended.FAILS
         if left:
             reason = f"processes {', '.join(map(str, left))} survive SIGKILL: they are stuck in the kernel or a driver"
         elif not reason:
             failed = next((process.returncode for process in processes if process.returncode), 0)
-            errors = _read_all(out, "error", RankError)
-            ended, reason = self._result(ranks, errors, output, failed, None if in_time else limit)
+            ended, reason = self._result(ranks, first_error(output), failed, None if in_time else limit)
         return Start(method=method, begun_at=begun_at, seconds=seconds, ended=ended, reason=reason, ranks=ranks)
 
-    def _result(
-        self, ranks: Sequence[RankTimes], errors: Sequence[RankError], output: str, failed: int, late: float | None
-    ) -> tuple[Ended, str]:
-        """The outcome, and where not all of it worked the reason: the first rank's error, else the launcher's output.
+    def _result(self, ranks: Sequence[RankTimes], error: str, failed: int, late: float | None) -> tuple[Ended, str]:
+        """The outcome, and the reason where not all of it worked.
 
         `failed` is the first exit code that is not 0, `late` the limit in seconds that the training exceeded.
         """
-        error = first_error(errors, output)
-        if errors or (late is None and failed):
+        if late is None and failed:
             return Ended.FAILS, error or how_it_ended(failed)
         if late is not None:
             last = f"; its last output: {error}" if error else ""
@@ -261,26 +250,19 @@ def _marked(mark: str) -> Iterator[int]:
                 yield process.pid
 
 
-def first_error(errors: Sequence[RankError], output: str) -> str:
-    """The earliest rank's error, which the others echo; else a known cause in the output, else its first line that
-    looks like an error, else its last one."""
-    if errors:
-        first = min(errors, key=lambda error: error.at)
-        lines = [line.strip() for line in first.error.splitlines() if line.strip()]
-        # NCCL's reason is in the last line.
-        ends = lines[0] if len(lines) < 2 else f"{lines[0]} ... {lines[-1]}"
-        return f"rank {first.rank}: {ends[:_LONGEST_REASON]}"
-    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
+def first_error(output: str) -> str:
+    """A known cause in the output, else its first line that looks like an error, else its last one."""
     if (known := known_error(output)) is not None:
         return known.quote[:_LONGEST_REASON]
+    lines = [_PREFIX.sub("", line.strip()) for line in output.splitlines() if line.strip(" \t=-")]
     found = next((line for line in lines if _ERROR_LINE.match(line)), lines[-1] if lines else "")
     return found[:_LONGEST_REASON]
 
 
-def _read_all(out: Path, name: str, kind: type[T]) -> list[T]:
+def _read_all(out: Path) -> list[RankTimes]:
     """The records that the ranks wrote; a truncated file is ignored."""
-    records: list[T] = []
-    for path in out.glob(f"{name}-*.json"):
+    records: list[RankTimes] = []
+    for path in out.glob("rank-*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            records.append(decode(path.read_bytes(), kind))
+            records.append(decode(path.read_bytes(), RankTimes))
     return records

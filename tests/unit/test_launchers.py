@@ -15,7 +15,7 @@ from ddpdiag.render.painter import paint
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.strategies.blocks import launcher_blocks
 from ddpdiag.strategies.command import checked, refuse_launched, refuse_others
-from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankError, RankTimes, Start, judge
+from ddpdiag.strategies.launchers import Compare, LaunchersReport, LaunchMethod, RankTimes, Start, judge
 from ddpdiag.strategies.launching import commands, environment, first_error
 
 ASKED = Compare(ranks=2, steps=8)
@@ -86,24 +86,6 @@ def test_variables_of_an_earlier_launch_are_not_passed_on():
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
-    [
-        (
-            [(0, "RuntimeError: Connection closed by peer", 2.0), (1, "OSError: no digits", 1.0)],
-            "rank 1: OSError: no digits",
-        ),
-        (
-            [(0, "DistBackendError: NCCL error\nncclInvalidUsage\nDuplicate GPU detected\n", 1.0)],
-            "rank 0: DistBackendError: NCCL error ... Duplicate GPU detected",
-        ),
-    ],
-    ids=["the earliest rank, not its echoes", "first and last line of a long error"],
-)
-def test_a_rank_s_error_is_the_reason(errors, told):
-    assert first_error([RankError(rank=rank, error=error, at=at) for rank, error, at in errors], "Traceback") == told
-
-
-@pytest.mark.parametrize(
     ("log", "told"),
     [
         (
@@ -119,9 +101,9 @@ def test_a_rank_s_error_is_the_reason(errors, told):
         ("", ""),
     ],
 )
-def test_without_an_error_of_a_rank_the_output_is_read(log, told):
-    assert first_error([], log).startswith(told)
-    assert bool(first_error([], log)) == bool(told)
+def test_the_reason_is_read_from_the_output(log, told):
+    assert first_error(log).startswith(told)
+    assert bool(first_error(log)) == bool(told)
 
 
 # The table -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python -m ddpdiag.strategies.workloads.launched ...
 
 Each method must give a process its rank, the number of ranks, and the address of rank 0. Each rank writes its times as
-JSON to `rank-<n>.json` in the folder that is its first argument, or an error to `error-<n>.json`.
+JSON to `rank-<n>.json` in the folder that is its first argument.
 """
 
 import time
@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ddpdiag.codec import decode, encode  # noqa: E402
-from ddpdiag.strategies.launchers import Compare, RankError, RankTimes  # noqa: E402
+from ddpdiag.strategies.launchers import Compare, RankTimes  # noqa: E402
 from ddpdiag.strategies.workloads.trainer import Task  # noqa: E402
 from ddpdiag.workloads.devices import choose_device, synchronize  # noqa: E402
 from ddpdiag.workloads.group import close_group  # noqa: E402
@@ -62,14 +62,9 @@ def read_arguments() -> Arguments:
 
 
 def take_part(arguments: Arguments, rank: int, local_rank: int, world_size: int) -> None:
-    """Train, write the times to a file, and exit; an error is written to a file and raised."""
-    try:
-        times = train(arguments, rank, local_rank, world_size)
-        (arguments.out / f"rank-{rank}.json").write_bytes(encode(times))
-    except Exception as error:
-        cause = RankError(rank=rank, error=f"{type(error).__name__}: {error}", at=time.monotonic())
-        (arguments.out / f"error-{rank}.json").write_bytes(encode(cause))
-        raise
+    """Train, write the times to a file, and exit."""
+    times = train(arguments, rank, local_rank, world_size)
+    (arguments.out / f"rank-{rank}.json").write_bytes(encode(times))
     # At Python's exit torch's threads may abort the process ("terminate called ..."), after all work was done.
     sys.stdout.flush()
     sys.stderr.flush()
