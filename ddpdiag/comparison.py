@@ -72,7 +72,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 def incomparable(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
-    """Why runs with these shapes cannot be compared; None if they can."""
+    """The reason why runs with these shapes cannot be compared; None if they can."""
     for name in dict.fromkeys((*old, *new)):
         was, now = (shape.get(name, "unknown") for shape in (old, new))
         if was != now:
@@ -297,7 +297,7 @@ def _are_sound(values: Iterable[float]) -> bool:
 
 # Benchmarks ----------------------------------------------------------------------------------------------------------
 
-# SuperBench's rule for one's own baseline.
+# SuperBench's rule for a baseline of the same system.
 WORSE_SHARE = 0.05
 # Not cv / sqrt(calls): the calls of one run are disturbed together, so their mean is not that much steadier than they.
 SPREADS = 2

@@ -99,7 +99,7 @@ def _slope(low: Point, high: Point) -> float | None:
 
 
 class Slow(NamedTuple):
-    """A rank that is called slow, and why ("copies 2.1x slower than the median of its peers")."""
+    """A rank that is called slow, with the reason ("copies 2.1x slower than the median of its peers")."""
 
     rank: int
     host: str

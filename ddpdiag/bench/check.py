@@ -13,7 +13,7 @@ Fix: remove the bottleneck that the closing sentence names; `ddpdiag check` find
 Confirm by hand: Run nccl-tests' `all_reduce_perf` with the same -b, -e, -f, -n and -w under the same launcher, and
 compare the columns.
 
-Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % against one's own baseline).
+Sources: nccl-tests, doc/PERFORMANCE.md and src/common.cu; SuperBench (5 % against a baseline of the same system).
 """
 
 import os

@@ -68,7 +68,7 @@ def together(own: Sequence[float], shortest: Sequence[float], longest: Sequence[
 class Data(Struct, frozen=True, kw_only=True):
     """One rank's part in one trial, on `device`; index, UUID and PCI address are those of a GPU.
 
-    `copies` are the rates of its own copies, in bytes copied per second, at moments that all ranks share. `notes` name
+    `copies` are the rates of its copies, in bytes copied per second, at moments that all ranks share. `notes` name
     the rows that were left out and why, and are equal on all ranks; `unsupported` names requested combinations that do
     not exist. `whole`: there was enough time and memory.
     """

@@ -132,7 +132,7 @@ LAG_SHARE = SLOW_RATIO - 1
 
 
 class RankEvidence(NamedTuple):
-    """The evidence on one rank; None is what was not measured.
+    """The evidence on one rank; None where a figure was not measured.
 
     `copies` are its copies in bytes per second, at several moments of the run at which all ranks copied; the same
     moments for all. `lag_share` is the median of its lags over the median transfer time, at large sizes, and
@@ -164,7 +164,7 @@ def slow_ranks(evidence: Mapping[int, RankEvidence], *, memory: str = "its own m
 
 
 def copy_ratios(evidence: Mapping[int, RankEvidence]) -> dict[int, float]:
-    """How many times slower each rank copies than the median of the others; 0 where that is not known, or changes.
+    """The ratio of the others' median rate of copies to that of each rank; 0 where it is not known, or changes.
 
     The ratio at each moment, then the median over the moments: a disturbance of the whole host affects all ranks, and
     one of a single rank now and then is outvoted.

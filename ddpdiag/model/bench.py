@@ -1,7 +1,7 @@
-"""A benchmark of collectives: what was requested, and the results.
+"""A benchmark of collectives: the request, and the results.
 
 Sizes are those of nccl-tests' first column: for all_gather, reduce_scatter and all_to_all the data of all ranks
-together, else the bytes of one rank. Bandwidths are bytes per second. `None` is what was not measured.
+together, else the bytes of one rank. Bandwidths are bytes per second. `None` is a figure that was not measured.
 """
 
 import math
@@ -95,7 +95,7 @@ def _root(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """What a benchmark measures: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
+    """The measurements of a benchmark: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
 
     `backend` is empty for the backend that a job would use, `root` -1 for all ranks in turn; "all" in `datatype` and
     `op` means those that the backend has. `min_busbw` is GB/s.
@@ -229,7 +229,7 @@ class BenchCurve(Struct, frozen=True, kw_only=True):
 
 
 class Peer(Struct, frozen=True, kw_only=True, array_like=True):
-    """The path from a GPU to another one of its host, as NVML reports it; None is what it does not say.
+    """The path from a GPU to another one of its host, as NVML reports it; None where it does not.
 
     `nvlinks` counts the links that are up and lead there, directly or by a switch; `level` is where the PCIe paths meet
     (nvmlGpuTopologyLevel_t); `p2p` says whether each may read and write the other's memory.

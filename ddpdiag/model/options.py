@@ -1,4 +1,4 @@
-"""What the user asked for, and the earlier run to compare with; recorded, because judgement depends on it."""
+"""The request of the user, and the earlier run to compare with; recorded, because judgement depends on it."""
 
 from enum import Enum
 
@@ -70,7 +70,7 @@ ALONE = "alone"
 
 
 class Depth(Enum):
-    """How much is measured: seconds, about a minute, or as long as the budget allows."""
+    """The extent of the measurements: seconds, about a minute, or as long as the budget allows."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -115,5 +115,6 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def for_ranks(self) -> "Options":
-        """What ranks need to measure: a baseline and a topology may be long, and only plans and judgement read them."""
+        """The options that ranks need to measure: a baseline and a topology may be long, and only plans and judgement
+        read them."""
         return structs.replace(self, topology={}, baseline=None)

@@ -1,7 +1,7 @@
 """Training by several strategies: the options and the results.
 
-Rates count images (samples) of all ranks together; bytes are those of the rank that holds most. What was not measured
-is `None`.
+Rates count images (samples) of all ranks together; bytes are those of the rank that holds most. A figure that was not
+measured is `None`.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _dtype(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """What is trained: the options of `ddpdiag train`."""
+    """The request for a training: the options of `ddpdiag train`."""
 
     strategy: tuple[Strategy, ...] = option(
         (Strategy.SINGLE, Strategy.DDP, Strategy.FSDP),

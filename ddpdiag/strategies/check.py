@@ -6,8 +6,8 @@ shipped digits by each requested strategy: single (one process alone), dp (nn.Da
 over several devices of a rank, under DDP). All begin with the same weights and take the same images in each step, and
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
 rounding (`tolerance`; float32 is computed as float32, without TF32). Each runs in fresh processes with a deadline of
-its own: one that hangs is reported, and the next one still runs. What the installed torch cannot do is reported as not
-possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of what its
+its own: one that hangs is reported, and the next one still runs. A strategy that the installed torch lacks is reported
+as not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of what its
 stages send each other. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
@@ -59,7 +59,7 @@ FINDINGS = {
         FindingSpec.error("a training hangs or fails; the rank that stopped the others is named, as in RUN003."),
     ),
     "unmeasured": FindingSpec.not_seen(
-        "there was no time, no reference, or no strategy that was asked for is possible here, so nothing is known."
+        "there was no time, no reference, or no requested strategy is possible here, so nothing is known."
     ),
 }
 

@@ -80,7 +80,7 @@ def _row(seen: Seen[Data], strategy: Strategy, alone: Run | None) -> StrategyRow
 
 
 def _sentence(rows: Sequence[StrategyRow]) -> str:
-    """Which strategies work, and which is the fastest."""
+    """Name the strategies that work, and the fastest one."""
     worked = [row for row in rows if row.ended is Ended.WORKS and row.samples_per_second is not None]
     if not worked:
         return "No strategy trained to the end."
@@ -127,21 +127,15 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
                 yield _wrong(seen, run)
             case Ended.HANGS | Ended.FAILS:
                 yield _broken(seen, run)
-            case Ended.UNFINISHED | Ended.NOT_COMPARED:
-                what = run.strategy.value
-                yield seen.finding(
-                    "unmeasured",
-                    f"{what} was not compared with one process"
-                    if run.ended is Ended.NOT_COMPARED
-                    else f"{what} was not finished",
-                    f"{what} on {ranks_text(run.trial.ranks)}: {run.reason}.",
-                    evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
-                    fix="Run `ddpdiag train --strategy single` first, and fix what it reports."
-                    if run.ended is Ended.NOT_COMPARED
-                    else f"Run again with more time (--set {run.trial.code}.deadline_seconds="
-                    f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps).",
-                    of_the_run=True,
+            case Ended.NOT_COMPARED:
+                fix = "Run `ddpdiag train --strategy single` first, and correct the problems that it reports."
+                yield _unmeasured(seen, run, "was not compared with one process", fix)
+            case Ended.UNFINISHED:
+                fix = (
+                    f"Run again with more time (--set {run.trial.code}.deadline_seconds="
+                    f"{2 * run.trial.deadline_seconds:.0f} and a larger --budget), or with fewer steps (--steps)."
                 )
+                yield _unmeasured(seen, run, "was not finished", fix)
             case _:
                 pass
     if tried and not _tried(seen, tried):
@@ -149,7 +143,7 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
     elif seen.options.backend != "auto" and (
         absent := [text for run in tried for text in without_backend(run.outcomes, (AbsentBackend,)).values()]
     ):
-        # torch was built without the backend that was asked for; RUN003 reports one that it does not know at all.
+        # torch was built without the requested backend; RUN003 reports one that it does not know at all.
         yield seen.finding(
             "unmeasured",
             f"no training over {seen.world.backend} was tested",
@@ -159,13 +153,21 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
         )
 
 
+def _unmeasured(seen: Seen[Data], run: Run, problem: str, fix: str) -> Finding:
+    return seen.finding(
+        "unmeasured",
+        f"{run.strategy.value} {problem}",
+        f"{run.strategy.value} on {ranks_text(run.trial.ranks)}: {run.reason}.",
+        evidence={"trial": run.trial.number, "deadline_seconds": round(run.trial.deadline_seconds, 1)},
+        fix=fix,
+        of_the_run=True,
+    )
+
+
 def _tried(seen: Seen[Data], tried: Sequence[Run]) -> bool:
     """Whether a requested strategy was tried; one that torch lacks was not."""
-    asked = asked_of(seen.options)
-    there = [run for run in tried if run.ended is not Ended.NOT_POSSIBLE]
-    lacking = {run.strategy for run in tried} - {run.strategy for run in there}
-    left = [each for each in asked.strategy if why_not(each, seen.world) is None and each not in lacking]
-    return bool(left)
+    lacking = {run.strategy for run in tried if run.ended is Ended.NOT_POSSIBLE}
+    return any(not why_not(each, seen.world) and each not in lacking for each in asked_of(seen.options).strategy)
 
 
 def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
@@ -175,7 +177,7 @@ def _nothing(seen: Seen[Data], tried: Sequence[Run]) -> Finding:
     reasons = "; ".join(f"{strategy.value}: {why}" for strategy, why in whys.items())
     return seen.finding(
         "unmeasured",
-        "no strategy that was asked for is possible here",
+        "no requested strategy is possible here",
         f"{reasons}.",
         fix="Choose other strategies (--strategy), or run this where these are possible.",
         of_the_run=True,

@@ -148,7 +148,7 @@ class Rounds:
             )
         else:
             start = self._run(method, to_run, out, seconds)
-        if self._signals.told is None:  # else it was ended from here, and nothing is known of it
+        if self._signals.told is None:  # else this process ended it, and the outcome is not known
             self.starts.append(start)
 
     def _run(self, method: LaunchMethod, to_run: Sequence[Command], out: Path, limit: float) -> Start:
@@ -176,7 +176,7 @@ class Rounds:
             reason = f"it cannot be started: {error}"
         finally:
             seconds = time.monotonic() - begun_at
-            output = log.tail(1 << 16)  # before it holds what they print when they are ended from here
+            output = log.tail(1 << 16)  # before the processes are ended, and print messages about that
             left = _end_all(processes, out.name)
         log.close()
         ranks = tuple(sorted(_read_all(out), key=lambda times: times.rank))

@@ -1,1 +1,1 @@
-"""What runs on each rank of a benchmark: sweeps over sizes, single calls and their times."""
+"""The part of each rank in a benchmark: sweeps over sizes, single calls and their times."""

@@ -64,7 +64,7 @@ def prepare(case: Case, device: torch.device) -> Operation:
 
 
 class _Own:
-    """What all builders need: rank and world size, empty buffers, and the values."""
+    """The inputs of all builders: rank and world size, empty buffers, and the values."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
@@ -204,7 +204,7 @@ ACTIVE = 16
 _FACTORS = 6
 _MIDDLE = 50
 _WEIGHTS = 7
-# Elements that are compared at once: a comparison must not need as much memory as what it compares.
+# Elements that are compared at once: a comparison must not need as much memory as its operands.
 _CHUNK = 1 << 22
 
 DTYPES = {

@@ -84,7 +84,7 @@ def counts_of(collective: str, kind: Kind, wanted_bytes: int) -> Counts:
 
 
 def _why_not(collective: str, kind: Kind, device: torch.device) -> str | None:
-    """Why backend or torch lacks this, or None: tried with one element. Real failures are raised."""
+    """The reason why backend or torch lacks this, or None, by a call with one element. Real failures are raised."""
     case = case_of(collective, kind, 1, in_place=collective not in OUT_OF_PLACE_ONLY)
     try:
         prepare(case, device).call()
@@ -108,7 +108,7 @@ def _first_line(error: Exception) -> str:
 MOST_TIMINGS = 4_000
 # The share of the free memory that may be used: torch and gloo need some, too.
 _MEMORY_SHARE = 0.7
-# gloo copies into segments of its own, and torch gathers into a buffer of its own first: twice the data of a call.
+# gloo copies into its segments, and torch gathers into a buffer first: twice the data of a call.
 _MEMORY_FACTOR = 2
 # Ranks finish these together, so that the time of each shows when it started.
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

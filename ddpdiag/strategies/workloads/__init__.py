@@ -1,7 +1,7 @@
 """Seven ways to train one network, each in a file that reads from top to bottom.
 
 Each has one function, `train`, with the loop that a training script has: read `ddp` first, then hold the others
-against it. What they share (the network, the images of each step, the clock) is in `trainer`. In each of
+against it. The common parts (the network, the images of each step, the clock) are in `trainer`. In each of
 them the loss of every step is that of `single`, which is one process alone: same first weights, same images.
 
     single            one process, one device

@@ -1,6 +1,6 @@
 """nn.DataParallel: one process cuts each batch over all its GPUs, and copies the network to them in every step.
 
-torch's own manual recommends DistributedDataParallel, even on one host: this shows what it costs.
+torch's own manual recommends DistributedDataParallel, even on one host: this shows the difference.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""One process on one device: what all others are held against."""
+"""One process on one device: the reference for all others."""
 
 from torch.nn.functional import cross_entropy
 
@@ -10,7 +10,7 @@ from ddpdiag.workloads.mnist import Digits
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str, parts: int) -> Data:
-    """Train alone. The losses of each of `parts` parts of the images show what each of so many ranks should see."""
+    """Train alone. The losses of each of `parts` parts of the images show the expected loss of each of as many ranks."""
     device = choose_device(backend, ctx.place.local_rank)
     model = task.network().to(device)
     optimizer = task.optimizer(model.parameters())

@@ -74,7 +74,7 @@ class Task(Struct, frozen=True, kw_only=True):
 def exact() -> None:
     """Compute float32 as float32, for the rest of this process.
 
-    GPUs round the inputs of convolutions to TF32's 10 bits, which is right for a job, and hides what is wrong here.
+    GPUs round the inputs of convolutions to TF32's 10 bits, which is right for a job, and hides differences here.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
@@ -97,7 +97,7 @@ WARMUP_STEPS = 3
 
 
 class Trainer:
-    """Iterate over it for the images and labels of each step; `note` the loss; `trained` is what was measured.
+    """Iterate over it for the images and labels of each step; `note` the loss; `trained` gives the measurements.
 
     `part` of `parts` selects this rank's images of a step; every rank has all of them where parts is 1.
     The first of `devices` gets the images.
