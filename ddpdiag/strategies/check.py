@@ -7,8 +7,8 @@ over several devices of a rank, under DDP). All begin with the same weights and 
 nothing in the network depends on how a batch is divided, so the loss of every step must be that of single except for
 rounding (`tolerance`; float32 is computed as float32, without TF32). Each runs in fresh processes with a deadline of
 its own: one that hangs is reported, and the next one still runs. A strategy that the installed torch lacks is reported
-as not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of what its
-stages send each other. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
+as not possible, and is no error: fsdp first shards one layer with known gradients, and pipeline compares the sizes of
+the messages between its stages. The code of each is one file in ddpdiag/strategies/workloads, made to be copied.
 
 Speed counts the images of all ranks per second, after three steps; efficiency is the speed-up over the devices.
 Memory is the peak of a rank: resident on a CPU, allocated on GPUs; state is the size of its parameters, gradients and

@@ -10,7 +10,7 @@ from ddpdiag.workloads.mnist import Digits
 
 
 def train(ctx: Context, task: Task, digits: Digits, backend: str, parts: int) -> Data:
-    """Train alone. The losses of each of `parts` parts of the images show the expected loss of each of as many ranks."""
+    """Train alone. The losses of `parts` parts of the images are the expected losses of as many ranks."""
     device = choose_device(backend, ctx.place.local_rank)
     model = task.network().to(device)
     optimizer = task.optimizer(model.parameters())
