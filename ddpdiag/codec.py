@@ -240,9 +240,9 @@ def assemble(lines: Iterable[Line], notes: Iterable[str] = ()) -> Recording:
 
 
 def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
-    """What `assemble` makes of the recording's lines and these: cheap where they come later in the run, as they do.
+    """The recording with these lines, as `assemble` makes it of all lines; quick where they come later in the run.
 
-    A run of thousands of ranks is asked for its recording some hundred times.
+    The recording of a run of thousands of ranks is read some hundred times.
     """
     new = assemble([recording.header, *lines])
     later = _later([t.number for t in recording.trials], [t.number for t in new.trials]) and _later(
@@ -263,7 +263,7 @@ def extend(recording: Recording, lines: Sequence[Line]) -> Recording:
 
 
 def _later(old: Sequence[K], new: Sequence[K]) -> bool:
-    """Do all keys of `new` come after those of `old`? Both are sorted."""
+    """Whether all keys of `new` come after those of `old`. Both are sorted."""
     return not old or not new or old[-1] < new[0]
 
 
@@ -274,14 +274,14 @@ def _merged(trials: Iterable[Trial]) -> dict[int, Trial]:
     for trial in trials:
         first.setdefault(trial.number, trial)
         groups[trial.number].update(trial.groups)
-    # The order of groups that were all told at once is kept.
+    # The order of groups that were all handed out at once is kept.
     more = {number: trial for number, trial in first.items() if len(groups[number]) != len(trial.groups)}
     first |= {number: structs.replace(trial, groups=tuple(sorted(groups[number]))) for number, trial in more.items()}
     return dict(sorted(first.items()))
 
 
 def _first(lines: dict[K, T]) -> dict[K, T]:
-    """The lines in the order of their keys; of two with one key, the one read first (they come reversed)."""
+    """The lines in the order of their keys; of two with one key, the first (they are in reverse order)."""
     return dict(sorted(lines.items()))
 
 

@@ -34,7 +34,7 @@ _FILES = ("json", "html", "markdown", "record")
 _HOSTS = ("write_failing_hosts", "write_healthy_hosts")
 _SHOWN = ("details", "quiet", "color")
 
-# What click raises for a mistake on the command line; Typer has its own copy of it, or uses click, by its version.
+# The exception for a mistake on the command line: click's, or that of the copy of click in newer releases of Typer.
 Refused: type[Exception] = typer.BadParameter.__mro__[2]
 
 Body = TypeVar("Body", bound=Callable[..., None])

@@ -126,7 +126,7 @@ def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], i
 
 
 def launched(args: LaunchArgs) -> Launch:
-    """How this process was started: by the command line, else by the launcher's variables."""
+    """Read the launch of this process from the command line, else from the launcher's variables."""
     return read_launch(
         os.environ,
         args,
@@ -144,7 +144,7 @@ def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Out
     gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
     budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
     leads = launch.place.rank == 0
-    # Rank 0 has the say over the budget, and thousands of ranks need not ask.
+    # Only rank 0 asks the scheduler for the remaining time of the job.
     left = job_left_seconds(os.environ) if leads else None
     return Options(
         depth=Depth(asked.depth),
@@ -185,8 +185,7 @@ def _default_budget(launch: Launch, *, gpus: int) -> float:
     """60 s on one host, 120 s on several; a launcher that does not say how many ranks are here may span several.
 
     More for many ranks on several hosts, for NCCL (`gpus` are those of it that this host shows), and where many ranks
-    share a core. Who starts all ranks here knows that they share its own cores; elsewhere each may be bound to some of
-    the host's.
+    share a core. Ranks that this process starts share its cores; elsewhere each may be bound to some of the host's.
     """
     place = launch.place
     here = place.local_world_size or 0
@@ -200,7 +199,7 @@ def _default_budget(launch: Launch, *, gpus: int) -> float:
 
 
 def _utf8(option: str, text: str | None) -> str | None:
-    """What goes to other hosts, and into the recording, is JSON: it must be UTF-8."""
+    """The text, or a UsageError: other hosts and the recording receive it as JSON, so it must be UTF-8."""
     if text is not None and readable(text) != text:
         raise UsageError(f"{option} {readable(text)}: the name is not UTF-8; give another name, such as a link")
     return text
@@ -214,7 +213,7 @@ def _absolute(option: str, path: str | None) -> str | None:
 
 
 def _directory(option: str, path: str | None, launch: Launch) -> str | None:
-    """Among several hosts one that lacks it takes part, for a check to name it; a file server may also hold us up."""
+    """The absolute path. A directory that one of several hosts lacks is left to a check, which names the host."""
     absolute = _absolute(option, path)
     if launch.whole and path is not None and not Path(path).is_dir():
         raise UsageError(f"{option} {path}: no such directory on {socket.gethostname()}")
@@ -247,7 +246,7 @@ def refuse_nccl_without_gpus(backend: str) -> None:
 
 
 def nccl_without_gpus(backend: str) -> str | None:
-    """Why nccl cannot run here, and what to change; None for another backend, or where a GPU is visible."""
+    """The reason why nccl cannot run here, with its fix; None for another backend, or where a GPU is visible."""
     if backend.strip().lower() != "nccl" or visible_gpus(os.environ, proc_root(os.environ)):
         return None
     build = torch_version()
@@ -263,7 +262,7 @@ def nccl_without_gpus(backend: str) -> str | None:
 
 
 def torch_version() -> str | None:
-    """Such as "2.13.0+cpu", without importing torch; None where it is not installed as a package."""
+    """The version ("2.13.0+cpu"), without an import of torch; None where it is not installed as a package."""
     try:
         return version("torch")
     except PackageNotFoundError:

@@ -98,7 +98,7 @@ def complain(sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the reader may be gone
         text = without_commands(printable(f"ddpdiag: {sentence}"))
         if sys.stderr.isatty():
-            # What follows the first line (a traceback) stays as it is.
+            # A traceback behind the first line stays as it is.
             first, *others = text.split("\n")
             width = max(size(sys.stderr)[0], _LEAST_COLUMNS)
             text = "\n".join([*textwrap.wrap(first, width, break_long_words=False, break_on_hyphens=False), *others])

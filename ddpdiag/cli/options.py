@@ -35,7 +35,7 @@ class Color(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DisplayOptions:
-    """How much a command shows, and in which colours."""
+    """The amount of text and the colours of a command."""
 
     quiet: bool = option(False, "Print the verdict and what is wrong, nothing else.", "-q", panel=OUT)
     color: Color = option(Color.AUTO, "Colours (auto: on a terminal, unless NO_COLOR is set).", panel=OUT)
@@ -56,7 +56,7 @@ def codes() -> list[str]:
 
 
 def codes_and_names() -> list[str]:
-    """What `ddpdiag explain` has a page of."""
+    """The codes and names that `ddpdiag explain` has pages of."""
     from ddpdiag.cli.manual import pages
 
     return [word for page in pages() for word in (page.code, page.name)]
@@ -73,7 +73,7 @@ _SET = "A threshold of a check (repeatable)."
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What `ddpdiag check` tests, as it was typed."""
+    """The options of `ddpdiag check` as they were typed."""
 
     stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
     skip_stage: tuple[str, ...] = option((), "Skip these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
@@ -122,7 +122,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
-    """What `ddpdiag host` looks at, as it was typed."""
+    """The options of `ddpdiag host` as they were typed."""
 
     torch: bool = option(
         False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT

@@ -14,7 +14,7 @@ from ddpdiag.errors import UsageError, nearest
 
 R = TypeVar("R")
 
-# What is watched may have empty arguments of its own.
+# The command that `ddpdiag watch` starts may have empty arguments.
 _FREE = "command"
 # Names that other programs (torchrun, accelerate, deepspeed, mpirun, srun) have for our options.
 _RANKS_OF_A_HOST = "--nproc-per-node"
@@ -66,8 +66,8 @@ def typed(context: typer.Context) -> list[str]:
 def command(body: Callable[..., R]) -> Callable[..., R]:
     """`body` as Typer wants it: a parameter that is a dataclass gives way to an option for each of its fields.
 
-    Of `Annotated[Outputs, "json", "record"]` these fields alone are options, in this order. What stands before the
-    command (the context's object) is taken where an option is not given. UsageError for a text that is empty.
+    Of `Annotated[Outputs, "json", "record"]` these fields alone are options, in this order. Options before the
+    command (the context's object) count where an option is not given. UsageError for a text that is empty.
     """
     hints = get_type_hints(body, include_extras=True)
     groups = {name: _Group(hint) for name, hint in hints.items() if is_dataclass(_plain(hint))}
@@ -136,7 +136,7 @@ def _parameter(declared: "Field[Any]") -> Parameter:
 
 
 def _value(declared: "Field[Any]", value: object, before: Mapping[str, object]) -> object:
-    """What was given, made a tuple where it may be repeated."""
+    """The value of an option; a tuple where the option may be repeated."""
     if value is None or value == []:
         return before.get(declared.name, declared.default)
     given = tuple(value) if isinstance(value, list) else value
@@ -190,7 +190,7 @@ _WRONG = re.compile(r"'?(.*?)'? is not (a valid|one of|in the range) (.*)", re.D
 
 
 def _wrong_value(message: str) -> str | None:
-    """What click says of a value, as "VALUE: expected ..."; None for anything else."""
+    """click's message about a value as "VALUE: expected ..."; None for any other message."""
     if (parts := _WRONG.fullmatch(message.rstrip("."))) is None:
         return None
     value, kind, rest = parts.groups()

@@ -16,7 +16,7 @@ _MOST_NAMED = 1024
 
 
 def doubt_of(world: World, recording: Recording, judged: Sequence[Judged], stages: Sequence[StageLine]) -> str:
-    """Why it is not known whether the world can train, or nothing."""
+    """The reason why it is not known whether the world can train, or nothing."""
     errors = [f for own in judged for f in own.findings if f.severity is Severity.ERROR]
     if errors:
         return errors[0].title
@@ -24,7 +24,7 @@ def doubt_of(world: World, recording: Recording, judged: Sequence[Judged], stage
 
 
 def _interruption(world: World, recording: Recording, judged: Sequence[Judged], stages: Sequence[StageLine]) -> str:
-    """Such as "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
+    """The text "the run was interrupted after 3.3 s, in TRN001 (ddp-mnist); no problems found in launch, host".
 
     Empty where no Ctrl-C ended it.
     """
@@ -41,7 +41,7 @@ def _interruption(world: World, recording: Recording, judged: Sequence[Judged], 
 
 
 def _unknown(world: World, recording: Recording, judged: Sequence[Judged]) -> str:
-    """Which evidence is missing, or nothing."""
+    """The first evidence that is missing, or nothing."""
     for own in judged:
         if own.skip is not None and (not own.skip.grounds or lacks_named_backend(own.skip, world)):
             is_gpuless = own.skip.grounds or own.skip.reason == without_gpu(world)
@@ -64,8 +64,8 @@ def _unknown(world: World, recording: Recording, judged: Sequence[Judged]) -> st
 
 def _without_lines(world: World, recording: Recording) -> Sequence[int]:
     """Ranks without an event, or with trials without an outcome: rank 0 writes one for each rank of each trial."""
-    told = world.arrivals.keys() | {event.rank for event in recording.events}
-    if silent := list(islice((rank for rank in range(world.size) if rank not in told), _MOST_NAMED)):
+    known = world.arrivals.keys() | {event.rank for event in recording.events}
+    if silent := list(islice((rank for rank in range(world.size) if rank not in known), _MOST_NAMED)):
         return silent
     answered: dict[int, set[int]] = {}
     for outcome in recording.outcomes:

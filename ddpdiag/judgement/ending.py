@@ -18,7 +18,7 @@ from ddpdiag.model import End, Event, EventKind, Outcome, Recording, Report, Sta
 from ddpdiag.model.recording import TOLD_TO_LEAVE
 from ddpdiag.model.trial import NOTHING
 
-# By these a process is told to end; a worker that starts does not ignore them yet, and supervisors send SIGKILL only.
+# These signals ask a process to end; a worker that starts does not ignore them yet, and supervisors send SIGKILL only.
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "KeyboardInterrupt")
 _DID_NOT_FAIL = (Status.DONE, Status.SKIPPED)
 
@@ -47,7 +47,7 @@ def run_of(recording: Recording) -> Run:
 
 
 def first_signal_seconds(recording: Recording) -> float | None:
-    """When a rank first received a signal to end, since the start of the run; None if no rank did."""
+    """The seconds from the start until a rank first received a signal to end; None if no rank did."""
     return min((event.seconds for event in recording.events if event.kind in TOLD_TO_LEAVE), default=None)
 
 
@@ -57,9 +57,9 @@ def ended_by_a_signal(recording: Recording) -> bool:
 
 
 def ended_by_ctrl_c(recording: Recording) -> float | None:
-    """When Ctrl-C ended the run, in seconds since the start, or None."""
-    told = (e.seconds for e in recording.events if e.kind in TOLD_TO_LEAVE and e.detail == str(int(signal.SIGINT)))
-    return min(told, default=None)
+    """The seconds from the start until Ctrl-C ended the run, or None."""
+    moments = (e.seconds for e in recording.events if e.kind in TOLD_TO_LEAVE and e.detail == str(int(signal.SIGINT)))
+    return min(moments, default=None)
 
 
 def with_signal(report: Report, signum: int | None) -> Report:
@@ -186,6 +186,8 @@ def _missing_outcomes(recording: Recording, gone: Set[int]) -> Iterator[Outcome]
     for trial in recording.trials:
         for rank in trial.ranks:
             if rank in gone and (trial.number, rank) not in known:
-                told = rank in leaving
-                status, error = (Status.SKIPPED, "") if told else (Status.UNHEARD, "it was lost")
-                yield Outcome(trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=told)
+                is_leaving = rank in leaving
+                status, error = (Status.SKIPPED, "") if is_leaving else (Status.UNHEARD, "it was lost")
+                yield Outcome(
+                    trial=trial.number, code=trial.code, rank=rank, status=status, error=error, told=is_leaving
+                )

@@ -1,4 +1,4 @@
-"""Which hosts the next job should leave out, and which are healthy."""
+"""The hosts that the next job should leave out, and the healthy ones."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from ddpdiag.model import EventKind, Finding, HostsLine, Recording, Scalar, Seve
 
 # "h1 -> h2", as findings name links.
 _ARROW = " -> "
-# What is no name of a host would mean another one, or many, to the reader of the list ("h[1-9]", two lines, "?").
+# Readers of the list would take any other text for another host, or for many ("h[1-9]", two lines, "?").
 _HOST_NAME = re.compile(r"[\w.:-]+")
 
 
@@ -52,11 +52,11 @@ def sort_hosts(
     codes = [skip.code for skip in recording.skips if not skip.grounds]
     untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
     notes = tuple(filter(None, (lacking, _with_warnings(only_warned), untested if good and codes else "")))
-    told = notes if world.options.need_hosts is not None else ()
+    shown = notes if world.options.need_hosts is not None else ()
     # On a single host a slow rank is compared with its neighbours, and no other host is left.
     slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
     line = HostsLine(failing=bad, healthy=good, slow=slow, notes=notes)
-    return line, (*_nowhere(world, recording, errors), *told)
+    return line, (*_nowhere(world, recording, errors), *shown)
 
 
 def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
@@ -70,13 +70,13 @@ def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
 
 
 def slower_share(finding: Finding) -> float | None:
-    """By which share of what is usual the host or rank of a finding is slower; None if it states none."""
+    """The share by which the host or rank of a finding is slower than usual; None if it states none."""
     share = finding.evidence.get("slower_share")
     return share if isinstance(share, float) else None
 
 
 def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> HostsLine:
-    """The good hosts by the best that each reached with another one; those of which that is not known come last."""
+    """The healthy hosts, ordered by the best rate that each reached with another one; hosts without a rate are last."""
     best: dict[Scalar, float] = {}
     for row in rows:
         rate = row.get("host_busbw_bytes_per_s")
@@ -87,9 +87,9 @@ def fastest_first(hosts: HostsLine, rows: Sequence[Mapping[str, Scalar]]) -> Hos
 
 def leaves_of(world: World) -> dict[str, tuple[str, ...]]:
     """The hosts under each leaf switch: from the user's file, else as the ranks tell."""
-    told = {arrival.place.host: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
+    reported = {arrival.place.host: arrival.leaf for arrival in world.arrivals.values() if arrival.leaf}
     leaves: dict[str, list[str]] = {}
-    for host, leaf in (world.given_leaves or told).items():
+    for host, leaf in (world.given_leaves or reported).items():
         leaves.setdefault(leaf, []).append(host)
     return {leaf: tuple(hosts) for leaf, hosts in leaves.items()}
 
@@ -106,12 +106,12 @@ def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:
         if finding.severity is Severity.WARNING and not finding.of_the_run:
             by_code.setdefault(finding.code, {}).update(dict.fromkeys(_hosts_of(world, finding)))
     everyone = {name for name, _ in world.hosts}
-    told = (hosts for hosts in by_code.values() if world.options.strict or not everyone.issubset(hosts))
-    return {name: None for hosts in told for name in hosts}
+    blamed = (hosts for hosts in by_code.values() if world.options.strict or not everyone.issubset(hosts))
+    return {name: None for hosts in blamed for name in hosts}
 
 
 def _with_warnings(names: Sequence[str]) -> str:
-    """Which hosts are in neither list because a warning blames them, or nothing."""
+    """Name the hosts that are in neither list because a warning blames them, or nothing."""
     if not names:
         return ""
     are, them = ("is", "it") if len(names) == 1 else ("are", "them")
@@ -119,7 +119,7 @@ def _with_warnings(names: Sequence[str]) -> str:
 
 
 def _undecided(recording: Recording, errors: Sequence[Finding], doubt: str) -> str:
-    """Why no host can be listed as healthy, or nothing."""
+    """The reason why no host can be listed as healthy, or nothing."""
     if recording.end is None:
         return "no host is listed as healthy, because the recording has no end"
     if any(event.kind is EventKind.BUDGET for event in recording.events):
@@ -133,7 +133,7 @@ def _undecided(recording: Recording, errors: Sequence[Finding], doubt: str) -> s
 
 
 def _neither(names: Sequence[str]) -> str:
-    """Which hosts are listed neither as healthy nor as failing, or nothing."""
+    """Name the hosts that are listed neither as healthy nor as failing, or nothing."""
     if not names:
         return ""
     are = "is" if len(names) == 1 else "are"

@@ -102,7 +102,7 @@ def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
 
 
 def _excused(judged: Sequence[Judged]) -> list[Judged]:
-    """Errors of which a check knows that they do not concern the job are warnings."""
+    """Make errors warnings where a check knows that they do not concern the job."""
     excuses = [own.added.excuse for own in judged if own.added.excuse is not None]
 
     def eased(finding: Finding) -> Finding:
@@ -124,7 +124,7 @@ def _excuse_text(excuse: Callable[[Finding], str | None], finding: Finding) -> s
 
 
 def _skip_of(seen: Seen[Any]) -> Skip | None:
-    """Why the check was left out, if it was; a check that runs nothing itself decides here."""
+    """The reason why the check was left out, if it was; a check that runs nothing itself decides here."""
     check = seen.check
     reason = check.skip(seen) if check.measure is None else None
     if reason is not None:

@@ -97,15 +97,15 @@ def _failed(fatal: Sequence[Finding], own: Section) -> str:
 
 
 def exit_code(recording: Recording, code: ExitCode) -> int:
-    """A run that a signal ended has the signal's code, whatever it found before; Ctrl-C also where a rank was lost."""
-    told = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
-    if str(int(signal.SIGINT)) in told:
+    """The code of the signal that ended the run, else `code`. Ctrl-C counts also where a rank was lost."""
+    signals = [e.detail for e in recording.events if e.kind in TOLD_TO_LEAVE]
+    if str(int(signal.SIGINT)) in signals:
         return ExitCode.INTERRUPTED
-    return ExitCode.TERMINATED if ended_by_a_signal(recording) or (told and code is ExitCode.UNKNOWN) else code
+    return ExitCode.TERMINATED if ended_by_a_signal(recording) or (signals and code is ExitCode.UNKNOWN) else code
 
 
 def who(world: World) -> str:
-    """Such as "4 ranks on 2 hosts"; "host n7" where it was tested alone."""
+    """The world in words: "4 ranks on 2 hosts", or "host n7" where it was tested alone."""
     if world.options.alone:
         return f"host {world.host_of(0)}"
     return f"{count(world.size, 'rank')} on {count(len(world.hosts), 'host')}"
@@ -163,7 +163,7 @@ def _fit(
 
 
 def _slowed_text(world: World, slowing: Sequence[Finding]) -> str:
-    """Such as "rank 3 on n1 makes the job up to 2.5 times slower", or "2 of 8 hosts slow the job down"."""
+    """Describe slow ranks or hosts: "rank 3 on n1 makes the job up to 2.5 times slower"."""
     ranks = sorted({rank for finding in slowing for rank in finding.ranks})
     hosts = tuple(dict.fromkeys(name for own in slowing for name in own.hosts or world.hosts_of(own.ranks)))
     few = ""
@@ -233,7 +233,6 @@ def _without(
     warned = (finding for own in judged for finding in own.findings if finding.severity is Severity.WARNING)
     warnings = any(_concerns(world, finding, good) for finding in warned)
     code = ExitCode.UNFIT if warnings and recording.header.options.strict else ExitCode.FIT
-    # What was done on these hosts, and what should have been.
     done = {outcome.code for outcome in alone.outcomes if outcome.status is Status.DONE}
     meant = [own.check for own in judged if own.check.measure is not None and not (own.skip and own.skip.grounds)]
     missed = [check.code for check in meant if check.code not in done]
@@ -246,7 +245,7 @@ def _without(
 
 
 def _doubt(world: World, recording: Recording, judged: Sequence[Judged], good: Set[str]) -> str:
-    """What is not known of the healthy hosts, or nothing."""
+    """The first thing that is not known of the healthy hosts, or nothing."""
     if nowhere := _nowhere(world, recording):
         return f"{ranks_text(nowhere)} never joined, and may belong on any of them"
     for own in judged:

@@ -44,7 +44,7 @@ def option(
 
 
 def completion(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What a shell may complete a value to: a word, or the last of several with commas between them."""
+    """Complete a value to one of the words; of several with commas between them, the last one."""
 
     def completed(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")

@@ -1,4 +1,4 @@
-"""What one process measures: training steps, copies and arithmetic of its GPUs, and what it does without a peer."""
+"""Measurements of one process: training steps, copies and arithmetic of its GPUs, and a group of one rank."""
 
 from msgspec import Struct
 
@@ -8,8 +8,8 @@ class Proof(Struct, frozen=True, kw_only=True):
 
     `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
     of DDP's gradient from that of all images in one process, as a share of the largest element; `norm` its Euclidean
-    norm. Gradients are told by sketches, a few random sums of all elements: `handed` of what this rank handed to the
-    all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it.
+    norm. Gradients are compared by sketches, a few random sums of all elements: `handed` of the input of this rank to
+    the all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it.
     """
 
     first_weights: str
@@ -25,7 +25,7 @@ class Window(Struct, frozen=True):
     """Mean seconds of a few steps: images to tensors; forward pass; backward pass; the all-reduce; the optimizer.
 
     `core_share` is the processor time of the process over the wall time of its own work: where others have less than
-    the rest, somebody else had their cores.
+    the rest, other processes used their cores.
     """
 
     data: float
@@ -42,7 +42,7 @@ class Window(Struct, frozen=True):
 
     @property
     def own(self) -> float:
-        """The seconds in which this rank waited for nobody."""
+        """The seconds in which this rank waited for no other rank."""
         return self.data + self.compute
 
 
@@ -88,7 +88,7 @@ class GpuCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PairCopies(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One ordered pair of GPUs. `access`: may the source's copies reach the target directly, as CUDA says?
+    """One ordered pair of GPUs. `access` says whether copies reach the target directly.
 
     `through_host_bytes_per_s` is the same copy by way of pinned memory, measured only where it could be faster. Words
     were compared in `words` each time.
@@ -121,7 +121,7 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU at one moment, as NVML tells: clocks of its processors and its memory in hertz, the bits of
+    """A GPU at one moment, as NVML reports it: clocks of its processors and its memory in hertz, the bits of
     nvmlClocksEventReasons in `events`."""
 
     sm_hz: float | None = None
@@ -146,7 +146,7 @@ class Gemm(Struct, frozen=True, kw_only=True):
 
 
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one GPU (or the CPU: `index` is None) computed and copied, or why not.
+    """The results of one GPU (or the CPU: `index` is None), or the reason why there are none.
 
     `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
     `wrong_words` of the copies differ. `during` are its loads while it computed. `pid` is this process, and `pids` are

@@ -46,7 +46,7 @@ class StageEnded(Struct, frozen=True, kw_only=True):
     """A stage is over, or interrupted if `more` of it will run.
 
     "skipped" if nothing of it ran, "failed" if a trial failed: `failed` then has the codes of those checks.
-    What checks found in what they measured is judged later, and is no part of this.
+    Findings are judged later, and are no part of this.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TrialBegan(Struct, frozen=True, kw_only=True):
 
 
 class Pending(Struct, frozen=True, kw_only=True):
-    """How many ranks of the trial have done their part, and the ranks that these wait for, with their hosts.
+    """The number of ranks that have done their part of the trial, and the ranks for which they wait, with their hosts.
 
     `awaited` are those that have not reached the barrier at which others wait; where none is at a barrier, all that
     have not answered.

@@ -1,4 +1,4 @@
-"""The request of the user, and the earlier run to compare with; recorded, because judgement depends on it."""
+"""The options of a run, and the earlier run to compare with; recorded, because judgement depends on them."""
 
 from enum import Enum
 
@@ -63,14 +63,14 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     standings: tuple[Standings, ...] = ()
 
 
-# What was asked for -------------------------------------------------------------------------------------------------
+# The options ---------------------------------------------------------------------------------------------------------
 
 # The launcher of a run that looks at its own host only.
 ALONE = "alone"
 
 
 class Depth(Enum):
-    """The extent of the measurements: seconds, about a minute, or as long as the budget allows."""
+    """The amount of measurement: seconds, about a minute, or as long as the budget allows."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -115,6 +115,5 @@ class Options(Struct, frozen=True, kw_only=True):
 
     @property
     def for_ranks(self) -> "Options":
-        """The options that ranks need to measure: a baseline and a topology may be long, and only plans and judgement
-        read them."""
+        """The options without a baseline and a topology, which may be long, and which only rank 0 reads."""
         return structs.replace(self, topology={}, baseline=None)

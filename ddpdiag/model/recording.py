@@ -18,7 +18,7 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
     """First line of every recording. `created` is UTC in ISO 8601.
 
     `checks` are the codes that the writing version knew: a newer one does not miss in it what came later.
-    `layout` is the host of each rank, where the launcher told rank 0, else empty. `secret` says by what ranks proved
+    `layout` is the host of each rank, where the launcher names it, else empty. `secret` says by what ranks proved
     themselves ("token", "inherited", "same host", "key file", "none"); empty where nothing is known of it.
     """
 
@@ -35,16 +35,16 @@ class Header(Struct, frozen=True, kw_only=True, tag="header"):
 
 
 class EventKind(Enum):
-    """What can happen to a rank, or to the run, outside a trial."""
+    """The kinds of events of a rank, or of the run, outside a trial."""
 
     ABSENT = "absent"  # never came
     DUPLICATE = "duplicate"  # a second process with the same rank
     OTHER_RUN = "other-run"  # a process of another run came to this run's port
-    LEAVING = "leaving"  # said that it was told to leave (SIGTERM, SIGINT)
+    LEAVING = "leaving"  # reported a signal to end (SIGTERM, SIGINT)
     LOST = "lost"  # came, then fell silent
     MISMATCH = "mismatch"  # came with another world size
     VERSION = "version"  # came with another version of ddpdiag
-    SIGNAL = "signal"  # rank 0 itself was told to leave
+    SIGNAL = "signal"  # rank 0 received a signal to end
     BUDGET = "budget"  # the budget was spent before all was done
 
 

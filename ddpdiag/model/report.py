@@ -1,4 +1,4 @@
-"""What is said in the end: findings, and the report that the JSON contract fixes."""
+"""Findings, and the report that the JSON contract fixes."""
 
 from enum import Enum
 
@@ -17,7 +17,7 @@ KNOWN_ERROR = "known_error"
 
 
 class Severity(Enum):
-    """What a finding means for the job: it will fail, it may suffer, or it is good to know."""
+    """The meaning of a finding for the job: it will fail, it may suffer, or it is not affected."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -25,7 +25,7 @@ class Severity(Enum):
 
 
 class Verdict(Enum):
-    """Can this allocation train? UNKNOWN is an answer: something that matters could not be looked at."""
+    """Whether the allocation can train. UNKNOWN: something that matters could not be checked."""
 
     FIT = "fit"
     UNFIT = "unfit"
@@ -33,11 +33,11 @@ class Verdict(Enum):
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One judgement: who is concerned, the numbers, and what to do.
+    """One judgement: the subject, the numbers, and the fix.
 
-    `code` is "<check code>.<word>". `ranks`, `nodes`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
+    `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
     all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
-    tell what was asked for, not looked at, or how the run was laid out or ended: there is nobody to look for. `guess`
+    concern the request, the layout or the end of the run, and blame no rank or host. `guess`
     is the part of `fix`, word for word, that proposes a variable which was not tried, and what follows from that.
     """
 
@@ -87,11 +87,11 @@ class WorldLine(Struct, frozen=True, kw_only=True):
 
 
 class StageLine(Struct, frozen=True, kw_only=True):
-    """One stage in the report; `status` is the worst of its checks, "interrupted" where the run was told to end.
+    """One stage in the report; `status` is the worst of its checks, "interrupted" where a signal ended the run.
 
-    `severity` is that of the worst finding about the stage, also of those on its trials, or on who came, by checks of
-    the run (RUN001 to RUN004), and `codes` are those of all these findings. `note` is what its checks' own lines do
-    not say: "2 of 6 ranks never came".
+    `severity` is that of the worst finding about the stage, also of those of checks of the run (RUN001 to RUN004) about
+    its trials or ranks that never joined, and `codes` are those of all these findings. `note` is what the lines of its
+    checks do not say: "2 of 6 ranks never joined".
     """
 
     name: str
@@ -119,13 +119,13 @@ class CheckLine(Struct, frozen=True, kw_only=True):
 
     @property
     def endings(self) -> dict[str, int]:
-        """How its outcomes ended, for people: affected ranks are apart from those that failed by themselves."""
+        """The number of outcomes by status; affected ranks are apart from those that failed by themselves."""
         own = {status: number - self.affected.get(status, 0) for status, number in self.statuses.items()}
         own["affected"] = sum(self.affected.values())
         return {status: number for status, number in own.items() if number}
 
 
-# What each host runs on, in the order in which it is shown. A check that knows that a host has no such thing says NONE.
+# The parts of a host, in the order in which they are shown. A check that knows that a host has no such thing says NONE.
 INVENTORY = ("GPU", "CPU", "memory", "driver", "torch", "CUDA", "NCCL", "network", "RDMA")
 NONE, UNKNOWN = "none", "unknown"
 
@@ -152,7 +152,7 @@ class HostsLine(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# What ranks run with: versions, variables, and lines of NCCL's configuration files -----------------------------------
+# The settings of ranks: versions, variables, and lines of NCCL's configuration files ---------------------------------
 
 
 class Value(Struct, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def alike(self) -> bool:
-        """Have all ranks the same value?"""
+        """Whether all ranks have the same value."""
         return len(self.values) + self.more == 1
 
 

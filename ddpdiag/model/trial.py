@@ -1,4 +1,4 @@
-"""Who takes part, trials, what a measurement may know and do in one, and what came of them."""
+"""Places of processes, trials, the context of a measurement, and outcomes."""
 
 import re
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ class Place(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
-    """What one supervisor told rank 0 when it came.
+    """The first message of a supervisor to rank 0.
 
-    `host_id` is the kernel's boot id, so that two hosts with one name are told apart; `address` is the
+    `host_id` is the kernel's boot id, so that two hosts with one name can be distinguished; `address` is the
     source address of its connection to rank 0; `seconds` counts from the start of the run at rank 0.
     `gpus` is the number of GPUs that this process may use, `pci_gpus` what the PCI bus shows (`None`: not readable).
     `coordinator` is the name under which it looked for rank 0. `agent_store` says that torchrun's
     agent serves the store which env:// uses. `lacks` names variables that scripts read and that no launcher set.
-    `nonce` tells processes apart that share host and pid (containers). `leaf` is the switch above the host, as Slurm
-    tells; else it is empty. `up_seconds` is how old the process that was launched was when it looked for rank 0. `cpus`
-    is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if nobody
-    looked. `slurm` is the job and step of Slurm in which it runs ("12.0"), the job alone outside of its steps; empty
+    `nonce` differs between processes that share host and pid (containers). `leaf` is the switch above the host by
+    Slurm, else empty. `up_seconds` is the age of the launched process when it looked for rank 0. `cpus`
+    is the mask of the processors that this process may use, in hexadecimal (as taskset(1) shows it); empty if it was
+    not read. `slurm` is the job and step of Slurm in which it runs ("12.0"), the job alone outside of its steps; empty
     elsewhere. `user` is the name of its user, or the uid where that has none.
     """
 
@@ -56,7 +56,7 @@ class Arrival(Struct, frozen=True, kw_only=True, gc=False, tag="arrival"):
 
     @property
     def host(self) -> tuple[str, str]:
-        """What tells hosts apart: two may share a name, and containers of one host its boot id."""
+        """The identity of the host: two may share a name, and containers of one host its boot id."""
         return self.place.host, self.host_id
 
 
@@ -77,19 +77,19 @@ _FIRST_USE_STEPS = (NVML_STEP, CONTEXT_STEP, COMMUNICATOR_STEP, f"{CONNECT_STEP}
 
 
 def is_first_use(step: str) -> bool:
-    """Is a rank at this step in its first use, or waiting for those that are?"""
+    """Whether a rank at this step is in its first use, or waits for ranks that are."""
     return step.startswith(_FIRST_USE_STEPS)
 
 
 class Kind(Enum):
-    """Which worker runs a trial: one without torch, started at once, or one of the fork server."""
+    """The worker of a trial: one without torch, started at once, or one of the fork server."""
 
     PLAIN = "plain"
     TORCH = "torch"
 
 
 class Status(Enum):
-    """How a trial ran on one rank; what that means is a `Severity`, and judged later."""
+    """The end of a trial on one rank; its meaning is judged later."""
 
     DONE = "done"
     RAISED = "raised"
@@ -106,9 +106,9 @@ class Trial(Struct, frozen=True, kw_only=True, tag="trial"):
     environment (`None` unsets). `number` is unique in the run, `attempt` within the check. `deadline_seconds` counts
     from the moment at which a rank receives the trial; `hurried` says that the budget left less than the check would
     have given. While a rank is in its first use, its deadline moves on, by `first_use_seconds` at most. A trial that
-    `may_fail` is an experiment whose failure is an answer: the check itself judges it, and nobody is blamed for it
-    elsewhere. Once half of its groups are through, rank 0 ends a group that takes more than `late_after` times as long
-    as they did. `begin_seconds` is when rank 0 handed it out, since the start of the run there.
+    `may_fail` is an experiment whose failure is an answer: the check itself judges it, and no other check
+    blames a rank for it. Once half of its groups are through, rank 0 ends a group that takes more than `late_after`
+    times as long as they did. `begin_seconds` is when rank 0 handed it out, since the start of the run there.
     """
 
     code: str
@@ -178,13 +178,13 @@ class Collective(Struct, frozen=True, kw_only=True):
 
 # No gc for what a fleet's run has millions of: they are in no cycle, and each collection would visit them all.
 class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
-    """What one trial gave on one rank.
+    """The result of one trial on one rank.
 
     `data` is the check's own struct as JSON, present only when `status` is DONE. `step` counts the steps that the
     worker announced and `at` names the last of them. `told` says that rank 0 ended this rank's part because of
-    another rank: it is not at fault. `timings` holds seconds by kind: `NVML` (until
-    the driver had started the GPUs), `context` (the device), `group` (opening it, and its first connection) and `gate`
-    (waiting for the group at the barrier); of `group`, what creating a `communicator` took and then to `connect all
+    another rank: it is not at fault. `timings` holds seconds by kind: `NVML` (until the driver had started the GPUs),
+    `context` (the device), `group` (opening it, and its first connection) and `gate` (waiting for the group at the
+    barrier); of `group`, what creating a `communicator` took and then to `connect all
     ranks` (any backend but gloo; a trial that shares the group of an earlier one has neither).
     `no_collectives` is why torch keeps no record of the collectives, where it keeps none.
     `collectives` holds the last ones that it posted in this trial, if it did not end well: empty for none, `None` if it
@@ -214,14 +214,14 @@ class Outcome(Struct, frozen=True, kw_only=True, tag="outcome", gc=False):
 
 
 class Opening(NamedTuple):
-    """What a barrier hands out: where a rank (the group's first, unless said otherwise) is reached, and its offer."""
+    """The address of a rank (the group's first, unless said otherwise) and its offer, as a barrier returns them."""
 
     host: str
     offer: str
 
 
 class Context(Protocol):
-    """What a measurement may know and do. `group` lists the ranks taking part with this one, itself included."""
+    """The means of a measurement. `group` lists the ranks taking part with this one, itself included."""
 
     place: Place
     trial: Trial
@@ -244,7 +244,7 @@ class Context(Protocol):
 
     @property
     def end(self) -> float:
-        """When the supervisor ends this trial, on the clock of `time.monotonic`."""
+        """The time at which the supervisor ends this trial, on the clock of `time.monotonic`."""
 
     def report(self, data: Struct, text: str) -> None:
         """Hand over what is known so far, in case the trial is cut short; `text` tells people how far it is."""
@@ -253,8 +253,8 @@ class Context(Protocol):
         """Add `seconds` to one of the trial's own timings (context, group, measure)."""
 
 
-# What a check may set for its trials, as NAME=value. No name that leads to a program, a library or a file of one's own:
-# whoever leads a run must not be able to run code in its ranks.
+# The variables that a check may set for its trials, as NAME=value. None names a program, a library or a file: rank 0
+# must not be able to run code in other ranks.
 _OVERRIDES = re.compile(
     r"NCCL_[A-Z0-9_]+_(DISABLE|ENABLE)=[01]|NCCL_NET_GDR_LEVEL=[A-Z]{3}|NCCL_NET_PLUGIN=none|NCCL_CONF_FILE=/dev/null"
     r"|(NCCL|GLOO)_SOCKET_IFNAME=[=^]?[\w.,:@-]{1,256}|DDPDIAG_RUN_NONCE=[0-9a-f]{1,16}",
