@@ -33,7 +33,7 @@ SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 class Counts(Struct, frozen=True):
-    """What a size comes to. Two wanted sizes that come to the same have equal `Counts`.
+    """The bytes and elements of one size. Two wanted sizes that come to the same have equal `Counts`.
 
     `size_bytes` is what is moved, nccl-tests' first column; `count` is its second, in elements (one part of a
     collective that is split). `send` and `receive` are elements of one rank's buffers.
@@ -72,7 +72,7 @@ def busbw(collective: str, size_bytes: float, seconds: float, ranks: int) -> flo
 
 
 def counts(collective: str, wanted_bytes: int, element_bytes: int, ranks: int) -> Counts:
-    """What nccl-tests moves when `wanted_bytes` are asked for; at least one element for each rank.
+    """Count what nccl-tests moves for `wanted_bytes`: at least one element for each rank.
 
     Of a collective that is split, each rank's part is rounded down to 16 bytes, unless that leaves nothing: nccl-tests
     then moves 0 bytes, and times an empty call.
@@ -125,8 +125,7 @@ class Bound(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the busiest rank of a gloo collective does one after the other, as multiples of the size: bytes sent over
-    TCP, bytes copied in its memory."""
+    """The work of the busiest rank of a gloo collective, as multiples of the size: bytes sent over TCP, and copied."""
 
     sent: float
     copied: float
@@ -201,7 +200,7 @@ def _nvlink_domains(hosts: _Hosts, limits: _Limits) -> tuple[_Hosts, dict[str, _
 
 
 def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
-    """Do all GPUs of a host have NVLinks of which it is not known whether they connect each pair?
+    """Whether all GPUs of a host have NVLinks of which it is not known whether they connect each pair.
 
     Of 4 GPUs that are bridged in pairs, a ring goes over PCIe twice; of 8 in a cube mesh it does not.
     """
@@ -212,7 +211,7 @@ def _bridged(ranks: Sequence[int], limits: _Limits) -> bool:
 
 
 def _links(ranks: Sequence[int], limits: _Limits, collective: str | None) -> Bound | None:
-    """What GPUs of one host can send: by the weakest place of a ring over them; alone on its host, by PCIe.
+    """Bound the rate of the GPUs of one host by the weakest place of a ring over them; of one GPU, by PCIe.
 
     Where their paths to each other are not known: by NVLink if all have some, else by PCIe; and None where NVLinks may
     not join all of them. `collective` is None where other hosts take part.
@@ -322,7 +321,7 @@ def _leaving(collective: str, own: Sequence[int], ranks: int) -> float:
 
 
 def work(collective: str, ranks: int) -> Work:
-    """What gloo, as torch calls it, makes a rank do (gloo/*.cc; torch ProcessGroupGloo.cpp). ValueError: unknown name.
+    """The work of a rank in gloo, as torch calls it (gloo/*.cc; torch ProcessGroupGloo.cpp). ValueError: unknown name.
 
     all_reduce is a ring of 2(n-1) steps of size/n, half of them reductions; reduce the same, with a gather to the
     root. broadcast is a binomial tree: whole messages, one level after the other. torch gathers into a buffer of its
@@ -347,7 +346,7 @@ def work(collective: str, ranks: int) -> Work:
 
 
 def _copies(collective: str, ranks: int, whose: str, inside: Sequence[int], limits: _Limits) -> Bound | None:
-    """What the ranks inside one host can send and reduce: seconds = sent / loopback + copied / copies.
+    """Bound the rate of the ranks inside one host: seconds = sent / loopback + copied / copies.
 
     The medians of its ranks: these are measured, not promised, and a slow rank must not lower what is asked of all.
     """

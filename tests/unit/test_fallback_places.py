@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from seen import seen_of
 
-from ddpdiag.checks.p2p.fallback.causes import Places, places
+from ddpdiag.checks.p2p.fallback.judge import Places, places
 from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
 from ddpdiag.checks.run import joined
 

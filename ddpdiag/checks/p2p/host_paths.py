@@ -46,7 +46,7 @@ class Pair(NamedTuple):
 
     @property
     def level(self) -> Level | None:
-        """Where their PCIe paths meet."""
+        """The place where their PCIe paths meet."""
         levels = {path.level for path in self.known}
         return next((level for level in Level if level in levels), None)
 
@@ -97,7 +97,7 @@ class Pair(NamedTuple):
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What pairs must have in common to be compared: models, where their paths meet, NVLink or not."""
+        """The facts that pairs must share to be compared: models, the place where their paths meet, NVLink or not."""
         return (tuple(sorted((self.one.name or "", self.other.name or ""))), self.level, self.is_linked)
 
 

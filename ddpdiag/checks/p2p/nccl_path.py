@@ -1,4 +1,4 @@
-"""What the path that NCCL chose can do, by its own log and by the links that NVML shows; and what is far below that."""
+"""The rate that NCCL's path should reach, by its own log and by the links that NVML shows; and rates far below it."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ class Timed(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What a run shows that makes a path slow, and the fix (empty: none)."""
+    """A fact of this run that makes a path slow, and the fix (empty: none)."""
 
     text: str
     fix: str = ""
@@ -104,7 +104,7 @@ def causes_text(causes: Sequence[Cause]) -> str:
 
 
 def compare_fix(hosts: Mapping[Any, Sequence[int]]) -> str:
-    """What to do where no cause is known: the same measurement by nccl-tests on the first of these hosts."""
+    """The fix where no cause is known: the same measurement by nccl-tests on the first of these hosts."""
     (name, _), ranks = next(iter(hosts.items()))
     return (
         f"Run nccl-tests' `all_reduce_perf -b 4M -e 1G -f 4 -g {len(ranks)}` on {name} while nothing else runs there. "
@@ -129,7 +129,7 @@ def limited_by(rows: Rows) -> Iterator[Cause]:
 
 
 def path_of(collective: str, rows: Rows, hosts: Hosts) -> Path | str:
-    """What the path of these ranks can do; where that is not known, why."""
+    """The rate that the path of these ranks should reach; or the reason why it is not known."""
     ranks = [rank for own in hosts.values() for rank in own]
     if missing := [rank for rank in ranks if rank not in rows]:
         return f"the links of {ranks_text(missing)} are not known"

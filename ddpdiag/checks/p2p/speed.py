@@ -208,7 +208,7 @@ def _timed(rows: Mapping[int, tuple[int, Samples, Samples]]) -> Timed:
 
 
 def path_here(seen: Seen[Data]) -> Path | str:
-    """What NCCL's path between all ranks can do; or why that is not known."""
+    """The rate that NCCL's path between all ranks should reach; or the reason why it is not known."""
     if fallback.job_workarounds(seen):
         return "NCCL takes another path with the variables of P2P003"
     unique = len({name for name, _ in seen.world.hosts}) == len(seen.world.hosts)
@@ -271,7 +271,7 @@ def _uuids(seen: Seen[Data]) -> list[str]:
 
 
 def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
-    """What this run shows of them, the likeliest first."""
+    """The causes that this run shows, the likeliest first."""
     again, around = again_of(seen), again_of(seen, AROUND)
     if again and around and around.busbw_bytes_per_s > _AROUND_RATIO * again.busbw_bytes_per_s:
         yield Cause(f"with {_ASSIGNED} the same all-reduce reaches {rate_text(around.busbw_bytes_per_s)}", _GO_AROUND)
@@ -292,7 +292,7 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
 
 
 def _by_copies(seen: Seen[Data], uuids: set[str]) -> Iterator[Cause]:
-    """What copies between the same GPUs reached: that separates the links from NCCL's use of them."""
+    """The rates of copies between the same GPUs, which separate the links from NCCL's use of them."""
     rates = sorted(
         pair.bytes_per_s
         for own in copies_by_rank(seen.of(copies.CHECK))

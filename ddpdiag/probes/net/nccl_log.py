@@ -110,7 +110,7 @@ def read_log(path: Path) -> Log | None:
 
 
 def parse(text: str) -> Log:
-    """What the lines of a log say; never raises."""
+    """Read the lines of a log; never raises."""
     messages = list(_messages(text))
     lines = [line.message for line in messages]
     version = next((found for line in lines if (found := _VERSION.match(line))), None)

@@ -54,11 +54,11 @@ ACS = (
 
 
 class RankCopies(Struct, frozen=True, kw_only=True):
-    """What one rank of a host tried with the GPUs that it sees, by torch's index; `alone`: no other saw other ones.
+    """The copies of one rank of a host between the GPUs that it sees, by torch's index.
 
-    `cards` are what GPU003 knows of these GPUs, `takers` the ranks that train on them. `numbers` are those of NVML,
-    which counts otherwise than torch where CUDA_VISIBLE_DEVICES is set. `again` and `again_gpus` are pairs and links to
-    the host that were far below what is expected, measured a second time.
+    `alone`: no other rank of the host sees other GPUs. `cards` are GPU003's data of these GPUs, `takers` the ranks that
+    train on them. `numbers` are those of NVML, which differ from torch's where CUDA_VISIBLE_DEVICES is set. `again` and
+    `again_gpus` are the second measurement of pairs and links to the host that were far below what is expected.
     """
 
     host: Host
@@ -358,7 +358,7 @@ def too_short(copies: RankCopies) -> set[Link]:
 
 
 def usual_rate(rates: Mapping[Link, float]) -> float | None:
-    """What most GPUs reach on most of their links; None of two GPUs, of which neither is usual.
+    """The rate of most GPUs on most of their links; None for two GPUs, of which neither is usual.
 
     Not the median of all links: of four GPUs, one that is slow has its part in half of them.
     """
@@ -370,14 +370,14 @@ def usual_rate(rates: Mapping[Link, float]) -> float | None:
 
 
 def siblings_rate(own: Measured, links: Sequence[Measured]) -> float:
-    """What GPUs of its model on the host reach in the median; 0 of two, of which neither is usual."""
+    """The median rate of GPUs of its model on the host; 0 for two, of which neither is usual."""
     siblings = [other.bytes_per_s for other in links if other.model == own.model]
     # Of an even split the lower half: behind another socket than the memory all are slower.
     return median_low(siblings) if len(siblings) > 2 else 0.0
 
 
 def slot_rate(card: Card | None) -> tuple[float, str]:
-    """What a GPU's PCIe link should carry (0: not known), and in words.
+    """The rate that a GPU's PCIe link should carry (0: not known), and its source.
 
     By the width as it is and the generation that is possible, which a card that is idle lets fall (GPU003).
     """
@@ -390,7 +390,7 @@ def slot_rate(card: Card | None) -> tuple[float, str]:
 
 
 class Expected(NamedTuple):
-    """What a link should reach, the source, and the setting with the least share of it.
+    """The rate that a link should reach, its source, and the setting with the least share of it.
 
     `proves`: a share below `far_ratio` may be an error.
     """
@@ -402,8 +402,10 @@ class Expected(NamedTuple):
 
 
 def to_repeat(seen: Seen[Copies], copies: RankCopies, all_copies: Sequence[RankCopies]) -> str:
-    """What to measure once more, such as "0>1 1>0 3": pairs that are far below and GPUs whose links to the host are (in
-    one direction or the other, below those of their model), or as many of these as there is time for."""
+    """The links to measure once more, such as "0>1 1>0 3".
+
+    These are pairs that are far below, and GPUs whose links to the host are; or as many as there is time for.
+    """
     least, short = seen.number("far_ratio"), too_short(copies)
     pairs = {
         link

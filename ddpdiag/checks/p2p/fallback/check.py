@@ -146,7 +146,7 @@ def _trial(seen: Seen[Data], step: Step) -> Trial:
 
 
 def _slowest_seconds(seen: Seen[Any]) -> float | None:
-    """What the slowest trial took that went well; None if none did."""
+    """The seconds of the slowest trial that went well; None if none did."""
     worked = [trial.number for trial in seen.trials if seen.succeeded(trial)]
     return max((outcome.seconds for outcome in seen.outcomes if outcome.trial in worked), default=None)
 
@@ -164,7 +164,7 @@ def set_deadline(seen: Seen[Any], usual: float) -> float:
 
 
 def first_use_seconds(seen: Seen[Any]) -> float:
-    """What each set may take to start, by what that took before: a set that hangs there costs all of it."""
+    """Limit the start of each set by the starts before it: a set that hangs there costs all of this."""
     done = [outcome.timings for outcome in seen.recording.outcomes if outcome.status is Status.DONE]
     steps = (CONTEXT_STEP, COMMUNICATOR_STEP, CONNECT_STEP)
     slowest = max((sum(own.get(step, 0.0) for step in steps) for own in done), default=0.0)
@@ -293,7 +293,7 @@ def excuse(seen: Seen[Data], finding: Finding) -> str | None:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What the backend reaches with the workarounds: the slowest of the runs that confirmed them."""
+    """The bus bandwidth with the workarounds: the slowest of the runs that confirmed them."""
     end, _ = progress_of(seen)
     rates = [run.busbw for run in end.runs if run.busbw is not None] if isinstance(end, Ended) else []
     return {"fallback.busbw_bytes_per_s": min(rates)} if rates and needed(seen).variables else {}

@@ -1,4 +1,4 @@
-"""What is known before the search: what failed, what the user has set, and which overrides may matter here."""
+"""The facts before the search: the failure of COL001, the variables that are set, and those that may matter here."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ class Order(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What the all-reduce of COL001 gave over one backend: None if it was not tried."""
+    """The result of COL001's all-reduce over one backend."""
 
     trial: Trial
     works: bool
@@ -111,7 +111,7 @@ def _is_other_reason(line: str) -> bool:
 
 
 def ground_of(seen: Seen[Any]) -> Ground:
-    """Where the search begins."""
+    """The facts from which the search begins."""
     own, gloo = before(seen, seen.world.backend), before(seen, "gloo")
     known, _ = overrides_here(seen)
     by_name = {override.name: override for override in known}

@@ -1,25 +1,34 @@
-"""What the search found, in findings."""
+"""The findings of the search: the variables that avoid the fault, the hosts where it occurs, and the probable cause."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ddpdiag.bandwidth import Bound
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.findings import workarounds_text
-from ddpdiag.checks.gpu import devices
+from ddpdiag.checks.gpu import devices, memory_errors
+from ddpdiag.checks.gpu.cards import cards_of
+from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.hosts import names_text, ranks_text
-from ddpdiag.checks.p2p.fallback.causes import Places, cause, places
-from ddpdiag.checks.p2p.fallback.members import VARIABLES
-from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Part, Step, Tried
-from ddpdiag.model import EventKind, Finding, Scalar, Severity
-from ddpdiag.model.recording import TOLD_TO_LEAVE
+from ddpdiag.checks.p2p.fallback.members import ON_PCIE, VARIABLES, Variable
+from ddpdiag.checks.p2p.fallback.search import Ended, Ground, Kind, Member, Part, Step, Tried
+from ddpdiag.checks.registry import by_code
+from ddpdiag.model import Finding, Scalar, Severity, Status
+from ddpdiag.probes.gpu.links import JOINED
 from ddpdiag.text import begun, count, rate_text, reached_text, times_text
 
 
+class Places(NamedTuple):
+    """The place of the fault in words (" between hosts"), its hosts, and the ranks of a host that fails alone."""
+
+    text: str = ""
+    hosts: tuple[str, ...] = ()
+    concerned: tuple[int, ...] = ()
+
+
 class SearchResult(NamedTuple):
-    """How far it went, what was tried in order, what was not and why, and the prices: gloo's rate and the expected one.
+    """The end of the search, the steps tried in order, those skipped with the reason, and the rates to compare with.
 
     gloo's rate is a bus bandwidth in bytes per second.
     """
@@ -38,12 +47,12 @@ class SearchResult(NamedTuple):
 
     @property
     def first(self) -> Tried:
-        """What the environment as it is does: the run that failed, if one did. There is one, once there is an end."""
+        """The run in the environment as it is: the one that failed, if one did. There is one, once there is an end."""
         return next((tried for tried in self.as_it_is if not tried.works), self.as_it_is[0])
 
     @property
     def sets(self) -> str:
-        """How many sets of variables were tried, beside the environment as it is: "2 sets of variables were tried"."""
+        """The number of sets of variables that were tried, as in "2 sets of variables were tried"."""
         number = len({tried.step.set for tried in self.tried if tried.step.members})
         return f"{number or 'no'} {'set of variables was' if number == 1 else 'sets of variables were'} tried"
 
@@ -55,9 +64,6 @@ _VERBS = {
     "wrong": "gives wrong values",
     "unheard": "gives no result",
 }
-
-
-_VARIABLES = {name: next(iter(variable.member.env)) for name, variable in VARIABLES.items()}
 
 
 def findings(seen: Seen[Any], result: SearchResult) -> Iterator[Finding]:
@@ -136,7 +142,7 @@ def _nothing(seen: Seen[Any], result: SearchResult, end: Ended) -> Finding:
     does = verb(result.first) if not result.first.works else f"is slow ({rate(result.first)} busbw)"
     rate_of_gloo = f" ({rate_text(result.gloo)} busbw)" if result.gloo else ""
     gloo = f"; gloo works{rate_of_gloo}" if result.gloo is not None else ""
-    not_tried = f" Not tried: {'; '.join(_skips(result, _VARIABLES))}." if result.skipped else ""
+    not_tried = f" Not tried: {'; '.join(_skips(result))}." if result.skipped else ""
     if end.kind is Kind.UNRELIABLE:
         bad = next(run for run in reversed(end.runs) if not run.works)
         env = Step(Part.WHOLE, end.members).env
@@ -164,34 +170,14 @@ def _unfinished(seen: Seen[Any], result: SearchResult) -> Finding:
         did = f"{own} {verb(known)}{error_text(known)}"
     else:
         did = f"{own} {'failed' if result.ground.broken else 'was slow'} in {all_reduce.CHECK.code}"
-    why, fix = _why_unfinished(seen)
+    budget = max(180, round(3 * seen.options.budget_seconds))
     return seen.finding(
         "unfinished",
-        f"{why} before a workaround was found",
-        f"{did}. {begun(result.sets)} before that.",
+        "the run ended before a workaround was found",
+        f"{did}. {begun(result.sets)} before the run ended.",
         evidence=tried_lines(result),
-        fix=fix,
+        fix=f"Fix the other errors of this report first, then run again with more time (--budget {budget}).",
     )
-
-
-def _more_seconds(seen: Seen[Any]) -> int:
-    return max(180, round(3 * seen.options.budget_seconds))
-
-
-def _why_unfinished(seen: Seen[Any]) -> tuple[str, str]:
-    """What ended the search, and what to do about it."""
-    events = seen.recording.events
-    lost = sorted({e.rank for e in events if e.kind is EventKind.LOST and e.rank is not None})
-    if lost:
-        return (
-            f"{ranks_text(lost)} {'was' if len(lost) == 1 else 'were'} lost",
-            "Fix the finding of RUN002 first, then run again.",
-        )
-    if any(e.kind in TOLD_TO_LEAVE for e in events):
-        return "the run was interrupted", "Run it again to the end."
-    if seen.recording.end is None:
-        return "the recording ends", "Judge the whole recording, or run again."
-    return "the budget ended", f"Run again with more time (--budget {_more_seconds(seen)})."
 
 
 def _gpus(seen: Seen[Any], where: Places) -> tuple[str, ...]:
@@ -231,7 +217,7 @@ def gain_text(result: SearchResult, end: Ended) -> str:
 
 
 def price(result: SearchResult, end: Ended) -> str:
-    """What it costs against what the hardware should give, or beside gloo."""
+    """The rate with the variables, as a share of what the hardware should reach, or beside gloo's."""
     rate = _least(end.runs)
     if not rate:
         return ""
@@ -241,19 +227,20 @@ def price(result: SearchResult, end: Ended) -> str:
     return text + (f" (gloo: {rate_text(result.gloo)})" if result.gloo else "")
 
 
-def _skips(result: SearchResult, words: Mapping[str, str] = MappingProxyType({})) -> list[str]:
-    """Each reason once, with the overrides that it concerns; these as in `words`, if they are there."""
+def _skips(result: SearchResult) -> list[str]:
+    """Each reason once, with the variables that it concerns."""
     reasons: dict[str, list[str]] = {}
     for name, reason in result.skipped.items():
         reasons.setdefault(reason, []).append(name)
     if isinstance(result.end, Ended) and result.end.inside_works and result.ground.inside:
         names = [override.name for override in result.ground.inside]
         reasons.setdefault("inside each host it works", []).extend(names)
-    return [f"{names_text([words.get(name, name) for name in names])} ({reason})" for reason, names in reasons.items()]
+    variables = {name: next(iter(variable.member.env)) for name, variable in VARIABLES.items()}
+    return [f"{names_text([variables[name] for name in names])} ({reason})" for reason, names in reasons.items()]
 
 
 def tried_lines(result: SearchResult) -> dict[str, Scalar | list[Scalar]]:
-    """What was tried, in order, and what was not, as evidence."""
+    """The steps that were tried, in order, and those that were not, as evidence."""
     return {"tried": [_line(tried) for tried in result.tried], "not_tried": [*_skips(result)]}
 
 
@@ -265,3 +252,75 @@ def _line(tried: Tried) -> str:
     if tried.failed and groups > 1:
         result += f" ({'; '.join(ranks_text(group) for group in tried.failed[:4])})"
     return f"{name}{part}: {result}"
+
+
+# Cause and place ------------------------------------------------------------------------------------------------------
+
+
+def cause(seen: Seen[Any], members: Sequence[Member], nodes: Sequence[str]) -> str:
+    """A sentence on the first member: the finding of another check, else the usual cause; empty if it is the user's.
+
+    A variable that the user has set and that is taken away is its own cause. `nodes` are the hosts on which it fails,
+    if that is known: findings on other hosts explain nothing.
+    """
+    # "IFNAME eth0" is one of several interfaces, "no NCCL_ALGO" what the user has set.
+    kinds = [member.name.partition(" ")[0] for member in members]
+    variable = next((VARIABLES[kind] for kind in kinds if kind in VARIABLES and VARIABLES[kind].usual), None)
+    if variable is None:
+        return ""
+    cleared = _is_cleared(seen, variable.member.name, nodes)
+    refuted = ON_PCIE if cleared else ()
+    finding = next((own for own in _findings(seen, variable, nodes) if own.code not in refuted), None)
+    if finding is not None:
+        return f"Probable cause: {finding.title} ({finding.code}): {finding.message}"
+    return variable.cleared if cleared else f"Usual cause: {variable.usual}."
+
+
+def _findings(seen: Seen[Any], variable: Variable, nodes: Sequence[str]) -> Iterator[Finding]:
+    """Findings of other checks on the same cause, likeliest first."""
+    for code in variable.seen_by:
+        for finding in seen.findings_of(code.partition(".")[0]):
+            hosts = finding.hosts or seen.world.hosts_of(finding.ranks)
+            elsewhere = nodes and hosts and not set(nodes) & set(hosts)
+            counts = finding.severity is not Severity.NOTE or code in ON_PCIE
+            if finding.code.startswith(code) and counts and not elsewhere:
+                yield finding
+
+
+def _is_cleared(seen: Seen[Any], name: str, nodes: Sequence[str]) -> bool:
+    """Whether a check looked for the usual cause of this variable and found none."""
+    match name:
+        case "P2P":
+            return _copies_are_right(seen, nodes)
+        case "NVLS":
+            cards = cards_of(seen.of(memory_errors.CHECK))
+            return bool(cards) and all(card.health.fabric.state == JOINED for card in cards)
+        case "SHM":
+            return bool(seen.of(shared_memory.CHECK).by_rank)
+    return False
+
+
+def _copies_are_right(seen: Seen[Any], nodes: Sequence[str]) -> bool:
+    """Whether P2P002 made direct copies between GPUs of these hosts, and all of them ended and were right."""
+    copies = seen.of(by_code("P2P002"))
+    ranks = {rank for (name, _), own in seen.world.hosts.items() if not nodes or name in nodes for rank in own}
+    pairs = [pair for row in copies.rows_so_far if row.place.rank in ranks for pair in row.data.pairs if pair.access]
+    ended = all(outcome.status is Status.DONE for outcome in copies.outcomes if outcome.rank in ranks)
+    return bool(pairs) and ended and not any(pair.wrong for pair in pairs)
+
+
+def places(seen: Seen[Any], tried: Sequence[Tried], end: Ended, ground: Ground) -> Places:
+    """The hosts inside which it fails, as far as the search has separated them."""
+    if len(ground.hosts) == 1:
+        hosts = seen.world.hosts_of([ground.hosts[0][0]])
+        return Places(f" on {hosts[0]}", hosts=hosts)
+    if end.inside_works:
+        return Places(" between hosts and works inside each host")
+    if max(map(len, ground.hosts)) == 1:
+        return Places(" between hosts")
+    inside = next((own for own in tried if own.step.part is Part.HOSTS and not own.step.members), None)
+    if inside is None or not inside.failed or not inside.busbws:
+        return Places()
+    ranks = tuple(sorted(rank for group in inside.failed for rank in group))
+    nodes = seen.world.hosts_of(ranks)
+    return Places(f" inside {names_text(nodes)} and works inside the other hosts", nodes, ranks)
