@@ -95,11 +95,11 @@ def _look(asked: HostOptions, options: Options, outputs: HostOutputs, stand: Ann
         checks=names,
     )
     lines = run_alone(arrival, header, chosen, Silent(), signals)
-    told_before = signals.told is not None
+    told_before = signals.received is not None
     stand("judge")
     report = judge(assemble(lines), checks)
     if not told_before:
-        report = with_signal(report, signals.told)
+        report = with_signal(report, signals.received)
     stand("write the report")
     if outputs.nagios:
         return _show_state(report, lines, outputs)

@@ -159,7 +159,7 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
         listener.tell(Seeking(rank=rank, host=host, left_seconds=left_seconds))
 
     try:
-        client = join(run.endpoint, rank_0, arrival, lambda: signals.told, seeking)
+        client = join(run.endpoint, rank_0, arrival, lambda: signals.received, seeking)
         listener.tell(Joined(rank=rank, host=host))
         return client
     finally:
@@ -214,7 +214,7 @@ class Leader:
         )
         patience = replace(PATIENCE, lost=PATIENCE.lost + crowded_silence_seconds(arrival.place.local_world_size))
         self._coordinator = Coordinator(
-            server, run.header(0), run.checks, listener, lambda: signals.told, patience, shared, arrival
+            server, run.header(0), run.checks, listener, lambda: signals.received, patience, shared, arrival
         )
         self._end = (int(ExitCode.BUG), "rank 0 met a bug of ddpdiag; its own output says more")
         self.shutdown = Shutdown(*self._end)

@@ -54,7 +54,7 @@ def run_alone(
     """All lines of a run with this one rank; ends within the budget of the header's options."""
     with_torch = any(check.kind is Kind.TORCH and check.measure is not None for check in checks)
     rank = OwnRank(arrival, with_torch=with_torch)
-    coordinator = Coordinator(rank, header, checks, listener, lambda: signals.told)
+    coordinator = Coordinator(rank, header, checks, listener, lambda: signals.received)
     try:
         coordinator.run(DEADLINES.own_hello)
         return coordinator.lines()
@@ -234,7 +234,7 @@ def _wait(children: ForkedChildren, child: Child, page: StepPage, seconds: float
         where = f"{_where(child, page)} when its {seconds:g} s were over"  # fixed before anything disturbs it
         children.send(signal.SIGTERM)
         code = _exit_code(children, DEADLINES.call_term)
-        if code == ExitCode.TERMINATED and children.signals.told is None:
+        if code == ExitCode.TERMINATED and children.signals.received is None:
             return ExitCode.UNKNOWN  # the time was over; no user or scheduler ended the run
         if code is None:
             children.send(signal.SIGKILL)

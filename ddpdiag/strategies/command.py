@@ -83,7 +83,7 @@ def compare_launchers(launch_args: LaunchArgs, train: Train, options: CheckOptio
         host=launch.place.host,
         cores=len(os.sched_getaffinity(0)),
         seconds=time.monotonic() - begin,
-        stop_signal=signals.told,
+        stop_signal=signals.received,
     )
     stream = sys.stderr if json == "-" else sys.stdout
     width, colored = terminal(stream, outputs.color)

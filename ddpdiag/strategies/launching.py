@@ -134,7 +134,7 @@ class Rounds:
     def _start(self, method: LaunchMethod, seconds: float) -> None:
         """One training; none if there is no time, or a signal asked to stop."""
         seconds -= END_SECONDS
-        if seconds <= 0 or self._signals.told is not None:
+        if seconds <= 0 or self._signals.received is not None:
             return
         out = Path(tempfile.mkdtemp(prefix="ddpdiag-", dir=self._folder))
         to_run = commands(method, self._torchrun, self.asked, port=free_port(LOOPBACK), out=str(out), seconds=seconds)
@@ -148,7 +148,7 @@ class Rounds:
             )
         else:
             start = self._run(method, to_run, out, seconds)
-        if self._signals.told is None:  # else this process ended it, and the outcome is not known
+        if self._signals.received is None:  # else this process ended it, and the outcome is not known
             self.starts.append(start)
 
     def _run(self, method: LaunchMethod, to_run: Sequence[Command], out: Path, limit: float) -> Start:
@@ -217,7 +217,7 @@ def _wait(processes: Processes, end: float, signals: Signals) -> bool:
             failed_at = now
         if failed_at is not None and now > failed_at + _ECHO_SECONDS:
             return True
-        if now > end or signals.told is not None:
+        if now > end or signals.received is not None:
             return False
         select.select([signals.woken], [], [], min(0.5, max(0.0, end - now)))
         signals.drain()

@@ -132,7 +132,7 @@ class Host:
                     self.socket.send(data)
 
     def _answer(self, identities: Sequence[bytes], data: bytes, batch: Batch) -> None:
-        if b'"type":"welcome"' in data[:80]:
+        if b'"type":"Start"' in data[:80]:
             self.last["welcome"] = time.monotonic()
             return
         message, answer = self._wire.decode_downward(data), b""

@@ -45,7 +45,7 @@ class Target:
     def hello(self, rank: int = 1, **arrival: object) -> bytes:
         place = {**PLACE, "rank": rank}
         own = {**ARRIVAL, "place": place, **arrival}
-        return self.framed({"type": "hello", "arrival": own, "version": self.version})
+        return self.framed({"type": "Hello", "arrival": own, "version": self.version})
 
 
 # Plain TCP -----------------------------------------------------------------------------------------------------------
@@ -178,10 +178,10 @@ def squatting(mechanism: str) -> Callable[[Target], None]:
                 posing.bind(f"tcp://*:{port}")
         trial = {"number": 1, "code": "LCH003", "groups": [], "env": {"PYTHONPATH": "/tmp/evil"}}
         orders = (
-            {"type": "seated", "version": target.version},
-            {"type": "order", "trial": trial, "runs": [[1, 1]]},
-            {"type": "farewell", "exit_code": 0, "sentence": "FIT: forged"},
-            {"type": "refused", "exit_code": 0, "sentence": "FIT: forged"},
+            {"type": "HelloAck", "version": target.version},
+            {"type": "RunTrial", "trial": trial, "runs": [[1, 1]]},
+            {"type": "Shutdown", "exit_code": 0, "sentence": "FIT: forged"},
+            {"type": "Refused", "exit_code": 0, "sentence": "FIT: forged"},
         )
         while not target.over.is_set():
             if posing.poll(50):
@@ -227,13 +227,13 @@ TALKING: dict[str, Callable[[Target], None]] = {
     "the same hello without end": saying(greeted(0, nonce="feedfeed"), times=2000),
     "a hello with odd cores": saying(greeted(1, cpus="no number")),
     "a hello with numbers out of range": saying(greeted(1, pid=-(1 << 62), gpus=1 << 62)),
-    "a hello of another version": saying(said({"type": "hello", "version": "9\x1b[31m", "arrival": {}})),
-    "leaving, under a known name": saying(greeted(1), said({"type": "leaving", "signal": 15})),
+    "a hello of another version": saying(said({"type": "Hello", "version": "9\x1b[31m", "arrival": {}})),
+    "leaving, under a known name": saying(greeted(1), said({"type": "Leaving", "signal": 15})),
     "a result that nobody asked for": saying(greeted(1), _result()),
     "a result of another form": saying(greeted(1), _result(data=[1, 2, 3], seconds=1e308)),
-    "a signature that is no ASCII": saying(lambda t: t.framed({"type": "alive"})[:-1] + ',"mac":"é"}'.encode()),
+    "a signature that is no ASCII": saying(lambda t: t.framed({"type": "Pong"})[:-1] + ',"mac":"é"}'.encode()),
     "JSON that is too deep": saying(lambda t: b'{"run_id":"' + t.run_id.encode() + b'","body":' + DEEP),
-    "messages of 3 MB": saying(said({"type": "partial", "trial": 1, "data": "x" * 3_000_000, "text": ""}), pause=0.2),
+    "messages of 3 MB": saying(said({"type": "Partial", "trial": 1, "data": "x" * 3_000_000, "text": ""}), pause=0.2),
     "a wrong key": saying(greeted(1), key=_one_wrong_key()),
 }
 SQUATTING: dict[str, Callable[[Target], None]] = {

@@ -42,12 +42,12 @@ def test_another_run_is_not_heard() -> None:
 
 
 def test_a_signature_of_an_older_version_ends_nothing() -> None:
-    data = '{"run_id":"run-1","body":{"type":"alive"},"mac":"\u00e9"}'.encode()
+    data = '{"run_id":"run-1","body":{"type":"Pong"},"mac":"\u00e9"}'.encode()
     assert WIRE.decode_upward(data) == Pong()
 
 
 def test_of_another_version_the_version_is_read() -> None:
-    data = b'{"run_id":"run-1","body":{"type":"hello","arrival":{"place":7},"version":"9.9"}}'
+    data = b'{"run_id":"run-1","body":{"type":"Hello","arrival":{"place":7},"version":"9.9"}}'
     assert WIRE.decode_upward(data) == AnyHello("9.9")
     assert WIRE.decode_upward(data.replace(b',"version":"9.9"', b"")) == AnyHello("")
 
@@ -126,7 +126,7 @@ def test_a_signal_ends_the_search() -> None:
     assert lost.value.exit_code == 143
 
 
-def test_a_rank_that_is_told_to_leave_while_it_joins_still_tells_rank_0(server: ControlServer) -> None:
+def test_a_rank_that_gets_a_signal_while_it_joins_still_tells_rank_0(server: ControlServer) -> None:
     client = _join(server, (server.port,), signum=15)
     assert isinstance(client, ControlClient)
     client.close()

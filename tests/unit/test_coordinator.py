@@ -315,7 +315,7 @@ def test_a_second_process_with_a_rank_is_refused_and_noted(golden) -> None:
     golden(*server.refused)
 
 
-def test_ranks_that_were_told_to_leave_are_witnesses_and_the_silent_one_is_lost() -> None:
+def test_ranks_that_got_a_signal_are_witnesses_and_the_silent_one_is_lost() -> None:
     def killed(rank: int, message: Downward) -> list[Upward]:
         match message:
             case RunTrial():
@@ -456,7 +456,7 @@ def test_of_two_that_run_last_the_first_leaves_time_for_the_second() -> None:
     assert second.deadline_seconds > 5.0
 
 
-def test_a_run_that_is_told_to_leave_does_not_wait_for_them() -> None:
+def test_a_run_that_gets_a_signal_does_not_wait_for_them() -> None:
     def told(rank: int, message: Downward) -> list[Upward]:
         return [Leaving(2)] if isinstance(message, RunTrial) else [Pong()]
 

@@ -69,7 +69,7 @@ def environ(tmp_path) -> Mapping[str, str]:
 
 @pytest.fixture
 def server(environ) -> Iterator[Server]:
-    started = Server(environ, b'{"type":"enough"}')
+    started = Server(environ, b'{"type":"SkipLazyImports"}')
     yield started
     assert started.end() in (0, -9), "it ends with its last client"
 
@@ -78,11 +78,11 @@ def asked(channel: socket.socket, environ: Mapping[str, str]) -> list[type]:
     """The kinds of its answers to the request for a worker, and to the connection."""
     descriptors = [ipc.anonymous_file("test") for _ in range(ipc.FORK_DESCRIPTORS - 1)]
     descriptors.append(ipc.environment_file(environ))
-    socket.send_fds(channel, [b'{"type":"fork","rank":1}'], descriptors)
+    socket.send_fds(channel, [b'{"type":"Fork","rank":1}'], descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     answers: list[type] = []
-    while not {ipc.Forked, ipc.Refused}.intersection(answers):
+    while not {ipc.Forked, ipc.Unlike}.intersection(answers):
         answers.append(type(ipc.decode_fork_server_message.decode(channel.recv(1000))))
     return answers
 
@@ -102,12 +102,12 @@ def test_what_ddp_loads_is_not_imported_where_nothing_will_be_trained(server, tm
 
 def test_a_worker_is_forked_for_a_rank_that_differs_in_its_own_variables(server, environ):
     own = {"RANK": "1", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1"}
-    assert asked(server.connected(), {**environ, **own}) == [ipc.Welcome, ipc.Imported, ipc.Forked]
+    assert asked(server.connected(), {**environ, **own}) == [ipc.Accepted, ipc.Imported, ipc.Forked]
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "LD_PRELOAD", "HOME", "PYTORCH_CUDA_ALLOC_CONF", "WORLD_SIZE"])
 def test_a_rank_that_differs_in_any_other_variable_is_refused(server, environ, name):
-    assert asked(server.connected(), {**environ, name: "2"}) == [ipc.Welcome, ipc.Imported, ipc.Refused]
+    assert asked(server.connected(), {**environ, name: "2"}) == [ipc.Accepted, ipc.Imported, ipc.Unlike]
 
 
 def test_a_client_that_sends_nonsense_is_dropped_alone(server, environ):
@@ -139,7 +139,7 @@ def stranger(address: str) -> str:
 
 @needs_root
 def test_another_user_is_not_served(server, environ):
-    assert "refused" in stranger(server.address)
+    assert "Unlike" in stranger(server.address)
     assert asked(server.connected(), environ)[-1] is ipc.Forked
 
 
@@ -158,7 +158,7 @@ def test_an_environment_that_no_process_can_have_is_not_read(server, environ):
     """A sparse file of any size costs its sender nothing."""
     channel, descriptor = server.connected(), ipc.anonymous_file("test")
     os.truncate(descriptor, 10**15)
-    socket.send_fds(channel, [b'{"type":"fork","rank":1}'], [descriptor] * ipc.FORK_DESCRIPTORS)
+    socket.send_fds(channel, [b'{"type":"Fork","rank":1}'], [descriptor] * ipc.FORK_DESCRIPTORS)
     while channel.recv(1000):
         pass
     assert asked(server.connected(), environ)[-1] is ipc.Forked
@@ -184,7 +184,7 @@ def test_the_server_ends_with_the_last_that_holds_its_pipe(environ):
     server = Server(environ)
     channel = server.connected()
     message = ipc.decode_fork_server_message.decode(channel.recv(1000))
-    assert isinstance(message, ipc.Welcome)
+    assert isinstance(message, ipc.Accepted)
     held = os.open(f"/proc/{message.pid}/fd/{message.life}", os.O_WRONLY)
     os.close(server.life)
     server.first.close()

@@ -86,12 +86,12 @@ def join(
     After a signal it goes on for a moment: a rank 0 that does not know of it waits for this rank, and blames it.
     `seeking` gets the seconds that are left before each try.
     """
-    end, told = time.monotonic() + endpoint.wait_seconds, None
+    end, signum = time.monotonic() + endpoint.wait_seconds, None
     patience, pause = _FIRST_SECONDS, _PAUSE_SECONDS[0]
     if (client := _join_through_relay(endpoint, secret, arrival, stopped, seeking)) is not None:
         return client
     while True:
-        if told is None and (told := stopped()) is not None:
+        if signum is None and (signum := stopped()) is not None:
             end = min(end, time.monotonic() + _LAST_TRY_SECONDS)
         left = end - time.monotonic()
         seeking(max(left, 0.0))
@@ -105,9 +105,9 @@ def join(
             if client is not None:
                 return client
         left = end - time.monotonic()
-        if left <= 0 and told is not None:
+        if left <= 0 and signum is not None:
             sentence = f"rank {arrival.place.rank} got a signal to end before it reached rank 0"
-            raise RunLost(sentence, ExitCode.of_signal(told))
+            raise RunLost(sentence, ExitCode.of_signal(signum))
         if left <= 0:
             raise RunLost(_sentence(endpoint, arrival, addresses, met))
         time.sleep(min(pause, left))

@@ -77,14 +77,15 @@ class RunEnded(Exception):
 class Membership:
     """The ranks of a run.
 
-    `told_to_leave` gives the signal that this process got, or None; `note` takes each event; `own` is rank 0's arrival.
+    `signal_received` gives the signal that this process got, or None; `note` takes each event; `own` is rank 0's
+    arrival.
     """
 
     def __init__(
         self,
         server: Channel,
         header: Header,
-        told_to_leave: Callable[[], int | None],
+        signal_received: Callable[[], int | None],
         patience: Patience,
         note: Callable[[Line], None],
         own: Arrival | None = None,
@@ -95,7 +96,7 @@ class Membership:
         self._first_signal: int | None = None
         self._server = server
         self._header = header
-        self._told_to_leave = told_to_leave
+        self._signal_received = signal_received
         self._patience = patience
         self._note = note
         self._own = own
@@ -118,8 +119,8 @@ class Membership:
 
     @property
     def signal(self) -> int | None:
-        """The signal by which a rank was told to leave, or None."""
-        return self._told_to_leave() if self._first_signal is None else self._first_signal
+        """The first signal to end that a rank got, or None."""
+        return self._signal_received() if self._first_signal is None else self._first_signal
 
     def now(self) -> float:
         """Seconds since the start of the run."""
@@ -132,7 +133,7 @@ class Membership:
     def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:
         """Wait for all ranks, at most so long; then send every rank its place.
 
-        `waiting` is told again and again how many seconds are left.
+        `waiting` gets the seconds that are left, again and again.
         """
         size = self._header.world_size
         try:
@@ -168,7 +169,7 @@ class Membership:
         self._frozen += frozen_seconds(before, now)
         self._beat_if_due(now)
         self._look_if_due(now)
-        signum = self._told_to_leave()
+        signum = self._signal_received()
         if signum is not None:
             self._note(Event(kind=EventKind.SIGNAL, seconds=self.now(), detail=str(signum)))
         if signum is not None or self.leaving:
@@ -263,10 +264,12 @@ class Membership:
                 self._note(event)
             self._server.send(identity, Refused(sentence, ExitCode.USAGE))
         elif self._closed:
-            told = self.signal
-            state = "had begun without it" if told is None else "was ending after a signal"
+            signum = self.signal
+            state = "had begun without it" if signum is None else "was ending after a signal"
             late = f"rank {rank} joined {self.now():.1f} s after the start, when the run {state}"
-            self._server.send(identity, Refused(late, ExitCode.UNKNOWN if told is None else ExitCode.of_signal(told)))
+            self._server.send(
+                identity, Refused(late, ExitCode.UNKNOWN if signum is None else ExitCode.of_signal(signum))
+            )
         else:
             if (other := mismatch(arrival, self._header.world_size)) is not None:
                 self._note(other)

@@ -13,28 +13,31 @@ MAX_MESSAGE_BYTES = 4 << 20
 # Supervisor to rank 0 ------------------------------------------------------------------------------------------------
 
 
-class Hello(Struct, frozen=True, tag="hello"):
-    """I am here, with this version of ddpdiag."""
+class Hello(Struct, frozen=True, tag=True):
+    """The first message of a rank, with its version of ddpdiag."""
 
     arrival: Arrival
     version: str = __version__
 
 
-class AnyHello(Struct, frozen=True, tag="hello"):
+class AnyHello(Struct, frozen=True, tag="Hello"):
     """A hello of a version whose other fields are not known here."""
 
     version: str = ""
 
 
-class BarrierReached(Struct, frozen=True, tag="ready"):
-    """My worker reached the barrier of this trial; `offer` counts if I am the first of my group, or it `shares`."""
+class BarrierReached(Struct, frozen=True, tag=True):
+    """The sender's worker reached the barrier of this trial.
+
+    `offer` counts if the sender is the first rank of its group, or if the group `shares` all offers.
+    """
 
     trial: int
     offer: str
     shares: bool = False
 
 
-class Partial(Struct, frozen=True, tag="partial"):
+class Partial(Struct, frozen=True, tag=True):
     """The trial's data on the sender's rank so far; `text` describes its progress for people."""
 
     trial: int
@@ -42,26 +45,26 @@ class Partial(Struct, frozen=True, tag="partial"):
     text: str = ""
 
 
-class Leaving(Struct, frozen=True, tag="leaving"):
-    """The sender got this signal to end, so it is not at fault."""
+class Leaving(Struct, frozen=True, tag=True):
+    """The sender got this signal to end, so that it is not at fault."""
 
     signal: int
 
 
-class Pong(Struct, frozen=True, tag="alive"):
+class Pong(Struct, frozen=True, tag=True):
     """An empty message: the sender lives."""
 
 
 # Rank 0 to supervisor ------------------------------------------------------------------------------------------------
 
 
-class HelloAck(Struct, frozen=True, tag="seated"):
+class HelloAck(Struct, frozen=True, tag=True):
     """Answers a hello; this proves the run id."""
 
     version: str = __version__
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class Refused(Struct, frozen=True, tag=True):
     """The receiver cannot take part, for the reason in the sentence; it exits with `exit_code`.
 
     One that belongs to `other_run` goes on to look for its own rank 0, at the next port.
@@ -72,7 +75,7 @@ class Refused(Struct, frozen=True, tag="refused"):
     other_run: bool = False
 
 
-class Start(Struct, frozen=True, tag="welcome"):
+class Start(Struct, frozen=True, tag=True):
     """All ranks joined, or their time is over: the receiver's place, with the local rank settled.
 
     `nonce` tells this run from others of its run id: records in `--shared-dir` lie in a folder with that name.
@@ -83,7 +86,7 @@ class Start(Struct, frozen=True, tag="welcome"):
     nonce: str = ""
 
 
-class RunTrial(Struct, frozen=True, tag="order"):
+class RunTrial(Struct, frozen=True, tag=True):
     """Run this trial.
 
     `runs` are the ranks of the receiver's group, in its order, as stretches of consecutive ranks (first, last), and the
@@ -111,8 +114,8 @@ class RunTrial(Struct, frozen=True, tag="order"):
         return structs.replace(self.trial, groups=(group or (receiver,),))
 
 
-class BarrierOpen(Struct, frozen=True, tag="open"):
-    """The barrier of this trial opens; the first rank of your group is at `host` and offers `offer`.
+class BarrierOpen(Struct, frozen=True, tag=True):
+    """The barrier of this trial opens; the first rank of the receiver's group is at `host` and offers `offer`.
 
     `peers` holds host and offer of every rank of the group, where the check asked for them.
     """
@@ -123,26 +126,26 @@ class BarrierOpen(Struct, frozen=True, tag="open"):
     peers: tuple[Opening, ...] = ()
 
 
-class Ack(Struct, frozen=True, tag="noted"):
+class Ack(Struct, frozen=True, tag=True):
     """The receiver's result of this trial is in the recording; without this it sends it again at every ping."""
 
     trial: int
 
 
-class Stop(Struct, frozen=True, tag="stop"):
+class Stop(Struct, frozen=True, tag=True):
     """The receiver's part in this trial is over, because of another rank."""
 
     trial: int
 
 
-class Ping(Struct, frozen=True, tag="rollcall"):
-    """Answer at once, whatever you do. Also rank 0's heartbeat."""
+class Ping(Struct, frozen=True, tag=True):
+    """A request to answer at once; also rank 0's heartbeat."""
 
 
-class Shutdown(Struct, frozen=True, tag="farewell"):
-    """The files are written; leave with this code. Everything of yours is acknowledged.
+class Shutdown(Struct, frozen=True, tag=True):
+    """The files are written, and all results are acknowledged: the receiver exits with this code.
 
-    `lost` are ranks that cannot tidy up themselves, with their nonces: who shares their host removes their files.
+    `lost` are ranks that cannot tidy up themselves, with their nonces: ranks of the same host remove their files.
     """
 
     exit_code: int

@@ -51,7 +51,7 @@ def _parts(checks: Sequence[AnyCheck]) -> list[tuple[Stage, list[AnyCheck]]]:
 class Coordinator:
     """One run, from the first hello to the shutdown.
 
-    `told_to_leave` gives the signal that this process got, or None; `shared` keeps the lines in `--shared-dir`.
+    `signal_received` gives the signal that this process got, or None; `shared` keeps the lines in `--shared-dir`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Coordinator:
         header: Header,
         checks: Sequence[AnyCheck],
         listener: Listener,
-        told_to_leave: Callable[[], int | None],
+        signal_received: Callable[[], int | None],
         patience: Patience = PATIENCE,
         shared: SharedRecord | None = None,
         own: Arrival | None = None,
@@ -76,7 +76,7 @@ class Coordinator:
         self._assembled = 1  # of the lines, in the recording so far
         self._recording = Recording(header=header)
         self._known_world: World | None = None
-        self._membership = Membership(server, header, told_to_leave, patience, self._note, own)
+        self._membership = Membership(server, header, signal_received, patience, self._note, own)
         self._without_torch: set[int] = set()
         self._torch_is_there = False
         self._kept_group = KeptGroup(header.world_size)
@@ -128,7 +128,7 @@ class Coordinator:
         self._membership.idle(0.05)
 
     def late_signal(self) -> int | None:
-        """The signal by which a rank was told to leave when all trials were over, or None."""
+        """The signal to end that a rank got when all trials were over, or None."""
         return None if any(event.kind in TOLD_TO_LEAVE for event in self._recording.events) else self._membership.signal
 
     def check_not_lost(self) -> None:
@@ -136,7 +136,7 @@ class Coordinator:
         self._membership.check_not_lost()
 
     def shut_down(self, exit_code: int, sentence: str) -> Shutdown:
-        """Tell every rank the exit code, and leave last; what they were told."""
+        """Send every rank the exit code, and exit last; returns the message that they got."""
         return self._membership.shut_down(exit_code, sentence)
 
     @property

@@ -125,11 +125,11 @@ class ForkServer:
             except OSError:
                 return
             if len(self._clients) >= ipc.MOST_CLIENTS or not sharing.is_alike(client):
-                _send(client, ipc.Refused("its process differs"))
+                _send(client, ipc.Unlike("its process differs"))
                 client.close()
                 continue
             self._clients.append(client)
-            _send(client, ipc.Welcome(os.getpid(), self._life))
+            _send(client, ipc.Accepted(os.getpid(), self._life))
             if self._import_seconds is not None:
                 _send(client, ipc.Imported(self._import_seconds))
 
@@ -158,7 +158,7 @@ class ForkServer:
     def _fork(self, client: socket.socket, rank: int, descriptors: "array.array[int]") -> None:
         environ = ipc.read_environment(descriptors[-1])
         if client is not self._first and (name := sharing.variable_that_differs(self._environ, environ)):
-            _send(client, ipc.Refused(name))
+            _send(client, ipc.Unlike(name))
             return
         parent, hazard = os.getpid(), fork_hazard()
         # The end of a worker must not be told before its start.

@@ -138,10 +138,10 @@ class ForkServer(PythonChild):
 
     def _take_in(self, message: ipc.ForkServerMessage) -> None:
         match message:
-            case ipc.Welcome(pid, life):
+            case ipc.Accepted(pid, life):
                 self._follow(pid)
                 self._hold(pid, life)
-            case ipc.Refused():
+            case ipc.Unlike():
                 self._refused = True
             case ipc.Imported(seconds):
                 self.import_seconds = seconds

@@ -18,7 +18,7 @@ from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partia
 # Supervisor to worker, and back --------------------------------------------------------------------------------------
 
 
-class Task(Struct, frozen=True, tag="task"):
+class Task(Struct, frozen=True, tag=True):
     """Measure this. `env` is applied first (`None` unsets); `scratch` is a private directory on this host.
 
     `end` is when the supervisor will end it, on the monotonic clock of this host. `ending` are killed workers, by pid,
@@ -34,7 +34,7 @@ class Task(Struct, frozen=True, tag="task"):
     ending: tuple[int, ...] = ()
 
 
-class TrialEnded(Struct, frozen=True, tag="answer"):
+class TrialEnded(Struct, frozen=True, tag=True):
     """The trial ended by itself: `data` (DONE), or `error`, a short traceback in `detail` and the `collectives`
     posted last, or why there are none (RAISED)."""
 
@@ -47,14 +47,14 @@ class TrialEnded(Struct, frozen=True, tag="answer"):
     no_collectives: str = ""
 
 
-class PostedCollectives(Struct, frozen=True, tag="posted"):
+class PostedCollectives(Struct, frozen=True, tag=True):
     """The collectives that a worker posted last in this trial; None, and why, if torch keeps no record."""
 
     collectives: tuple[Collective, ...] | None
     no_collectives: str = ""
 
 
-class RasReport(Struct, frozen=True, tag="ras"):
+class RasReport(Struct, frozen=True, tag=True):
     """What NCCL's own service said then, if the worker was asked to ask it; empty if nothing, or if there is none."""
 
     text: str
@@ -71,7 +71,7 @@ WorkerCommand = Task | BarrierOpen
 # Supervisor to fork server, and back ----------------------------------------------------------------------------------
 
 
-class Fork(Struct, frozen=True, tag="fork"):
+class Fork(Struct, frozen=True, tag=True):
     """Fork a worker for a rank.
 
     Beside this message travel as descriptors: its channel, step page, stack file, the channel to its recorder, the
@@ -86,36 +86,36 @@ FORK_DESCRIPTORS = 7
 MOST_CLIENTS = 4096
 
 
-class SkipLazyImports(Struct, frozen=True, tag="enough"):
+class SkipLazyImports(Struct, frozen=True, tag=True):
     """Import nothing beyond torch itself."""
 
 
-class Welcome(Struct, frozen=True, tag="welcome"):
+class Accepted(Struct, frozen=True, tag=True):
     """A client that connected is served by the process `pid`, which lives as long as its pipe `life` is held open."""
 
     pid: int
     life: int
 
 
-class Refused(Struct, frozen=True, tag="refused"):
+class Unlike(Struct, frozen=True, tag=True):
     """The worker asked for is not forked here: it would not have what its rank has."""
 
     reason: str
 
 
-class Imported(Struct, frozen=True, tag="imported"):
+class Imported(Struct, frozen=True, tag=True):
     """torch is there, after so many seconds."""
 
     seconds: float
 
 
-class Forked(Struct, frozen=True, tag="forked"):
+class Forked(Struct, frozen=True, tag=True):
     """The worker asked for runs as `pid`."""
 
     pid: int
 
 
-class Exited(Struct, frozen=True, tag="exited"):
+class Exited(Struct, frozen=True, tag=True):
     """A worker ended, or this server ends; `code` is negative for a signal, as in subprocess."""
 
     pid: int
@@ -123,7 +123,7 @@ class Exited(Struct, frozen=True, tag="exited"):
 
 
 ForkServerRequest = Fork | SkipLazyImports
-ForkServerMessage = Welcome | Refused | Imported | Forked | Exited
+ForkServerMessage = Accepted | Unlike | Imported | Forked | Exited
 
 decode_worker_message: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)
 decode_recorder_answer: msgspec.json.Decoder[PostedCollectives | RasReport] = msgspec.json.Decoder(

@@ -206,9 +206,9 @@ class ForkedChildren:
             select.select([self.signals.woken], [], [], seconds)
             self.signals.drain()
             self._reap()
-        if self.signals.told is not None and not self._forwarded:
+        if self.signals.received is not None and not self._forwarded:
             self._forwarded = True
-            self.send(self.signals.told)
+            self.send(self.signals.received)
 
     def _reap(self) -> bool:
         ended = [number for number, child in self.running.items() if child.poll() is not None]
@@ -297,7 +297,7 @@ class Signals:
     """Catches SIGTERM, SIGINT and SIGHUP (and SIGCHLD, if asked) in the main thread; those in IGNORED do nothing."""
 
     def __init__(self, *, children: bool = False) -> None:
-        self._told: int | None = None
+        self._received: int | None = None
         self.woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self.woken.setblocking(False)
@@ -312,20 +312,20 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
 
     @property
-    def told(self) -> int | None:
-        """The first that asked us to leave.
+    def received(self) -> int | None:
+        """The first signal to end that this process got.
 
         Python calls handlers in the main thread, when that has a turn; before, another thread sees it in the socket.
         """
-        if self._told is None:
+        if self._received is None:
             with contextlib.suppress(OSError):
                 waiting = self.woken.recv(4096, socket.MSG_PEEK)
-                self._told = next((number for number in waiting if number in LEAVE), None)
-        return self._told
+                self._received = next((number for number in waiting if number in LEAVE), None)
+        return self._received
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        if self._told is None:
-            self._told = signum
+        if self._received is None:
+            self._received = signum
 
     def drain(self) -> None:
         """Forget what made the socket readable."""

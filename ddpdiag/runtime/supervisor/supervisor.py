@@ -67,7 +67,7 @@ class Supervisor(TrialRunner):
         self._unacknowledged: Outcome | None = None
         self._survivors: list[str] = []
         self._shutdown: messages.Shutdown | None = None
-        self._told_to_leave: tuple[int, float] | None = None
+        self._signal_received: tuple[int, float] | None = None
 
     def _start_fork_server(self) -> ForkServer:
         """One for the ranks of this host that are like this one; where there is none, one for this rank."""
@@ -92,8 +92,8 @@ class Supervisor(TrialRunner):
         """Serve until rank 0 ends the run; RunLost when it falls silent."""
         self._client = client
         self._begin = client.heard = time.monotonic()
-        if self._signals is not None and self._signals.told is not None:
-            self._leave(self._signals.told)
+        if self._signals is not None and self._signals.received is not None:
+            self._leave(self._signals.received)
         while self._shutdown is None:
             before = time.monotonic()
             self._wait()
@@ -107,16 +107,16 @@ class Supervisor(TrialRunner):
             if self.running_trial is not None:
                 self.watch(self.running_trial)
             self._watch_rank_0()
-        self._survivors = self.end_children()  # told once more by whoever called us
+        self._survivors = self.end_children()
         client.send(messages.Pong())
         client.close()
         return self._shutdown
 
     def _leave(self, signum: int) -> None:
-        """The launcher told this process to leave: say so first, so that this rank is not blamed."""
-        if self._told_to_leave is None:
+        """Report a signal to end first, so that this rank is not blamed."""
+        if self._signal_received is None:
             now = time.monotonic()
-            self._told_to_leave = (signum, now)
+            self._signal_received = (signum, now)
             self._client.send(messages.Leaving(signum))
             own = Event(kind=EventKind.LEAVING, rank=self.place.rank, seconds=now - self._begin, detail=str(signum))
             self._record.write(own)
@@ -145,8 +145,8 @@ class Supervisor(TrialRunner):
             self._fork_server.receive()
         if self._signals is not None and self._signals.woken.fileno() in ready:
             self._signals.drain()
-            if self._signals.told is not None:
-                self._leave(self._signals.told)
+            if self._signals.received is not None:
+                self._leave(self._signals.received)
         if self.running_trial is not None and self.running_trial.worker.channel.fileno() in ready:
             self.read(self.running_trial)
 
@@ -216,8 +216,8 @@ class Supervisor(TrialRunner):
     def _watch_rank_0(self) -> None:
         now = time.monotonic()
         silent = now - self._client.heard
-        if self._told_to_leave is not None:
-            signum, since = self._told_to_leave
+        if self._signal_received is not None:
+            signum, since = self._signal_received
             if now - since > DEADLINES.leave + 1.0:
                 if silent > DEADLINES.leave + 0.5:
                     self._lose_rank_0(silent)
