@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[\w.:/,@+=\[\] -]{1,100}")
 
 
 class Role(Enum):
-    """What a text means for the failure, in the order in which texts explain it.
+    """The meaning of a text for the failure, in the order in which texts explain it.
 
     A cause names what is wrong. A failure is its first sign on its own rank, without the reason. A hint is no failure,
     but often the reason of what follows. A wait shows only that another rank is missing; an echo, that another process

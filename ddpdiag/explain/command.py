@@ -97,15 +97,12 @@ def _is_missing_log(word: str) -> bool:
 
 
 def _check_output(path: str, logs: Sequence[str]) -> None:
-    """UsageError over what is read, and over a log that was given to --json by mistake."""
+    """UsageError if the file cannot be written, or is a log that is read."""
     files.check_writable(path)
     if path == files.STANDARD_OUTPUT:
         return
     if any(is_one_file(path, log) for log in logs):
         raise UsageError(f"--json {path} would overwrite the log that is read; give it another file")
-    with suppress(OSError), open(path, "rb") as file:
-        if os.path.isfile(path) and file.read(1) not in (b"", b"{"):
-            raise UsageError(f"--json {path} would overwrite a file that is no JSON; `--json -` is standard output")
 
 
 def _show(found: Sequence[Explanation], how: ExplainOptions, *, has_folder: bool = False) -> int:

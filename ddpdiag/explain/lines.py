@@ -38,7 +38,7 @@ _PREFIXES = tuple(
         (_LETTERS, r"(?P<host>[a-z][\w.-]{0,60}[-_]\d[\w.-]{0,60}) {1,40}\| ?"),
         # containerd writes one line of a container so; loggers and CloudWatch write times; `aws logs` milliseconds.
         (string.digits, rf"{_DAY_AND_TIME} std(?:out|err) [FP] "),
-        # What is indented remains so, for the frames of tracebacks.
+        # Indentation remains, for the frames of tracebacks.
         ("[" + string.digits, rf"\[?{_DAY_AND_TIME}\]?[ \t](?:[ \t]{{1,3}}(?!File \"|[ \t]))?"),
         ("1", r"1\d{12}[ \t]"),
     )
@@ -66,7 +66,7 @@ class Origin(NamedTuple):
 
     @property
     def is_process(self) -> bool:
-        """Is it one process, rather than all of a host or any?"""
+        """Whether it names one process, rather than all of a host or any."""
         return (self.rank, self.local_rank, self.task) != (None, None, None)
 
 
@@ -236,7 +236,7 @@ def _following(block: bytes, at: int, origin: Origin) -> Iterator[tuple[int, str
 
 
 def _ended(lines: Iterable[tuple[int, str]], indent: int) -> tuple[int, str, str] | None:
-    """Where the exception's line starts, the line, and the deepest frame; torchrun's table indents a traceback."""
+    """The start of the exception's line, the line, and the deepest frame; torchrun's table indents a traceback."""
     frames: list[str] = []
     own: list[str] = []
     for place, text in lines:

@@ -49,7 +49,7 @@ _Key = tuple[str, str]
 
 
 def explain_log(pieces: Iterable[bytes], source: str, cards: Sequence[Card] | None = None) -> Explanation:
-    """What the log contains, read in `pieces` of any size; `source` is its name. It need not be UTF-8."""
+    """Explain a log that is read in `pieces` of any size; `source` is its name. It need not be UTF-8."""
     known = all_cards() if cards is None else cards
     matcher = _Matcher(known)
     for block in _blocks(pieces):
@@ -84,7 +84,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 class _Matcher:
-    """What was seen so far of each card and kind, and how many lines were read."""
+    """The tallies so far of each card and kind, and the number of lines read."""
 
     def __init__(self, cards: Sequence[Card]) -> None:
         self.lines = 0
@@ -119,7 +119,7 @@ class _Matcher:
         self.lines += block.count(b"\n") + (not block.endswith(b"\n"))
 
     def sightings(self) -> list[Sighting]:
-        """What was seen, in the order of the cards' first lines."""
+        """The sightings, in the order of the cards' first lines."""
         return [tally.sighting() for tally in self._tallies.values()]
 
     def _line(
@@ -160,7 +160,7 @@ class _Matcher:
             return
 
     def _tally(self, card: Card, key: _Key, number: int, text: str) -> Tally | None:
-        """What was seen of the card; None if there are too many kinds of it."""
+        """The tally of the card; None if there are too many kinds of it."""
         if key not in self._tallies:
             if key[1] and sum(name == card.name for name, _ in self._tallies) >= _MOST_KINDS:
                 return None
@@ -194,14 +194,14 @@ class _Matcher:
 
 
 class _Ends:
-    """Where the lines of a block end; a progress bar that begins anew with a carriage return is a line."""
+    """The ends of the lines of a block; a progress bar that begins anew with a carriage return is a line."""
 
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._places: list[int] | None = None
 
     def around(self, at: int) -> tuple[int, int]:
-        """Where the line of `at` begins and ends."""
+        """The begin and end of the line of `at`."""
         if self._places is None:
             self._places = [match.start() for match in _LINE_END.finditer(self._block)]
         number = bisect_left(self._places, at)

@@ -1,5 +1,5 @@
-"""What was seen of each card in a log: counted while it is read, and the sightings that come out of it, in the light of
-each other: which explains the others, which is a consequence, and which comes first.
+"""Tallies of each card in a log, counted while it is read, and the sightings that follow from them, with their roles
+beside each other: which explains the others, which is a consequence, and which comes first.
 """
 
 import re
@@ -54,7 +54,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What a text or a log contains: the sightings, the one that explains the others first; `lines` were read."""
+    """The content of a text or a log: the sightings, the one that explains the others first; `lines` were read."""
 
     sightings: tuple[Sighting, ...]
     lines: int
@@ -62,7 +62,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_explained(self) -> bool:
-        """Does any of it show more than that another process failed? An unknown warning alone does not."""
+        """Whether a sighting shows more than that another process failed; an unknown warning alone does not."""
         return any(
             one.card.role not in (Role.ECHO, Role.NOTE) and not (one.card.fallback and one.card.role is Role.HINT)
             for one in self.sightings
@@ -70,13 +70,13 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     @property
     def has_failure(self) -> bool:
-        """Does any of it show that a process failed or waited in vain? Hints and notes are printed in healthy jobs."""
+        """Whether a sighting shows that a process failed or waited in vain; healthy jobs print hints and notes, too."""
         return any(one.card.role not in (Role.HINT, Role.NOTE) for one in self.sightings)
 
 
 @dataclass
 class Tally:
-    """What was seen so far of a card."""
+    """The lines of a card that were read so far."""
 
     card: Card
     line: int
@@ -92,7 +92,7 @@ class Tally:
     calls: dict[tuple[str, int], dict[int, Call]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     frame: str = ""
-    # Did any of its lines follow from no other text? Else its role, by the text that the first line followed.
+    # Whether a line of it followed from no other text; else its role, by the text that the first line followed.
     is_first: bool = False
     follower: Role = Role.NOTE
 
@@ -127,7 +127,7 @@ class Tally:
         return None, ()
 
     def sighting(self) -> Sighting:
-        """What was seen, as data. An unknown text that only followed another one is no failure of its own."""
+        """The tally as data. An unknown text that only followed another one is no failure of its own."""
         card = self.card.filled(self.values)
         if card.fallback and not self.is_first:
             card = structs.replace(card, role=self.follower)
@@ -194,7 +194,7 @@ def _is_warning(card: Card) -> bool:
 
 
 def in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
-    """What explains the others first: by role, then by line.
+    """Sort sightings by role, then by line, so that those that explain the others are first.
 
     A rank that others waited for, and that waited itself, is not the missing one; ranks that waited only for such ranks
     are listed after those that waited for others.
@@ -213,7 +213,7 @@ def in_order(sightings: Sequence[Sighting]) -> tuple[Sighting, ...]:
     def place(one: Sighting) -> tuple[int, bool, int]:
         number = _PLACES[one.card.role]
         if one.card.fallback and one.card.role in (Role.FAILURE, Role.HINT):
-            # May its process have waited before? Of other ranks than those that waited, it has not.
+            # Its process may have waited before, unless it belongs to other ranks than those that waited.
             before = [wait for wait in waits if wait.line < one.line and not (has_origin(wait) and has_origin(one))]
             is_late = _is_warning(one.card) or bool(before)
             number = _AFTER_WAITS if is_late else _AFTER_KNOWN_FAILURES if is_known else number

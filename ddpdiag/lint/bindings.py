@@ -41,7 +41,7 @@ class Bindings(Script):
         return bound
 
     def sources(self, node: ast.Name | ast.Attribute) -> list[Source]:
-        """All that a name or attribute can come from; empty if the script never binds it."""
+        """The possible sources of a name or attribute; empty if the script never binds it."""
         if isinstance(node, ast.Attribute):
             return self._bound.get(self._attribute_key(node), [])
         for scope in self.around(node):

@@ -77,7 +77,7 @@ class Reading(Bindings):
         self._rankish: dict[tuple[ast.AST, int], bool] = {}
 
     def kinds(self, node: ast.expr | None) -> Kinds:
-        """All that an expression can be; {OTHER} where nothing is known."""
+        """The possible kinds of an expression; {OTHER} where nothing is known."""
         if node is None or node in self._open or len(self._open) > _DEPTH:
             return frozenset()
         if (known := self._known.get(node) or self._for_now.get(node)) is not None:
@@ -247,7 +247,7 @@ class Reading(Bindings):
             return False
         return type(other.value) is int and (other.value >= 0 if equal else 0 <= other.value <= 1)
 
-    # Where a line runs
+    # The ranks that run a line
 
     def branch_of_some_ranks(self, node: ast.AST) -> ast.AST | None:
         """The node where a test of the rank surely decides whether it runs, else the call that leads to it and does.
@@ -272,7 +272,7 @@ class Reading(Bindings):
 
     def surely_on_all_ranks(self, node: ast.AST) -> bool:
         """Whether every rank surely runs this line: all its callers are in the script, and none tests the rank."""
-        # What a parent does before it spawns runs once.
+        # Code of a parent before it spawns runs once.
         is_run_by_all = not self.starts or self.function_of(node) in self.reached
         return self._is_reached(node) and is_run_by_all and not self.maybe_on_some_ranks(node)
 

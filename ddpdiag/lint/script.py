@@ -16,7 +16,7 @@ _SAMPLERS = ("torch.utils.data.DistributedSampler", "torch.utils.data.distribute
 _LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _HOST_OPTIONS = {"nodes", "nnodes", "num_nodes", "n_nodes", "node_rank", "nr", "num_machines", "machine_rank"}
 _HOST_VARIABLES = {"NODE_RANK", "GROUP_RANK", "NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"}
-# Where a node has its statements.
+# The fields of a node that hold its statements.
 BLOCKS = ("body", "orelse", "finalbody")
 
 
@@ -101,7 +101,7 @@ class Script:
         """Calls of the functions with these full names."""
         return (call for call in self.calls if self.callee(call) in names)
 
-    # What the script is about
+    # The subject of the script
 
     @cached_property
     def imported_packages(self) -> frozenset[str]:
@@ -118,7 +118,7 @@ class Script:
             return "it makes no process group and no DistributedDataParallel"
         return None
 
-    # Where something stands
+    # The place of a node
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
         """The nodes around a node, from the nearest outwards."""
@@ -154,7 +154,7 @@ class Script:
                     found[node, name] = tuple(Exit(at, each.test) for at, each in tests if leaves(each.body))
         return found
 
-    # Who calls whom
+    # Calls of the script's functions
 
     @cached_property
     def sites(self) -> dict[ast.AST, tuple[ast.Call, ...]]:

@@ -82,7 +82,7 @@ class Child:
         return Signal(info.si_signo, info.si_code == _SI_KERNEL if seen is None else seen)
 
     def is_over(self) -> bool:
-        """Has it ended? Its own children may live on."""
+        """Whether it has ended; its children may still run."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = status if pid else None
@@ -114,7 +114,7 @@ class SignalProbe:
         self._start()
 
     def received(self, signum: int) -> bool | None:
-        """Did a signal that this process has just received reach it, too? None if it does not run."""
+        """Whether it also received a signal that this process has just received; None if it does not run."""
         bit, end = 1 << signum - 1, time.monotonic() + _PROBE_SECONDS
         while (pending := self._pending()) is not None and not pending & bit:
             if time.monotonic() > end:

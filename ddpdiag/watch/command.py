@@ -117,8 +117,7 @@ class Watch:
         self._timed_out = False  # a rank has written its recorder by itself
         self._before: Look | None = None
         self._looks: list[Look] = []  # at the last silence
-        self._spared: tuple[int, ...] = ()  # commands of peers that were started without --kill
-        self._signalled = False  # the command was told to end
+        self._signalled = False  # the command received a signal that ends it
         self.killed: int | None = None
         self.bug: str | None = None  # from then on the command runs unwatched
 
@@ -145,7 +144,7 @@ class Watch:
                 return
 
     def explain_failure(self) -> None:
-        """Report why the command failed, if what it wrote shows that; not of one that was told to end."""
+        """Report why the command failed, if what it wrote shows that; not after a signal that ends it."""
         status = self._command.status
         if status is None or self._signalled or self.killed is not None or self.bug is not None:
             return
@@ -185,7 +184,6 @@ class Watch:
         news = self._peers.exchange(self._command.pid, time.monotonic() - last)
         if not news.leads:
             return
-        self._spared = news.spared
         self._observer.tops = [self._command.pid, *news.pids]
         self._since = max(self._since, time.monotonic() - news.silent_seconds)
         silent = time.monotonic() - max(last, self._since)
@@ -218,9 +216,9 @@ class Watch:
         self._report(look, why)
         if self._how.kill and not why and finding.code != LAST_TO_END:
             self.killed = ExitCode.UNFIT if finding.ranks else ExitCode.UNKNOWN
-            others = [pid for pid in self._observer.tops[1:] if pid not in self._spared]
+            others = self._observer.tops[1:]
             self._say(kill_text(look, finding, [self._command.pid, *others]))
-            self._say(end_all(self._command, others, lambda: self._observer.living(self._spared), GRACE_SECONDS))
+            self._say(end_all(self._command, others, self._observer.living, GRACE_SECONDS))
 
     def _why_not_kill(self, look: Look) -> str:
         """A sentence where the silence does not prove a hang; empty where it does."""

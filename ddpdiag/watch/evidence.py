@@ -1,4 +1,4 @@
-"""What is read of a rank from outside: Python stacks by py-spy, and collectives from NCCL's flight recorder.
+"""Evidence on a rank, read from outside: Python stacks by py-spy, and collectives from NCCL's flight recorder.
 
 py-spy (https://github.com/benfred/py-spy) reads the memory of a process. Always with --nonblocking: usually it stops
 the process with ptrace while it reads, and one that is killed then, or meets a process that is stopped already, may
@@ -92,7 +92,7 @@ def stacks_of(program: str | None, pid: int, end: float) -> Stacks:
 
 
 def _readable(pid: int) -> bool:
-    """Are its memory mappings readable? If not, this is the true reason, whatever py-spy prints."""
+    """Whether its memory mappings are readable; if not, this is the true reason, whatever py-spy prints."""
     try:
         with (PROC / str(pid) / "maps").open("rb") as file:
             return bool(file.read(1))
@@ -141,7 +141,7 @@ def _frames(thread: _Thread) -> tuple[str, ...]:
 
 
 def refusal(pid: int, root: Path = PROC) -> str:
-    """Why the memory of a process may not be read, and which setting helps, as one sentence without its full stop.
+    """Name the reason why the memory of a process may not be read, and the setting that helps, without a full stop.
 
     What the kernel asks (ptrace(2), "Ptrace access mode checking"): CAP_SYS_PTRACE, or the same user, a process that is
     dumpable, and no capabilities beyond those of this process; then Yama, if it is there, whether this is an ancestor.
@@ -199,7 +199,7 @@ _BUFFER_ENTRIES = "2000"
 
 
 def recorder_variables(folder: str) -> dict[str, str]:
-    """What lets an outsider ask NCCL for its flight recorder; what the user has set stays."""
+    """Variables that let another process ask NCCL for its flight recorder, but for those that the user has set."""
     pipe, file = f"{folder}/{_PIPE_STEM}", f"{folder}/{_FILE_STEM}"
     wanted = dict.fromkeys(BUFFER_NAMES, _BUFFER_ENTRIES) | {PIPE_NAME: pipe} | dict.fromkeys(FILE_NAMES, file)
     wanted["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"
@@ -207,7 +207,7 @@ def recorder_variables(folder: str) -> dict[str, str]:
 
 
 def timed_out(folder: str) -> bool:
-    """Has a rank written its recorder there, some moments ago, although none can be asked to?"""
+    """Whether a rank wrote its recorder there some moments ago although none can be asked to."""
     written = [_changed_ns(file) for file in Path(folder).glob(f"{_FILE_STEM}*")]
     asked = any(Path(folder).glob(f"{_PIPE_STEM}*"))
     return bool(written) and not asked and time.time() - max(written) / 1e9 > _SETTLED_SECONDS
@@ -248,7 +248,7 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0
 
 
 def recorder_answer(asked: Asked, end: float) -> TraceDump | str:
-    """What the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
+    """The recorder that the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
     while time.monotonic() < end:
         if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
             return trace

@@ -428,11 +428,11 @@ def _failed(failure: Failure, looked: Finding) -> Finding:
     )
 
 
-# What each rank does -------------------------------------------------------------------------------------------------
+# The activity of each rank -------------------------------------------------------------------------------------------
 
 
 def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Ranks that do the same, and what that is; those that are named first, then the smallest groups."""
+    """Ranks that do the same, with a description of it; those that are named first, then the smallest groups."""
     found: dict[tuple[bool, str], list[int]] = defaultdict(list)
     for seen in look.ranks:
         found[seen.rank not in named, _doing(seen)].append(seen.rank)
@@ -441,7 +441,7 @@ def groups(look: Look, named: Sequence[int]) -> list[tuple[tuple[int, ...], str]
 
 
 def _doing(seen: Witness) -> str:
-    """What one rank does, without what differs between ranks that do the same."""
+    """Describe the activity of a rank, without details that differ between ranks that do the same."""
     process = seen.process
     if process is None:
         return "ended"

@@ -52,7 +52,7 @@ _SAME_CORES = 0.2
 
 
 class Activity(Enum):
-    """What a rank does."""
+    """The activity of a rank."""
 
     GONE = "gone"
     STOPPED = "stopped"
@@ -135,7 +135,7 @@ class Witness(Struct, frozen=True, kw_only=True):
 
     @property
     def activity(self) -> Activity:
-        """What the rank does, as far as it can be known from itself alone."""
+        """The activity of the rank, as far as its own state shows it."""
         state = self.process.state if self.process is not None else "Z"
         if state in ("Z", "X"):
             return Activity.GONE
@@ -178,7 +178,7 @@ def _file_of(frame: str) -> str:
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """How the command `ended`, the known text that explains this, and the ranks that printed it.
+    """The end of the command (`ended`), the known text that explains it, and the ranks that printed it.
 
     `missing` are ranks that others waited for in vain, as far as their text names them. `look_seconds` is how long
     before the end the ranks were seen, if they were in the silence before it.
@@ -230,12 +230,12 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def by_rank(self) -> Mapping[int, Witness]:
-        """What was seen of each rank."""
+        """The state of each rank."""
         return {seen.rank: seen for seen in self.ranks}
 
     @cached_property
     def activities(self) -> Mapping[int, Activity]:
-        """What each rank does."""
+        """The activity of each rank."""
         return {seen.rank: seen.activity for seen in self.ranks}
 
     @property
@@ -295,7 +295,7 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return f": {'it is' if len(ranks) == 1 else 'they are'} {'; '.join(list(doing)[:4])}"
 
     def place_text(self, ranks: Sequence[int]) -> str:
-        """Where a single one is, for a title."""
+        """The place of a single rank, for a title."""
         stack = self.by_rank[ranks[0]].stack if len(ranks) == 1 else ()
         return f", which is in {stack[0]}" if stack else ""
 

@@ -34,7 +34,7 @@ from ddpdiag.watch.processes import (
     thread_names,
 )
 
-# What a look may take: 5 s after the stall its report is promised.
+# The most that a look takes: its report is promised 5 s after the stall.
 LOOK_SECONDS = 3.5
 _TREE_SHARE = 0.02
 _LEAST_TREE_SECONDS = 1.0
@@ -87,22 +87,15 @@ class Observer:
             return now
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
 
-    def living(self, spared: Sequence[int] = ()) -> list[int]:
-        """All processes of the command that still run, also those whose parent has ended.
-
-        Without the processes that `spared` started; orphans are then left out, because `spared` may have started them.
-        """
+    def living(self) -> list[int]:
+        """All processes of the command that still run, also those whose parent has ended."""
         self._find()
-        wanted = {(process.pid, process.start) for process in self._processes}
-        if spared:
-            wanted -= {(process.pid, process.start) for process in descendants(spared)}
-        else:
-            wanted |= set(self._known.all())
+        wanted = {(process.pid, process.start) for process in self._processes} | set(self._known.all())
         now = [(start, process) for pid, start in sorted(wanted) if (process := read_process(pid)) is not None]
         return [process.pid for start, process in now if process.start == start and process.state not in "ZX"]
 
     def look(self, look: Look) -> Look:
-        """The same, with all that is seen of the ranks and GPUs, within LOOK_SECONDS."""
+        """`look` with the state of all ranks and GPUs, within LOOK_SECONDS."""
         end = time.monotonic() + LOOK_SECONDS
         self._find()
         ranks = self._ranks.ranks
@@ -184,8 +177,8 @@ class Observer:
 
 
 class _Use(NamedTuple):
-    """What a rank's main thread had had of a core or waited for at a moment (without that, the whole process's time on
-    cores), and its state and wchan."""
+    """The time that a rank's main thread used or waited for a core until a moment (where that is not shown, the time
+    that its process used cores), and its state and wchan."""
 
     at: float
     seconds: float | None
@@ -208,7 +201,7 @@ def read_gpu_uses(end: float) -> tuple[tuple[GpuUse, ...], str]:
 
 
 def _result(future: Future[T], end: float, otherwise: T) -> T:
-    """What was read, or something else if that takes too long."""
+    """The result of a reader, or `otherwise` if that takes too long."""
     try:
         return future.result(timeout=max(0.0, end + _GRACE_SECONDS - time.monotonic()))
     except TimeoutError:

@@ -285,7 +285,7 @@ class OutputMonitor:
 
 
 def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
-    """Why a command with this wait status failed; None where it did not, or no known text in time gives the reason."""
+    """The failure of a command with this wait status; None if it did not fail or no known text explains it in time."""
     if status == 0:
         return None
     failures: list[Failure | None] = []

@@ -32,22 +32,21 @@ _JOBS = (
     ("OMPI_MCA_ess_base_jobid",),
     ("MASTER_ADDR", "MASTER_PORT", "RANK"),
 )
-# What distinguishes the peers of one launch, and one launch from another.
+# Variables that distinguish the peers of one launch, and those that distinguish launches.
 _NUMBERS = ("SLURM_PROCID", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 _RUNS = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
 _ACCEPTED, _REFUSED = b"1", b"0"
 
 
 class Identity(Struct, frozen=True):
-    """One peer: its number in its launch, the launch, and whether --kill ends its command with the others."""
+    """One peer: its number in its launch, and the launch."""
 
     number: str = ""
     run: str = ""
-    kill: bool = False
 
 
 class Message(Struct, frozen=True, omit_defaults=True):
-    """What a peer sends: the process that it started, how long it was silent, and whether a look is requested."""
+    """A message of a peer: the process that it started, how long it was silent, and whether a look is requested."""
 
     pid: int
     silent_seconds: float
@@ -56,20 +55,19 @@ class Message(Struct, frozen=True, omit_defaults=True):
 
 
 class PeersSeen(Struct, frozen=True):
-    """What the leader knows of its peers: their processes, those that --kill spares, and their shortest silence."""
+    """The state of the leader's peers: their processes and their shortest silence."""
 
     leads: bool
     pids: tuple[int, ...] = ()
     silent_seconds: float = float("inf")
     asked: bool = False
-    spared: tuple[int, ...] = ()
 
 
 _message: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def job_name(env: Mapping[str, str]) -> str | None:
-    """The same for all `ddpdiag watch` of one launch; None where the environment names none."""
+    """A name that all `ddpdiag watch` of one launch share; None where the environment names none."""
     # In the shell of `salloc` and in a batch script more than one training may run.
     for names in _JOBS[2:] if is_pseudo_step(env) else _JOBS:
         values = [env.get(name, "") for name in names]
@@ -80,9 +78,9 @@ def job_name(env: Mapping[str, str]) -> str | None:
 
 
 def identity(env: Mapping[str, str], *, kill: bool) -> Identity:
-    """What distinguishes this process from its peers, by the environment."""
+    """The identity of this process by its environment; a launch has --kill for all of its processes or for none."""
     number = "/".join(env.get(name, "") for name in _NUMBERS)
-    return Identity(number, digest(*(env.get(name, "") for name in _RUNS)), kill)
+    return Identity(number, digest(kill, *(env.get(name, "") for name in _RUNS)))
 
 
 class Peers:
@@ -127,8 +125,7 @@ class Peers:
         self._asked = False
         self._messages = {pid: (at, structs.replace(message, asked=False)) for pid, (at, message) in fresh.items()}
         silent = min((now - at + message.silent_seconds for at, message in fresh.values()), default=float("inf"))
-        spared = tuple(pid for pid, (_, message) in fresh.items() if not message.who.kill)
-        return PeersSeen(True, tuple(fresh), silent, asked, spared)
+        return PeersSeen(True, tuple(fresh), silent, asked)
 
     def _fresh(self) -> dict[int, tuple[float, Message]]:
         now = time.monotonic()
@@ -152,7 +149,7 @@ class Peers:
                 continue
             with contextlib.suppress(msgspec.DecodeError, OSError):
                 message = _message.decode(data)
-                # Does it belong to the same launch, with a number that no other peer has?
+                # A peer of another launch, or with the number of another peer, is refused.
                 others = (own.who.number for pid, (_, own) in self._fresh().items() if pid != message.pid)
                 if message.who.run != self._who.run or message.who.number in (self._who.number, *others):
                     self._socket.sendto(_REFUSED, socket.MSG_DONTWAIT, sender)

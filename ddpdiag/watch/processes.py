@@ -27,7 +27,7 @@ from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _RANK_VARIABLES = (("RANK", "LOCAL_RANK"), *((name, name) for name in RANK_NAMES))
 WORLD_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-# What multiprocessing's spawn writes on the command line of a child, as torch.multiprocessing.spawn starts its ranks.
+# Words on the command line of a child of multiprocessing's spawn, by which torch.multiprocessing.spawn starts ranks.
 _SPAWNED = "from multiprocessing.spawn import spawn_main"
 # torch gives its processes names (pt_main_thread), which count where the program's file is not shown.
 _PYTHONS = ("python", "pypy", "pt_")
@@ -121,7 +121,7 @@ def find_ranks(processes: Sequence[Process]) -> Ranks:
         return Ranks(dict(enumerate(sorted(parents, key=lambda process: (process.start, process.pid)))), None, True)
     if not processes:
         return Ranks({})
-    # What a script without any Python starts may be anything, one after the other: only the script stays.
+    # Processes that a script starts without any Python may be anything, one after the other: only the script stays.
     return Ranks({0: _python(processes[0], processes) or processes[0]}, None, True)
 
 
@@ -183,7 +183,7 @@ class KnownProcesses:
         self.variables: dict[str, str] = {}  # what decides how torch and NCCL talk, of the first that has any
 
     def complete(self, processes: Sequence[Process]) -> list[Process]:
-        """The same, with what is known of their programs; those that are new, or run something else, are read."""
+        """`processes` with their programs; those that are new, or run something else, are read."""
         completed = []
         for process in processes:
             before = self._known.get((process.pid, process.start))

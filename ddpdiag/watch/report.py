@@ -115,7 +115,7 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, stacks: bool, 
 
 
 def _reason(look: Look) -> str:
-    """Why there is a look."""
+    """The reason of a look."""
     if look.failure:
         return f"the command failed ({look.failure.ended})"
     if look.timed_out:
