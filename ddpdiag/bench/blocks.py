@@ -1,11 +1,11 @@
 """A benchmark in each format: blocks for Markdown and HTML, metrics for Prometheus, and nccl-tests' form for people.
 
-In a log the table comes first, between the comments that nccl-tests prints: each line that is no row starts with "#".
-In a terminal the verdict comes first. The results of the series and ranks, the findings and the verdict follow.
+The text begins with the table between the comments that nccl-tests prints: each line that is no row starts with "#".
+The results of the series and ranks, the findings and the verdict follow.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
@@ -17,7 +17,7 @@ from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line,
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
 from ddpdiag.render.page import ALL_SHOWN, Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.render.terminal import write_head, write_notes, write_verdict
+from ddpdiag.render.terminal import write_notes, write_verdict
 from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
@@ -207,98 +207,66 @@ def samples(report: Report) -> Iterator[Sample]:
 # nccl-tests' form ----------------------------------------------------------------------------------------------------
 
 
-def render(report: Report, *, tty: bool, color: bool, width: int, details: bool = False) -> str:
+def render(report: Report, *, color: bool, width: int, details: bool = False) -> str:
     """The report as text; `details` shortens nothing.
 
-    Outside of a terminal (`tty`) everything but the rows is a comment, for scripts that read nccl-tests' output.
+    Everything above the findings but the rows is a comment, for scripts that read nccl-tests' output.
     """
-    page, bench = Page(color=color, width=width, tty=tty), measured(report)
-    if tty:
-        write_head(page, report)
-        calls = f"{count(bench.asked.iters, 'call')} per size after {bench.asked.warmup_iters:,} to warm up"
-        page.write(one_line("; ".join((*_versions(bench, " "), calls, "times of the slowest rank"))), style="dim")
-    if details or not tty:
-        for line in _head(bench, report.world, details=details):
-            _comment(page, line)
-    for part in parts(bench):
-        _write_part(page, bench, part)
+    page, bench = Page(color=color, width=width), measured(report)
+    for line in (*_head(bench, report.world, details=details), *_tables(bench)):
+        page.verbatim(line)
+    inner = Page(color=False, width=page.width - 2)
+    paint(inner, _results(report), details=details)
+    for line in inner.text().rstrip("\n").split("\n"):
+        page.verbatim(f"# {line}")
     page.blank()
-    _commented(page, lambda inner: paint(inner, _results(report), details=details))
     write_findings(page, report.findings, details=details)
     write_notes(page, report.notes)
     write_verdict(page, report)
     return page.text()
 
 
-def _comment(page: Page, text: str) -> None:
-    """Write a line that is no row; it is wrapped in a terminal only."""
-    if page.tty:
-        page.write(text, lead="# ", style="dim", lead_style="dim")
-    else:
-        page.verbatim(f"# {text}")
-
-
-def _commented(page: Page, draw: Callable[[Page], None]) -> None:
-    """Write what `draw` writes; in a log as comments, or tables that begin with a number would be read as rows."""
-    if page.tty:
-        draw(page)
-        return
-    inner = Page(color=False, width=page.width - 2)
-    draw(inner)
-    for line in inner.text().rstrip("\n").split("\n"):
-        page.verbatim(f"# {line}")
-    page.blank()
+def _tables(bench: BenchReport) -> Iterator[str]:
+    """The rows of each collective over each backend, between nccl-tests' comments."""
+    for part in parts(bench):
+        name = one_line(part.name)
+        yield from ("# ", f"# Collective test starting: {name}", "# ")
+        yield from tables.HEADER
+        yield from map(tables.line, part.rows)
+        yield from tables.footer(part, reaches(bench, part))
+        yield from ("# ", f"# Collective test {'concluded' if bench.complete else 'cut short'}: {name}")
+    yield "# "
 
 
 def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[str]:
     """The request, and the hardware."""
     asked = bench.asked
-    yield one_line(" ".join((f"ddpdiag version {__version__}", *_versions(bench, "="))))
+    versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
+    known = (f"{name}={version}" for name, version in versions.items() if version)
+    yield one_line(" ".join((f"# ddpdiag version {__version__}", *known)))
     backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
     hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
     step = f"{asked.stepbytes}(bytes)" if asked.stepbytes else f"{asked.stepfactor or 2:g}(factor)"
     yield one_line(
-        f"nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
+        f"# nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
         f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} warmup iters: {asked.warmup_iters} "
         f"iters: {asked.iters} validation: {asked.check}"
     )
-    yield "calls follow each other pipelined on GPUs, each started from Python; on a CPU each is waited for"
-    yield "a row shows the slowest rank"
     if any(name in asked.collective for name in ("all_reduce", "broadcast", "reduce")):
-        yield "torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
-    yield "sizes: K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
-    yield ""
+        yield "# torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
+    yield "# a row shows the slowest rank; K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
+    yield "# "
     yield from _devices(devices(bench), details=details)
-
-
-def _versions(bench: BenchReport, sign: str) -> list[str]:
-    versions = {"torch": bench.torch_version, "nccl": bench.nccl_version}
-    return [f"{name}{sign}{version}" for name, version in versions.items() if version]
 
 
 def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
     if not ranks:
         return
-    yield "Using devices"
+    yield "# Using devices"
     shown = ranks if details else ranks[:ALL_SHOWN]
     for rank in shown:
         number = "" if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] "
-        where = f" Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
+        where = f"#  Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
         yield f"{where}{number}{one_line(rank.device)}"
     if len(shown) < len(ranks):
-        yield f" ... {count(len(ranks) - len(shown), 'more rank')}"
-
-
-def _write_part(page: Page, bench: BenchReport, part: Part) -> None:
-    """Write one table, between nccl-tests' comments."""
-    if page.tty:
-        page.blank()
-        page.write(one_line(part.name) + ("" if bench.complete else ", cut short"), style="bold")
-    else:
-        for text in ("", f"Collective test starting: {one_line(part.name)}", ""):
-            _comment(page, text)
-    for text in (*tables.HEADER, *map(tables.line, part.rows), *tables.footer(part, reaches(bench, (part,)))):
-        page.verbatim(text)
-    if not page.tty:
-        _comment(page, "")
-        _comment(page, f"Collective test {'concluded' if bench.complete else 'cut short'}: {one_line(part.name)}")
+        yield f"#  ... {count(len(ranks) - len(shown), 'more rank')}"

@@ -70,14 +70,12 @@ def parts(bench: BenchReport) -> tuple[Part, ...]:
     return tuple(Part(backend, collective, tuple(of)) for (backend, collective), of in rows.items())
 
 
-def reaches(bench: BenchReport, parts: Sequence[Part]) -> bool | None:
-    """Whether all series of `parts` reach `--min-busbw` at their best size; None without that option."""
-    least = bench.asked.min_busbw_bytes_per_s
-    if least is None or not parts:
+def reaches(bench: BenchReport, part: Part) -> bool | None:
+    """Whether all series of `part` reach `--min-busbw` at their best size; None without that option."""
+    if (least := bench.asked.min_busbw_bytes_per_s) is None:
         return None
-    shown = {(part.backend, part.collective) for part in parts}
-    peaks = [s.peak_busbw_bytes_per_s for s in bench.series if (s.backend, s.collective) in shown]
-    return bool(peaks) and min(peaks) >= least
+    own = [one for one in bench.series if (one.backend, one.collective) == (part.backend, part.collective)]
+    return bool(own) and all(one.peak_busbw_bytes_per_s >= least for one in own)
 
 
 def devices(bench: BenchReport) -> list[BenchRank]:

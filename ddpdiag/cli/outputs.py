@@ -115,7 +115,7 @@ class Outputs(DisplayOptions):
         named = {spelled(each.name): getattr(self, each.name) for each in fields(self) if "content" in each.metadata}
         return {option: path for option, path in named.items() if path is not None}
 
-    def page(self, report: "Report", *, tty: bool, color: bool, width: int) -> str:
+    def page(self, report: "Report", *, color: bool, width: int) -> str:
         """The text for the terminal: a benchmark in nccl-tests' form, strategies as a table, else a report."""
         if self.write_failing_hosts is not None or self.write_healthy_hosts is not None:
             from msgspec import structs
@@ -129,7 +129,7 @@ class Outputs(DisplayOptions):
         if features := features_of(report):
             # The benchmark has nccl-tests' own form.
             if own := getattr(features[-1], "render", None):
-                return str(own(report, tty=tty, color=color, width=width, details=self.details))
+                return str(own(report, color=color, width=width, details=self.details))
             return terminal.render_feature(report, features, color=color, width=width, details=self.details)
         return terminal.render(report, color=color, width=width, details=self.details)
 
@@ -276,7 +276,7 @@ def publish(
     width, color = terminal(stream, outputs.color)
     try:
         if not (outputs.quiet and outputs.takes_stdout):  # a quiet run writes only errors to standard error
-            show(outputs.page(report, tty=is_terminal(stream), color=color, width=width), stream)
+            show(outputs.page(report, color=color, width=width), stream)
     except UsageError as error:
         failed.append(str(error))
     if failed:

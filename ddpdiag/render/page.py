@@ -36,14 +36,10 @@ def ascii_line(text: str) -> str:
 
 
 class Page:
-    """A text that is being written. Styles are those of rich ("bold red"); without `color` they leave no trace.
+    """A text that is being written. Styles are those of rich ("bold red"); without `color` they leave no trace."""
 
-    `tty`: for eyes, where some pages look otherwise than for scripts.
-    """
-
-    def __init__(self, *, color: bool, width: int, tty: bool = False) -> None:
+    def __init__(self, *, color: bool, width: int) -> None:
         self.color = color
-        self.tty = tty
         self.width = max(width, LEAST_WIDTH)
         self._file = StringIO()
         self._console = Console(

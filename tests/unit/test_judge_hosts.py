@@ -142,12 +142,9 @@ def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(go
 def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:
     report = fit(hosts=HostsLine(healthy=("n0",), notes=("n1 is in neither list",)))
     shown = {
-        name: Outputs(write_failing_hosts=bad, write_healthy_hosts=good).page(report, tty=False, color=False, width=80)
+        name: Outputs(write_failing_hosts=bad, write_healthy_hosts=good).page(report, color=False, width=80)
         for name, bad, good in (("neither", None, None), ("bad", "b", None), ("good", None, "g"))
     }
     assert [name for name, text in shown.items() if "n1 is in neither list\n" in text] == ["bad", "good"]
     told = structs.replace(report, notes=report.hosts.notes)
-    assert (
-        Outputs(write_healthy_hosts="g").page(told, tty=False, color=False, width=80).count("n1 is in neither list")
-        == 1
-    )
+    assert Outputs(write_healthy_hosts="g").page(told, color=False, width=80).count("n1 is in neither list") == 1

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ddpdiag.bench.blocks import render
+from ddpdiag.bench.blocks import expectation_of, render
 from ddpdiag.bench.rows import HEADER, line, number, to_csv
 from ddpdiag.model import Report
-from ddpdiag.model.bench import Bench
+from ddpdiag.model.bench import Bench, Bottleneck
 
 REPORTS = [
     healthy(),
@@ -27,12 +27,7 @@ REPORTS = [
 
 
 def plain(report: Report, *, width: int = 80, details: bool = False) -> str:
-    return render(report, tty=False, color=False, width=width, details=details)
-
-
-def drawn(report: Report, width: int) -> list[str]:
-    """The lines as a terminal shows them."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", render(report, tty=True, color=True, width=width)).splitlines()
+    return render(report, color=False, width=width, details=details)
 
 
 def paragraph(report: Report, beginning: str) -> str:
@@ -191,7 +186,28 @@ def test_the_end_is_findings_and_verdict():
 
 @pytest.mark.parametrize("report", [unmeasured(), unmeasured(bench=None)], ids=["no rows", "no benchmark"])
 def test_nothing_measured_is_said(golden, report):
-    golden("\n".join(plain(report).splitlines()[-3:]), "\n".join(drawn(report, 80)[-3:]))
+    golden("\n".join(plain(report).splitlines()[-3:]))
+
+
+def test_fit_with_a_slow_rank_is_degraded(golden):
+    sentence = "rank 3 on n1 slows the others down: it copies at 0.9 GB/s."
+    series = series_of("gloo", bottleneck=Bottleneck.SLOW_RANK, sentence=sentence)
+    report = structs.replace(healthy(bench(series=(series,))), sentence=f"{sentence} More.", degraded=True)
+    golden(plain(report, width=120).splitlines()[-1])
+
+
+def test_of_many_ranks_the_slow_ones_are_shown():
+    ranks = (*(bench_rank(rank, host=f"n{rank // 8}") for rank in range(63)), bench_rank(63, host="n7", slow="copies"))
+    text = plain(healthy(bench(ranks=ranks)), width=120)
+    assert "  63  n7" in text
+    assert "48 more ranks" in text
+
+
+def test_an_expectation_that_was_far_exceeded_is_no_percentage():
+    for peak, known in ((1.2e9, False), (1.19e9, True)):
+        series = series_of("gloo", peak_busbw_bytes_per_s=peak)
+        level = structs.replace(series.expectation, busbw_bytes_per_s=1e9)
+        assert (expectation_of(structs.replace(series, expectation=level)) is not None) is known
 
 
 def test_what_was_cut_short_is_not_concluded(golden):
@@ -202,7 +218,6 @@ def test_what_was_cut_short_is_not_concluded(golden):
 def test_no_empty_line_comes_twice():
     for report in REPORTS:
         assert "\n\n\n" not in plain(report)
-        assert "\n\n\n" not in "\n".join(drawn(report, 80))
 
 
 def test_texts_of_strangers_are_shown_and_not_obeyed():
