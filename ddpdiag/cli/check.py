@@ -15,7 +15,7 @@ from ddpdiag.checks.api import FIRST_USE_SECONDS
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files
-from ddpdiag.cli.options import CheckOptions, split, thresholds
+from ddpdiag.cli.options import CheckOptions
 from ddpdiag.cli.outputs import Outputs, publish, terminal
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
@@ -23,7 +23,7 @@ from ddpdiag.judgement import judge
 from ddpdiag.judgement.ending import with_signal
 from ddpdiag.judgement.reading import read_baseline
 from ddpdiag.judgement.selection import validate
-from ddpdiag.model import Depth, Options, Place
+from ddpdiag.model import Options, Place
 from ddpdiag.model.bench import Bench
 from ddpdiag.model.launch import LaunchArgs
 from ddpdiag.model.news import Listener
@@ -138,20 +138,17 @@ def launched(args: LaunchArgs) -> Launch:
 
 
 def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Outputs) -> Options:
-    depths = [depth.value for depth in Depth]
-    if asked.depth not in depths:
-        raise UsageError(f"--depth {asked.depth}: expected {', '.join(depths)}{nearest(asked.depth, depths)}")
     gpus = visible_gpus(os.environ, proc_root(os.environ)) if asked.backend.strip().lower() != "gloo" else 0
     budget = asked.budget if asked.budget is not None else _default_budget(launch, gpus=gpus)
     leads = launch.place.rank == 0
     # Only rank 0 asks the scheduler for the remaining time of the job.
     left = job_left_seconds(os.environ) if leads else None
     return Options(
-        depth=Depth(asked.depth),
-        stages=split(asked.stage),
-        skip_stages=split(asked.skip_stage),
-        select=tuple(code.upper() for code in split(asked.select)),
-        ignore=tuple(code.upper() for code in split(asked.ignore)),
+        depth=asked.depth,
+        stages=asked.stage,
+        skip_stages=asked.skip_stage,
+        select=asked.select,
+        ignore=asked.ignore,
         backend=asked.backend.strip().lower(),  # as torch does
         expect_gpus=asked.expect_gpus,
         budget_seconds=within(budget, left),
@@ -165,7 +162,7 @@ def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Out
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
         baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
         need_hosts=outputs.need_hosts,
-        settings=thresholds(asked.set_),
+        settings=dict(asked.set_),
     )
 
 

@@ -12,7 +12,7 @@ import ddpdiag
 from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
 from ddpdiag.cli.edge import guarded
-from ddpdiag.cli.options import HostOptions, split, thresholds
+from ddpdiag.cli.options import HostOptions
 from ddpdiag.cli.outputs import HostOutputs, publish, show, write_files
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import Unwritten, UsageError
@@ -59,11 +59,11 @@ def codes(*, torch: bool) -> tuple[str, ...]:
 
 def _options(asked: HostOptions, outputs: HostOutputs) -> Options:
     options = Options(
-        ignore=tuple(code.upper() for code in split(asked.ignore)),
+        ignore=asked.ignore,
         expect_gpus=asked.expect_gpus,
         budget_seconds=asked.budget,
         strict=outputs.strict,
-        settings=thresholds(asked.set_),
+        settings=dict(asked.set_),
         alone=True,
     )
     validate(options, map(by_code, codes(torch=asked.torch)))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpdiag.errors import UsageError
 from ddpdiag.model.declared import completion, option
+from ddpdiag.model.options import Depth
 
 __all__ = ["completion", "option"]
 
@@ -67,6 +68,35 @@ def backends() -> tuple[str, ...]:
     return "auto", "nccl", "gloo"
 
 
+def split(values: Sequence[str]) -> tuple[str, ...]:
+    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
+    return tuple(part.strip() for value in values for part in value.split(","))
+
+
+def _codes(values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(code.upper() for code in split(values))
+
+
+def _thresholds(values: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`CODE.name=number` as pairs."""
+    settings = []
+    for value in values:
+        name, equals, number = value.partition("=")
+        code, dot, word = name.partition(".")
+        if not equals or not dot or not _is_threshold(number):
+            raise UsageError("expected CODE.name=number, 0 or more, such as COL001.deadline_seconds=60")
+        settings.append((f"{code.upper()}.{word}", number))
+    return tuple(settings)
+
+
+def _is_threshold(text: str) -> bool:
+    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
+    try:
+        return math.isfinite(number := float(text)) and number >= 0
+    except ValueError:
+        return False
+
+
 _IGNORE = "Skip these codes or prefixes (a,b)."
 _SET = "A threshold of a check (repeatable)."
 
@@ -75,19 +105,19 @@ _SET = "A threshold of a check (repeatable)."
 class CheckOptions:
     """The options of `ddpdiag check` as they were typed."""
 
-    stage: tuple[str, ...] = option((), "Only these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
-    skip_stage: tuple[str, ...] = option((), "Skip these stages (a,b).", metavar="NAME", panel=WHAT, words=stages)
-    select: tuple[str, ...] = option((), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT, words=codes)
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes)
+    stage: tuple[str, ...] = option(
+        (), "Only these stages (a,b).", metavar="NAME", panel=WHAT, words=stages, parse=split
+    )
+    skip_stage: tuple[str, ...] = option(
+        (), "Skip these stages (a,b).", metavar="NAME", panel=WHAT, words=stages, parse=split
+    )
+    select: tuple[str, ...] = option(
+        (), "Only these codes or prefixes (a,b).", metavar="CODE", panel=WHAT, words=codes, parse=_codes
+    )
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes, parse=_codes)
     backend: str = option("auto", "nccl, gloo or another backend of torch.", metavar="NAME", panel=WHAT, words=backends)
     expect_gpus: int | None = option(None, "Number of GPUs expected on every host.", metavar="N", panel=VERDICT, min=0)
-    depth: str = option(
-        "quick",
-        "How much is measured.",
-        metavar="quick|standard|deep",
-        panel=WHAT,
-        words=lambda: ("quick", "standard", "deep"),
-    )
+    depth: Depth = option(Depth.QUICK, "How much is measured.", panel=WHAT)
     budget: float | None = option(
         None,
         "End within this time (default: 60; 120 on several hosts; more with GPUs).",
@@ -117,7 +147,9 @@ class CheckOptions:
         metavar="FILE",
         panel=VERDICT,
     )
-    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=VERDICT, advanced=True)
+    set_: tuple[tuple[str, str], ...] = option(
+        (), _SET, metavar="CODE.NAME=VALUE", panel=VERDICT, advanced=True, parse=_thresholds
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +160,7 @@ class HostOptions:
         False, "Also import torch, compute on each GPU (or the CPU), and open a process group of one.", panel=WHAT
     )
     expect_gpus: int | None = option(None, "Number of GPUs expected on this host.", metavar="N", panel=WHAT, min=0)
-    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes)
+    ignore: tuple[str, ...] = option((), _IGNORE, metavar="CODE", panel=WHAT, words=codes, parse=_codes)
     budget: float = option(
         10.0,
         "End within this time, even if a driver hangs.",
@@ -137,29 +169,4 @@ class HostOptions:
         min=8.0,  # 3 s are kept for ending what hangs and for the report, and a third for the kernel's log
         max=3600.0,
     )
-    set_: tuple[str, ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT)
-
-
-def split(values: Sequence[str]) -> tuple[str, ...]:
-    """Options that may be repeated take several values at once, too: `--stage gpu,collective`."""
-    return tuple(part.strip() for value in values for part in value.split(","))
-
-
-def thresholds(values: Sequence[str]) -> dict[str, str]:
-    """`--set CODE.name=number`, by CODE.name; UsageError for anything else."""
-    settings = {}
-    for value in values:
-        name, equals, number = value.partition("=")
-        code, dot, _word = name.partition(".")
-        if not equals or not dot or not _is_threshold(number):
-            raise UsageError(f"--set {value}: expected CODE.name=number, 0 or more, such as COL001.deadline_seconds=60")
-        settings[f"{code.upper()}{name[len(code) :]}"] = number
-    return settings
-
-
-def _is_threshold(text: str) -> bool:
-    """A finite number that is not negative: with NaN no limit is ever passed, and no deadline."""
-    try:
-        return math.isfinite(number := float(text)) and number >= 0
-    except ValueError:
-        return False
+    set_: tuple[tuple[str, str], ...] = option((), _SET, metavar="CODE.NAME=VALUE", panel=WHAT, parse=_thresholds)

@@ -57,7 +57,7 @@ def parsed(monkeypatch):
 
 def test_a_variable_is_an_option_and_the_command_line_wins(parsed):
     _, what, _ = parsed(DDPDIAG_BUDGET="30", DDPDIAG_STAGE="launch,host")
-    assert (what.budget, what.stage) == (30.0, ("launch,host",))
+    assert (what.budget, what.stage) == (30.0, ("launch", "host"))
     _, what, _ = parsed("--budget 20", DDPDIAG_BUDGET="30")
     assert what.budget == 20.0
 
