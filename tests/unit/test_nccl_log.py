@@ -35,7 +35,7 @@ def test_infiniband_with_gpudirect_and_nvls() -> None:
     assert (found.nvls, found.nvls_channels, found.hosts) == (True, 16, 2)
     assert found.hops == (
         Hop(source=9, target=0, kind="NET", name="IB", gdr=True, devices=(0, 1)),
-        Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,), through=(1,)),
+        Hop(source=0, target=9, kind="NET", name="IB", gdr=True, devices=(0,)),
         Hop(source=0, target=7, kind="P2P", name="CUMEM"),
     )
     assert found.settings == {"NCCL_IB_HCA": "mlx5"}
@@ -106,10 +106,9 @@ def test_a_network_that_reduces_is_read() -> None:
     assert line("NVLS comm 0x1 headRank 0 nHeads 8").collnet is None
 
 
-def test_the_rank_whose_adapter_is_used_is_told_from_the_adapter() -> None:
+def test_the_rank_whose_adapter_is_used_is_no_part_of_the_adapter() -> None:
     found = way("[send] via NET/IBext/0(8)")
-    assert (found.text, found.devices, found.through) == ("NET/IBext", (0,), (8,))
-    assert way("[receive] via NET/IBext/0").through == ()
+    assert (found.text, found.devices) == ("NET/IBext", (0,))
 
 
 def begun(size: int, thread: int = 3, function: str = "ncclCommInitRankConfig ") -> str:

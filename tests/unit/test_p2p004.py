@@ -297,11 +297,6 @@ def test_a_network_that_reduces_is_among_the_transports() -> None:
     assert transport.columns(seen)[0] == {"transport": "COLLNET/SHARP/GDRDMA, P2P/CUMEM, NVLS"}
 
 
-def test_the_rank_whose_adapter_is_used_is_one_of_the_job() -> None:
-    log = Log(hops=(hop(0, 1, "NET", "IB", through=(1,)), hop(0, 1, "NET", "IB", through=(7,))))
-    assert [own.through for own in transport._as_ranks(log, (4, 6)).hops] == [(6,)]
-
-
 def test_columns_matrix_and_figures() -> None:
     seen = seen_of(transport.CHECK, healthy(8), ranks_per_node=HOST, gpus=HOST)
     assert transport.columns(seen)[3] == {"transport": "P2P/CUMEM, NET/IB/GDRDMA, NVLS"}

@@ -7,7 +7,7 @@ from seen import seen_of, skip_text
 from speeds import FREE, GB, H100, PCIE, run, transport_of
 
 from ddpdiag.checks.p2p.copies import check as copies
-from ddpdiag.checks.p2p.nccl_path import Timed, doubts_text, path_of
+from ddpdiag.checks.p2p.nccl_path import Timed, path_of
 from ddpdiag.checks.p2p.speed import CHECK
 from ddpdiag.model import Options, Severity
 from ddpdiag.model.measurements import Copies, GpuCopies, PairCopies
@@ -264,9 +264,3 @@ def test_copies_between_the_same_gpus_tell_links_from_nccl():
 
 def test_what_is_free_before_and_meanwhile_is_free():
     assert only(1.3 * GB, 1.3 * GB, before=FREE).severity is Severity.ERROR
-
-
-@pytest.mark.parametrize(("reasons", "more"), [(3, ""), (4, "(and 1 more reason)"), (6, "(and 3 more reasons)")])
-def test_of_many_reasons_for_a_mere_warning_the_first_few_are_shown(reasons, more):
-    text = doubts_text([f"reason {number}" for number in range(reasons)])
-    assert (more in text) if more else "more" not in text

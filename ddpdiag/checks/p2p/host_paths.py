@@ -18,11 +18,6 @@ from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.iommu import Bridge, Surroundings
 from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
 
-_PAIRS_SHOWN = 4
-
-
-_BRIDGES_SHOWN = 4
-
 
 class Data(Struct, frozen=True, kw_only=True):
     """The GPUs that NVML shows to a rank, and the PCI devices around them."""
@@ -210,8 +205,8 @@ def gpus_of(pairs: Iterable[Pair]) -> tuple[PathGpu, ...]:
 
 
 def pairs_text(pairs: Sequence[Pair]) -> str:
-    """Such as "GPU 0 <-> GPU 1, GPU 0 <-> GPU 2 and 26 more"."""
-    return names_text([pair.name for pair in pairs], _PAIRS_SHOWN)
+    """Such as "GPU 0 <-> GPU 1, GPU 0 <-> GPU 2"."""
+    return names_text([pair.name for pair in pairs])
 
 
 def words(status: P2P) -> str:
@@ -256,4 +251,4 @@ def hides_acs(paths: HostPaths, pairs: Iterable[Pair]) -> bool:
 
 def addresses(bridges: Iterable[Bridge]) -> str:
     """Such as "0000:17:01.0, 0000:17:03.0"."""
-    return names_text([bridge.address for bridge in bridges], _BRIDGES_SHOWN)
+    return names_text([bridge.address for bridge in bridges])

@@ -13,7 +13,6 @@ from ddpdiag.model.bench import Bottleneck, Limits
 from ddpdiag.nccl_rings import allows_mnnvl
 from ddpdiag.probes.gpu.links import Connections
 from ddpdiag.probes.net.nccl_log import Hop
-from ddpdiag.text import count
 
 # AzNHC fails a host below 76 to 87 % of its rates, and 80 % is called good (stas00, ml-engineering). A tenth is far
 # from both; it is what a wrong network costs (NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower).
@@ -28,8 +27,6 @@ _LIMITING = (
 _LEAST_PART_BYTES = 64 << 10
 # What goes through the host's memory crosses PCIe twice (NCCL's SHM).
 _THROUGH_HOST_SHARE = 0.5
-# Each of many GPUs may be in use.
-_DOUBTS_SHOWN = 3
 
 Rows = Mapping[int, Data]
 Hosts = Mapping[str, Sequence[int]]
@@ -115,8 +112,7 @@ def compare_fix(hosts: Mapping[Any, Sequence[int]]) -> str:
 
 def doubts_text(doubts: Sequence[str]) -> str:
     """A sentence, with a space before it; nothing without doubts."""
-    more = f" (and {count(len(doubts) - _DOUBTS_SHOWN, 'more reason')})" if len(doubts) > _DOUBTS_SHOWN else ""
-    return f" This is a warning only, because {'; '.join(doubts[:_DOUBTS_SHOWN])}{more}." if doubts else ""
+    return f" This is a warning only, because {names_text(doubts)}." if doubts else ""
 
 
 def limited_by(rows: Rows) -> Iterator[Cause]:

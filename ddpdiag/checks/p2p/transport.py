@@ -78,7 +78,6 @@ FINDINGS = {
 }
 
 SOCKET = "Socket"
-_LOG_LINES = 4
 _WITHOUT_PLUGIN = (
     "Unset NCCL_IB_DISABLE and NCCL_NET, unless P2P003 of this report needs them. Run `ibv_devinfo` where the job "
     "runs: it must show these ports (a container needs libibverbs, /dev/infiniband and an unlimited `ulimit -l`), and "
@@ -182,7 +181,7 @@ class TransportLog:
         settings = map(self.settings, ranks)
         variables = (f"{name}={found[name]}" for found in settings for name in names if name in found)
         notes = (f"'{note}'" for rank in ranks if rank in self.logs for note in self.logs[rank].notes)
-        return tuple(dict.fromkeys((*variables, *notes)))[:4]
+        return tuple(dict.fromkeys((*variables, *notes)))
 
     def settings(self, rank: int) -> Mapping[str, str]:
         """The variables of a rank that decide on transports: as LCH002 saw them, and as NCCL did."""
@@ -235,19 +234,11 @@ def read(ctx: Context, device: "torch.device") -> Data:
 
 def _as_ranks(log: Log, group: Sequence[int]) -> Log:
     """The log with the job's ranks in place of NCCL's, which count within the group."""
-    hops = (hop for hop in log.hops if max(hop.source, hop.target, *hop.through) < len(group))
+    hops = (hop for hop in log.hops if max(hop.source, hop.target) < len(group))
     links = {rank: peers for rank, peers in log.nvlinked.items() if max(rank, *peers) < len(group)}
     return structs.replace(
         log,
-        hops=tuple(
-            structs.replace(
-                hop,
-                source=group[hop.source],
-                target=group[hop.target],
-                through=tuple(group[rank] for rank in hop.through),
-            )
-            for hop in hops
-        ),
+        hops=tuple(structs.replace(hop, source=group[hop.source], target=group[hop.target]) for hop in hops),
         nvlinked={group[rank]: tuple(group[peer] for peer in peers) for rank, peers in links.items()},
     )
 
@@ -429,7 +420,7 @@ def inside(nccl: TransportLog) -> Iterator[Finding]:
             f"is expected.{apart} {_why(why)}{see}",
             ranks=ranks,
             gpus=[uuid for rank in ranks if rank in nccl.rows and (uuid := nccl.rows[rank].gpu_uuid)],
-            evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops[:16]], "reasons": [*why]},
+            evidence={"ways": [f"{hop.source} -> {hop.target} {hop.text}" for hop in hops], "reasons": [*why]},
             fix="Unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL, NCCL_SHM_DISABLE and NCCL_HOSTID, unless P2P003 of this "
             "report needs them. All containers of a host must share its GPUs, IPC namespace and host name (docker "
             "--gpus all --ipc=host --uts=host).",
@@ -467,14 +458,13 @@ def warned(nccl: TransportLog) -> Iterator[Finding]:
             tellers[text].append(rank)
     if tellers:
         lines = [f"{ranks_text(ranks)}: {text}" for text, ranks in tellers.items()]
-        more = f" (and {len(lines) - _LOG_LINES} more)" if len(lines) > _LOG_LINES else ""
         ranks = sorted({rank for own in tellers.values() for rank in own})
         yield nccl.seen.finding(
             "warned",
             "NCCL printed warnings",
-            f"NCCL printed warnings although the all-reduces worked: {'; '.join(lines[:_LOG_LINES])}{more}.",
+            f"NCCL printed warnings although the all-reduces worked: {names_text(lines)}.",
             hosts=nccl.seen.world.hosts_of(ranks),
-            evidence={"warnings": [line[:240] for line in lines[:16]]},
+            evidence={"warnings": [*lines]},
             fix="Give NCCL's output to `ddpdiag explain FILE`, which knows causes of many warnings. 'Got async event' "
             "means a link that goes down and up: have its cable checked.",
             known=known_error(*(f"NCCL WARN {text}" for text in tellers)),

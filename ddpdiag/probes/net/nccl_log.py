@@ -32,7 +32,7 @@ _CHANNEL = re.compile(
 # RCCL ends it with the communicator.
 _RCCL_END = re.compile(r" comm 0x[0-9a-f]+ nRanks \d+.*")
 # The name of a plugin may hold a space ("AWS Libfabric"); "(5)" is the rank whose NIC is used (PXN).
-_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\((\d+)\))?(/.*)?")
+_NET = re.compile(r"NET/([^/]+)/(\d+)(?:\(\d+\))?(/.*)?")
 _COLLNET = re.compile(r"CollNet \d+(?:/\d+)? : \d+ \[(?:send|receive)\] via COLLNET/([^/]+)/\d+(/GDRDMA)?")
 _GPU = re.compile(r"GPU/(\S+) \((\d+)\)")
 _NVLINK = re.compile(r"\+ NVL\[[\d.]+\] - (GPU|NVS)/(\S+)")
@@ -54,8 +54,7 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The path from `source` to `target`, both by rank. `kind` is P2P, SHM or NET.
 
     `name` is the network ("IB", "Socket") or the flavour ("CUMEM", "IPC", "direct"). `gdr`: the NIC reads or writes the
-    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs. `through` are ranks of the source's
-    host through whose GPUs and NICs it sends (PXN).
+    GPU's memory itself (GPUDirect RDMA). `devices` are NCCL's numbers of the NICs.
     """
 
     source: int
@@ -64,7 +63,6 @@ class Hop(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     gdr: bool = False
     devices: tuple[int, ...] = ()
-    through: tuple[int, ...] = ()
 
     @property
     def text(self) -> str:
@@ -186,8 +184,8 @@ def _some(messages: Iterator[str]) -> tuple[str, ...]:
 
 
 def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
-    # Devices and ranks on the path, by source, target, kind, name and whether it is GPUDirect RDMA.
-    hops: dict[tuple[int, int, str, str, bool], tuple[set[int], set[int]]] = {}
+    # Devices by source, target, kind, name and whether it is GPUDirect RDMA.
+    hops: dict[tuple[int, int, str, str, bool], set[int]] = {}
     for line in lines:
         if (found := _CHANNEL.match(line)) is None:
             continue
@@ -197,12 +195,10 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
         path = _RCCL_END.sub("", found[3])
         kind, _, rest = path.partition("/")
         net = _NET.match(path)
-        name, gdr = (net[1], "GDRDMA" in (net[4] or "")) if net else (rest.partition("/")[0], False)
-        devices, through = hops.setdefault((source, target, kind, name, gdr), (set(), set()))
+        name, gdr = (net[1], "GDRDMA" in (net[3] or "")) if net else (rest.partition("/")[0], False)
+        devices = hops.setdefault((source, target, kind, name, gdr), set())
         if net and (device := _number(net[2])) is not None:
             devices.add(device)
-        if net and net[3] and (rank := _number(net[3])) is not None:
-            through.add(rank)
     return tuple(
         Hop(
             source=source,
@@ -211,9 +207,8 @@ def _hops(lines: Sequence[str]) -> tuple[Hop, ...]:
             name=name,
             gdr=gdr,
             devices=tuple(sorted(devices)),
-            through=tuple(sorted(through)),
         )
-        for (source, target, kind, name, gdr), (devices, through) in hops.items()
+        for (source, target, kind, name, gdr), devices in hops.items()
     )
 
 

@@ -34,7 +34,6 @@ _GPU = re.compile(r"GPU (\d+)")
 AGAIN = "again."
 # Each takes some 0.2 s where it is slow.
 _MOST_REPEATED = 8
-_SHOWN_LINKS = 4
 # GB/s of one lane that copies reach, by generation: 55 GB/s measured on 16 lanes of generation 5 (nvbandwidth, 88 % of
 # what they carry), and in proportion for the others. AzNHC's limits (21 GB/s on 16 lanes of generation 4, 48 of 5) are
 # 76 % and 87 % of this.
@@ -276,7 +275,7 @@ def _where(copies: RankCopies, kind: str, gpus: tuple[int, ...], links: tuple[Li
         case "links":
             return f"on {name}, {_links(copies, links)}"
         case "islands":
-            return f"between groups of GPUs on {name} ({names_text([*map(copies.link_label, links)], _SHOWN_LINKS)})"
+            return f"between groups of GPUs on {name} ({names_text([*map(copies.link_label, links)])})"
         case _:
             return f"between all GPUs of {name}"
 
@@ -321,7 +320,7 @@ def _median_text(links: Collection[Link]) -> str:
 def _links(copies: RankCopies, links: Sequence[Link]) -> str:
     """With UUID and address where there is one link; the finding names the GPUs."""
     names = [" -> ".join(map(copies.full_label if len(links) == 1 else copies.label, link)) for link in links]
-    return names_text(names, _SHOWN_LINKS)
+    return names_text(names)
 
 
 def host_wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:

@@ -250,7 +250,7 @@ def _line(tried: Tried) -> str:
     result = f"works, {rate(tried)}" if tried.works else verb(tried)
     groups = len(tried.failed) + len(tried.busbws)
     if tried.failed and groups > 1:
-        result += f" ({'; '.join(ranks_text(group) for group in tried.failed[:4])})"
+        result += f" ({names_text([*map(ranks_text, tried.failed)])})"
     return f"{name}{part}: {result}"
 
 
