@@ -36,33 +36,6 @@ def found(made, *severities):
     return [finding for finding in CHECK.judge(made) if finding.severity in wanted]
 
 
-STEPS = {
-    "a part of a job": {"cpus": 3, "SLURM_CPUS_PER_TASK": "2"},
-    "GPUs": {"gpus": 1},
-    "a whole job": {"SLURM_JOB_NUM_NODES": "2"},
-}
-
-
-@pytest.mark.parametrize("world", STEPS.values(), ids=STEPS)
-def test_the_layout_of_a_step(golden, world):
-    (finding,) = CHECK.judge(seen(**world))
-    assert (finding.code, finding.severity) == ("LCH004.step", Severity.NOTE)
-    golden(finding)
-
-
-def test_facts_are_figures_without_what_slurm_did_not_tell():
-    made = seen(SLURM_TRES_PER_TASK="cpu:2,gres/gpu:1", options=Options(job_left_seconds=99.5))
-    assert CHECK.report(made).figures == {
-        "slurm.step": "12.0",
-        "slurm.tasks": 4,
-        "slurm.hosts": 2,
-        "slurm.job_hosts": 4,
-        "slurm.distribution": "block",
-        "slurm.gpus_per_task": "1",
-        "slurm.left_seconds": 99.5,
-    }
-
-
 @pytest.mark.parametrize(("tres", "gpus"), [("gres/gpu:h100=2", "h100=2"), ("gres:gpu:2", "2"), ("cpu:2", None)])
 def test_gpus_of_a_task_are_read_from_its_resources(tres, gpus):
     assert step_of({**STEP, "SLURM_TRES_PER_TASK": tres}).gpus_per_task == gpus

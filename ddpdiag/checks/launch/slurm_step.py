@@ -2,7 +2,7 @@
 
 Only `srun` launches tasks; sbatch and salloc only allocate. The layout of a step depends on the job's options, on those
 of srun, and on variables that the job passes to srun, so it is often not as intended. This check reads Slurm's
-variables in every task, reports the layout, and names layouts that break a job.
+variables in every task, and names layouts that break a job.
 
 Findings:
 
@@ -24,7 +24,7 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -38,7 +38,6 @@ from ddpdiag.probes.host.environment import job_and_step, slurm_variables
 from ddpdiag.text import count
 
 FINDINGS = {
-    "step": FindingSpec.note("the layout of the step: its tasks, hosts, processors and GPUs (a note)."),
     "torchruns": FindingSpec(
         "srun started several tasks, and each task started a torchrun that is not connected to the others. Each of "
         "them trains alone, and several on one host use the same GPUs, or the same port. --ntasks-per-node=1 does not "
@@ -144,7 +143,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
             )
         yield from _cpus(seen)
         yield from _order(seen, step)
-        yield _layout(seen, step)
 
 
 def _step(seen: Seen[Data]) -> SlurmStep | None:
@@ -251,45 +249,11 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
     )
 
 
-def _layout(seen: Seen[Data], step: SlurmStep) -> Finding:
-    """The layout of the step; no rank is blamed."""
-    job_nodes = step.count_in("SLURM_JOB_NUM_NODES")
-    part = f" of the job's {job_nodes}" if job_nodes and job_nodes != step.hosts else ""
-    hosts = "host" if step.hosts == 1 and not part else "hosts"
-    # The processors that tasks may really use, whatever the variables promise.
-    cpus = _range_text((row.cpus for row in seen.by_rank.values()), "CPU")
-    gpus = _range_text((arrival.gpus for arrival in seen.world.arrivals.values()), "GPU")
-    return seen.finding(
-        "step",
-        f"this run is Slurm step {step.name}",
-        f"It has {count(step.tasks, 'task')} on {step.hosts}{part} {hosts}. Each task may use {cpus} and sees "
-        f"{gpus if seen.world.gpus else 'no GPU'}.",
-        fix="Nothing to do if this is the layout that you want. Otherwise change the options of srun: `--nodes`, "
-        "`--ntasks`, `--distribution`, `--cpus-per-task`, `--gpus-per-task`.",
-    )
-
-
-def _range_text(counts: Iterable[int], noun: str) -> str:
-    """Such as "1 GPU", "2 GPUs" or "2 to 4 GPUs"."""
-    ordered = sorted(counts)
-    return f"{'' if ordered[0] == ordered[-1] else f'{ordered[0]} to '}{count(ordered[-1], noun)}"
-
-
 def report(seen: Seen[Data]) -> Contribution:
-    """Slurm's values of the step, as far as they are set."""
+    """The size of the step, and the time that the job has left."""
     figures: dict[str, Scalar | None] = {"left_seconds": seen.options.job_left_seconds or None}
     if step := _step(seen):
-        figures |= {
-            "step": step.name,
-            "tasks": step.tasks,
-            "hosts": step.hosts,
-            "job_hosts": step.count_in("SLURM_JOB_NUM_NODES"),
-            "distribution": step.variables.get("SLURM_DISTRIBUTION"),
-            "cpus_per_task": step.count_in("SLURM_CPUS_PER_TASK"),
-            "gpus_on_host": step.count_in("SLURM_GPUS_ON_NODE"),
-            "gpus_per_task": step.gpus_per_task,
-            "gpu_bind": step.variables.get("SLURM_GPU_BIND"),
-        }
+        figures |= {"tasks": step.tasks, "hosts": step.hosts}
     return Contribution(figures={f"slurm.{name}": value for name, value in figures.items() if value is not None})
 
 
