@@ -7,7 +7,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
 
-LINKS = tuple(NvLink(number=number, up=True, replays=0, recoveries=0, crc_errors=0) for number in range(18))
+LINKS = tuple(NvLink(number=number, up=True, errors=0, crc_errors=0) for number in range(18))
 
 
 def uuid_of(index, host=0):

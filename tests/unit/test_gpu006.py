@@ -84,11 +84,11 @@ def test_links_of_which_some_are_not_told_are_no_finding():
 
 
 def test_replays_and_recoveries_are_a_warning(golden):
-    (finding,) = with_fifth(CHECK, **links(link3={"replays": 90, "recoveries": 4}))
+    (finding,) = with_fifth(CHECK, **links(link3={"errors": 94}))
     assert (finding.code, finding.severity) == ("GPU006.errors", Severity.WARNING)
     golden(finding)
     options = Options(settings={"GPU006.link_errors": "100"})
-    assert judged(CHECK, host_of({5: links(link3={"replays": 90, "recoveries": 4})}), options=options) == []
+    assert judged(CHECK, host_of({5: links(link3={"errors": 94})}), options=options) == []
 
 
 def test_crc_errors_alone_are_no_finding():

@@ -173,7 +173,7 @@ def test_every_field_is_read(looked):
     assert (gpu.memory.ecc, gpu.memory.uncorrected, gpu.memory.remap_pending) == (True, 0, False)
     assert (gpu.pcie.width, gpu.pcie.generation, gpu.pcie.generation_max) == (16, 1, 5)
     assert (gpu.clocks.margin_celsius, gpu.clocks.power_limit_watts) == (52, 700)
-    assert (len(gpu.nvlinks), gpu.nvlinks[17].bytes_per_s, gpu.nvlinks[17].recoveries) == (18, 26.562e9, 0)
+    assert (len(gpu.nvlinks), gpu.nvlinks[17].bytes_per_s, gpu.nvlinks[17].errors) == (18, 26.562e9, 0)
     assert (gpu.fabric.state, gpu.fabric.health, gpu.recovery_action) == (3, 1, 0)
     assert (gpu.fabric.cluster, gpu.fabric.may_span_hosts) == ("0", False)
     assert (gpu.mig, gpu.compute_mode) == (False, 0)
@@ -225,7 +225,7 @@ def test_a_counter_that_rises_is_seen_at_the_second_look(looked):
     before, after = (looked("rising", times).gpus[5] for times in (1, 2))
     assert (before.memory.uncorrected, after.memory.uncorrected) == (0, 3)
     assert (before.pcie.replays, after.pcie.replays) == (10, 450)
-    assert (before.nvlinks[3].recoveries, after.nvlinks[3].recoveries) == (0, 2)
+    assert (before.nvlinks[3].errors, after.nvlinks[3].errors) == (0, 2)
     assert looked("healthy", 2) == looked("healthy")
 
 

@@ -43,7 +43,6 @@ FINDINGS = {
         ),
     ),
     "aftermath": FindingSpec.warning("Xid 31 or 145 after a process died: a GPU that reads its memory gets it."),
-    "elsewhere": FindingSpec.note("lines about GPUs that do not belong to this job."),
     "unread": FindingSpec.note(
         "this user may not read the log, as is usual on clusters (kernel.dmesg_restrict); a note. If the check was "
         "selected by its code, the finding is `unreadable`, and the verdict UNKNOWN."
@@ -116,7 +115,6 @@ def judge(seen: Seen[KernelLog]) -> Iterator[Finding]:
 def _of_host(
     seen: Seen[KernelLog], host: Host, log: KernelLog, looks: Collection[Look], cards: Sequence[Card]
 ) -> Iterator[Finding]:
-    elsewhere: list[str] = []
     aftermath: list[str] = []
     ended_early = any(outcome.status in (Status.DIED, Status.HUNG) for outcome in seen.recording.outcomes)
     # The newest line of the host when GPU003 asked its GPUs.
@@ -129,20 +127,11 @@ def _of_host(
         xid = group.newest
         card = next((card for card in cards if (card.health.pci or "").rpartition(".")[0] == xid.pci), None)
         if card is None and not xid.switch and (all_known or xid.pci in listed):
-            elsewhere.append(f"GPU at PCI {xid.pci}: {group.text}")
-        elif xid.code in _AFTER_A_DEATH and group.recent and ended_early:
+            continue  # a GPU of another job
+        if xid.code in _AFTER_A_DEATH and group.recent and ended_early:
             aftermath.append(f"GPU at PCI {xid.pci}: {group.text}")
         else:
             yield _finding(seen, host, card, group)
-    if elsewhere:
-        yield seen.finding(
-            "elsewhere",
-            "the kernel log has errors of GPUs outside this job",
-            f"{host.name}: {'; '.join(elsewhere)}. This job does not use these GPUs.",
-            hosts=(host.name,),
-            evidence={"lines": [*elsewhere]},
-            fix="Nothing to do for this job. Report the lines to the administrator.",
-        )
     if aftermath:
         yield seen.finding(
             "aftermath",

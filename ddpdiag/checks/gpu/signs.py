@@ -52,7 +52,7 @@ def _dram(health: Health) -> Counts:
 
 def _link_errors(health: Health) -> Counts:
     """Replays and recoveries, which hold up traffic."""
-    return {link.number: (link.replays or 0) + (link.recoveries or 0) for link in health.nvlinks}
+    return {link.number: link.errors for link in health.nvlinks}
 
 
 def _crc(health: Health) -> Counts:

@@ -1,4 +1,4 @@
-"""How well each GPU is, as NVML tells: errors of memory and links, clocks, who uses it, and its load while it works.
+"""The health of each GPU as NVML reports it: errors of memory and links, clocks, other users, its load at work.
 
 Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each field
 by itself.
@@ -101,7 +101,7 @@ CONTEXT_BYTES = 96 << 20
 
 
 class Process(Struct, frozen=True):
-    """A process by its pid on the host; None for bytes that are not told."""
+    """A process by its pid on the host; `used_bytes` is None where NVML does not say."""
 
     pid: int
     used_bytes: int | None
@@ -180,7 +180,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
 
 def look(step: Callable[[str], None]) -> Look:
-    """Ask every GPU that NVML shows; `step` hears which one is asked, for the case that it does not answer."""
+    """Ask every GPU that NVML shows; `step` receives which one is asked, should it not answer."""
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
@@ -227,7 +227,7 @@ def _health(index: int, driver: str | None, step: Callable[[str], None]) -> Heal
         memory_used_bytes=None if used is None else used[1],
         processes=processes,
         graphics=graphics,
-        # Last, because every question may have told.
+        # Last, because the answer to any question may show it.
         broken=device.broken,
     )
 
@@ -252,7 +252,7 @@ def gpu_users(uuid: str) -> GpuUsers:
 
 
 def tells_recovery(driver: str | None) -> bool:
-    """Does a driver of this version ("570.86.15") know what NVML got with 570: the recovery action, Blackwell's?"""
+    """Whether a driver of this version ("570.86.15") knows the recovery action and Blackwell's fields."""
     major = (driver or "").partition(".")[0]
     return major.isdecimal() and int(major) >= _RECOVERY_DRIVER
 
@@ -263,9 +263,9 @@ def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
     if margin is None:
         slowdown = device.number("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
         margin = slowdown - celsius if slowdown and celsius is not None else None
-    told = [bits for bits in looks if bits is not None]
+    known = [bits for bits in looks if bits is not None]
     return Clocks(
-        events=reduce(and_, told) if told else None,
+        events=reduce(and_, known) if known else None,
         celsius=celsius,
         margin_celsius=margin,
         power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementLimit")),

@@ -42,7 +42,7 @@ class Bridge(Struct, frozen=True, array_like=True):
 
 
 class Slot(Struct, frozen=True, kw_only=True):
-    """Where a GPU or a network adapter sits: the bridges above it, from the root port down, and its NUMA node.
+    """The slot of a GPU or a network adapter: the bridges above it, from the root port down, and its NUMA node.
 
     `domain` is the kernel's word for how the IOMMU treats it: "DMA" or "DMA-FQ" where it translates, "identity" where
     it does not, None where the device is in no group or the kernel does not say. `grouped` is None where sysfs does not
@@ -72,7 +72,7 @@ class Surroundings(Struct, frozen=True, kw_only=True):
     processor: str | None = None
 
     def slot(self, pci: str | None) -> Slot:
-        """Where that GPU sits; an empty slot if it is not known."""
+        """The slot of that GPU; an empty one if it is not known."""
         return next((slot for slot in self.slots if slot.pci == pci), Slot(pci=pci or "?"))
 
     def between(self, one: str | None, other: str | None) -> tuple[Bridge, ...]:
@@ -188,7 +188,7 @@ def acs_control(config: bytes) -> int | None:
 
 
 def slot_of(address: str, sys_root: Path) -> Slot:
-    """Where the device with this PCI address sits."""
+    """The slot of the device with this PCI address."""
     device = sys_root / "bus" / "pci" / "devices" / address
     try:
         # sysfs nests devices as the bus does: .../pci0000:17/0000:17:01.0/0000:18:00.0/0000:1b:00.0

@@ -73,7 +73,7 @@ class KernelLog(Struct, frozen=True, kw_only=True):
 
 
 def kmsg_path(env: Mapping[str, str]) -> Path:
-    """Where the kernel's log lies: $DDPDIAG_KMSG (a host's, mounted into a container, or a test's), else /dev/kmsg."""
+    """The path of the kernel's log: $DDPDIAG_KMSG (a host's, mounted into a container, or a test's), else /dev/kmsg."""
     return Path(env.get("DDPDIAG_KMSG") or KMSG)
 
 

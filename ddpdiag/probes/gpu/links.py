@@ -37,20 +37,19 @@ class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
     """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
 
-    Replays and recoveries hold up traffic; what CRC found was sent again. Recorded as a list, in this order, since a
-    host has up to 144 of them: new fields come last.
+    `errors` are replays and recoveries, which hold up traffic; what CRC found was sent again. Recorded as a list, in
+    this order, since a host has up to 144 of them: new fields come last.
     """
 
     number: int
     up: bool
     bytes_per_s: float | None = None
-    replays: int | None = None
-    recoveries: int | None = None
+    errors: int | None = None
     crc_errors: int | None = None
 
 
 class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the GPU stands with the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
+    """The state of the GPU for the fabric manager, in numbers of nvml.h (nvmlGpuFabricState_t, nvmlReturn_t).
 
     `state` is None where there is no NVSwitch fabric to join, and `status` counts once it is completed. `cluster` is
     the UUID of its domain of NVLinks, in hexadecimal: 0 where that ends with the host (NCCL, mnnvl.cc). GPUs of one
@@ -107,25 +106,27 @@ def link_end(device: Device, number: int) -> int | None:
 
 
 def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
-    """The links that tell their state; none on a card without NVLink. `newer`: the driver knows Blackwell's fields."""
+    """The links whose state NVML reports; none without NVLink. `newer`: the driver knows Blackwell's fields."""
     states = link_states(device)
     known = list(states)
-    speeds = device.fields("DEV_NVLINK_GET_SPEED", known)
-    replays = _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY")
-    recoveries = _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY")
-    # Blackwell counts them here only, whatever it answers to the older questions.
-    events = device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known) if newer else (None,) * len(known)
+    errors = [
+        _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY"),
+        _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY"),
+    ]
+    if newer:
+        # Blackwell counts them here only, whatever it answers to the older questions.
+        events = device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known)
+        errors.append(dict(zip(known, events, strict=True)))
     crc = _errors(device, known, (_CRC_FLIT, _CRC_DATA), "DEV_NVLINK_ERROR_DL_CRC")
     return tuple(
         NvLink(
             number=number,
             up=states[number],
             bytes_per_s=None if speed is None else speed * _MEGABYTE,
-            replays=replays[number],
-            recoveries=_sum(recoveries[number], event),
+            errors=_sum(*(counts[number] for counts in errors)),
             crc_errors=crc[number],
         )
-        for number, speed, event in zip(known, speeds, events, strict=True)
+        for number, speed in zip(known, device.fields("DEV_NVLINK_GET_SPEED", known), strict=True)
     )
 
 
@@ -133,35 +134,34 @@ def _errors(device: Device, links: list[int], counters: tuple[int, ...], field: 
     """The sum of these counters for each link, or the field where the GPU has no such counters."""
     sums: dict[int, int | None] = {}
     for link in links:
-        counts = [device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters]
-        sums[link] = _sum(*counts)
+        sums[link] = _sum(*(device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters))
     missing = [link for link, count in sums.items() if count is None]
     return sums | dict(zip(missing, device.fields(field, missing), strict=True))
 
 
 def _sum(*counts: int | None) -> int | None:
-    """Of those that are told."""
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else None
+    """The sum of the known counts, None without any."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def fabric(device: Device) -> Fabric:
-    """How the GPU stands with its fabric, by the newest form that library and driver both know."""
+    """The state of the GPU in its fabric, by the newest form that library and driver both know."""
     for function, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t"),
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
     ):
-        told = device.members(function, structure, _FABRIC_MEMBERS)
-        if told:
+        members = device.members(function, structure, _FABRIC_MEMBERS)
+        if members:
             return Fabric(
                 # 0 says that the GPU is not made for one.
-                state=told["state"] or None,
-                status=told["status"],
-                health_mask=told.get("healthMask"),
-                health=told.get("healthSummary"),
-                cluster=f"{told['clusterUuid']:x}" if "clusterUuid" in told else None,
-                clique=told.get("cliqueId"),
+                state=members["state"] or None,
+                status=members["status"],
+                health_mask=members.get("healthMask"),
+                health=members.get("healthSummary"),
+                cluster=f"{members['clusterUuid']:x}" if "clusterUuid" in members else None,
+                clique=members.get("cliqueId"),
             )
     return Fabric()
 

@@ -250,8 +250,8 @@ class Device:
         return (None,) * len(wanted) if values is None else values
 
     def processes(self, kind: str) -> tuple[tuple[int, int | None], ...] | None:
-        """Pid (of the host) and bytes of each "Compute" or "Graphics" process; None for bytes that are not told, as
-        under MIG."""
+        """Pid (of the host) and bytes of each "Compute" or "Graphics" process; None for unknown bytes, as under
+        MIG."""
         for function in (f"nvmlDeviceGet{kind}RunningProcesses_v3", f"nvmlDeviceGet{kind}RunningProcesses_v2"):
             found = self._ask(function, lambda function=function: self._processes(function))  # type: ignore[misc]
             if found is not None:
@@ -289,7 +289,7 @@ def _member(filled: ctypes.Structure, name: str) -> int:
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """A GPU of this host: how busy NVML says that it is, and the processes that have it open."""
+    """A GPU of this host: its use as NVML reports it, and the processes that have it open."""
 
     index: int
     busy_share: float | None = None
@@ -299,7 +299,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 def gpu_uses() -> tuple[GpuUse, ...]:
-    """How busy each GPU is now. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
+    """The use of each GPU now. A rank that waits in a kernel of NCCL keeps its GPU at 100 %."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -1,4 +1,4 @@
-"""How the GPUs of a host reach each other, as NVML tells: PCIe, NVLink, and whether peer-to-peer (P2P) is allowed.
+"""The paths between the GPUs of a host as NVML reports them: PCIe, NVLink, and whether peer-to-peer (P2P) is allowed.
 
 Only a worker calls this, since a sick GPU may hang in any of these questions. "Not supported" is None, for each answer
 by itself. Where each rank is shown GPUs of its own, NVML knows of no other, and so of no pair with them.
@@ -22,10 +22,10 @@ _HIDDEN = "fffffff"
 
 
 class Level(IntEnum):
-    """Where the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t), by the names of `nvidia-smi topo -m`.
+    """The place where the PCIe paths of two GPUs meet (nvml.h, nvmlGpuTopologyLevel_t).
 
-    On one board (a card with two GPUs), at one switch, behind several, at the host bridge of a processor, between host
-    bridges of one NUMA node, between sockets.
+    The names are those of `nvidia-smi topo -m`: on one board (a card with two GPUs), at one switch, behind several, at
+    the host bridge of a processor, between host bridges of one NUMA node, between sockets.
     """
 
     PSB = 0
@@ -87,15 +87,16 @@ class Paths(Struct, frozen=True, kw_only=True):
 
 
 class _Links(Struct, frozen=True, kw_only=True):
-    """Where one GPU's NVLinks that are up lead: how many to each GPU (by its PCI address), to switches, or not told."""
+    """The ends of one GPU's NVLinks that are up: how many lead to each GPU (by its PCI address), to switches, or to an
+    unknown end."""
 
     direct: Mapping[str, int]
     switched: int
-    untold: int
+    unknown: int
 
 
 def gpu_paths(step: Callable[[str], None]) -> Paths:
-    """Ask NVML for every pair of GPUs that it shows; `step` hears which GPU is asked, should it not answer."""
+    """Ask NVML for every pair of GPUs that it shows; `step` receives which GPU is asked, should it not answer."""
     gpus: list[PathGpu] = []
     devices: list[tuple[PathGpu, Device]] = []
     try:
@@ -126,8 +127,8 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
             links = {own: _links(device, frozenset(filter(None, pcis.values()))) for own, device in devices.items()}
             source = devices.pop(uuid)
             for other, device in devices.items():
-                told = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
-                known = [status for status in told if status not in (None, P2P.UNKNOWN)]
+                statuses = [source.towards("nvmlDeviceGetP2PStatus", device, way) for way in (_READ, _WRITE)]
+                known = [status for status in statuses if status not in (None, P2P.UNKNOWN)]
                 peers[other] = Peer(
                     nvlinks=_count(links[uuid], links[other], pcis[other]),
                     level=source.towards("nvmlDeviceGetTopologyCommonAncestor", device),
@@ -164,7 +165,7 @@ def _paths(devices: Sequence[tuple[PathGpu, Device]], step: Callable[[str], None
 
 def _links(device: Device, peers: Set[str]) -> _Links:
     direct: Counter[str] = Counter()
-    switched = untold = 0
+    switched = unknown = 0
     for link in (number for number, is_up in link_states(device).items() if is_up):
         kind = link_end(device, link)
         remote = _remote(device, link)
@@ -173,8 +174,8 @@ def _links(device: Device, peers: Set[str]) -> _Links:
         elif remote is not None and (remote in peers or kind == TO_GPU):
             direct[remote] += 1
         elif kind in (TO_GPU, TO_UNKNOWN, None):
-            untold += 1
-    return _Links(direct=direct, switched=switched, untold=untold)
+            unknown += 1
+    return _Links(direct=direct, switched=switched, unknown=unknown)
 
 
 def _remote(device: Device, link: int) -> str | None:
@@ -186,4 +187,4 @@ def _remote(device: Device, link: int) -> str | None:
 def _count(own: _Links, theirs: _Links, pci: str | None) -> int | None:
     """Links that lead there; those behind a switch count where both ends have some, as many as the poorer has."""
     count = own.direct.get(pci or "", 0) + min(own.switched, theirs.switched)
-    return None if count == 0 and own.untold else count
+    return None if count == 0 and own.unknown else count

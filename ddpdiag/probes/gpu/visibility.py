@@ -1,4 +1,4 @@
-"""Which GPUs a process may use, without asking NVML or CUDA, because either may hang.
+"""The GPUs that a process may use, found without asking NVML or CUDA, because either may hang.
 
 The supervisor calls this. Nothing here says that a GPU works: it counts what is named, what the driver lists in /proc,
 and what is on the PCI bus, with or without a driver.
@@ -70,7 +70,7 @@ def holds_gpu(pid: int, root: Path = PROC) -> bool | None:
 
 
 def withheld_gpus(root: Path, dev: Path = DEV) -> int:
-    """How many GPUs the driver lists that this container or cgroup was not given."""
+    """The number of GPUs that the driver lists and this container or cgroup was not given."""
     return len(_proc_gpus(root) or ()) - len(nvidia_gpus(root, dev) or ())
 
 
@@ -126,7 +126,9 @@ def nvidia_functions(root: Path) -> tuple[PciFunction, ...] | None:
 
 
 def visible_gpus(env: Mapping[str, str], proc_root: Path, dev: Path = DEV, wsl: Path = WSL) -> int:
-    """How many GPUs CUDA would show to a process with this environment; 0 if no driver lists one and none is named.
+    """The number of GPUs that CUDA would show to a process with this environment.
+
+    It is 0 if no driver lists one and none is named.
 
     Where no driver shows itself in `proc_root` (WSL2, some sandboxes), the names in CUDA_VISIBLE_DEVICES are believed;
     without a name, WSL2 has one GPU: NVML alone knows of more. Of GPUs that are all cut into slices (MIG), CUDA shows
@@ -162,7 +164,9 @@ def gpus_named(value: str, present: Sequence[ProcGpu] | None) -> tuple[str, ...]
 
 
 def named_gpus(value: str | None) -> int:
-    """How many GPUs a CUDA_VISIBLE_DEVICES means, whether CUDA finds them or not; an entry that is no name ends it.
+    """The number of GPUs that a CUDA_VISIBLE_DEVICES means, whether CUDA finds them or not.
+
+    An entry that is no name ends it.
 
     More than `visible_gpus` where an index or a UUID is wrong, or named twice.
     """
@@ -199,7 +203,7 @@ def pci_gpus(sys_root: Path) -> int | None:
 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
-    """How many GPUs launcher or container promise this host, or None if nobody names a number.
+    """The number of GPUs that launcher or container promise this host, or None without a promise.
 
     The highest of Slurm's, the container's and CUDA_VISIBLE_DEVICES' counts. NVIDIA_VISIBLE_DEVICES=all is no promise:
     CUDA images carry it, on hosts without a GPU as well.
