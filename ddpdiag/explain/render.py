@@ -8,7 +8,7 @@ from ddpdiag.explain.tally import Call, Explanation, Sighting
 from ddpdiag.render.blocks import Block, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
-from ddpdiag.text import count, fold_hosts, fold_ranks, listed
+from ddpdiag.text import count, fold_hosts, fold_ranks, listed, ranks_text
 
 _MARKS = {
     Role.CAUSE: Mark.ERROR,
@@ -65,7 +65,7 @@ def blocks(found: Explanation) -> Iterator[Block]:
     for number, one in enumerate(found.sightings):
         is_brief = number >= _SHOWN_FULL or (number > 0 and one.card.role in (Role.ECHO, Role.NOTE))
         times = f"{one.count:,} times, lines {one.line:,} to {one.last_line:,}"
-        where = "; ".join(filter(None, (_who(one), f"line {one.line:,}" if one.count == 1 else times)))
+        where = "; ".join(filter(None, (_origins(one), f"line {one.line:,}" if one.count == 1 else times)))
         name = f"{one.card.name} ({where})" if found.source else one.card.name
         yield Text(name, one.card.role.value, _MARKS[one.card.role])
         yield Items((one.card.meaning,) if is_brief else tuple(_details(one, is_log=bool(found.source))))
@@ -114,30 +114,26 @@ def _calls(sighting: Sighting) -> str:
     sides = [f"{_call(call)} on {_ranks(ranks)}" for call, ranks in sighting.calls[-_SHOWN_FULL:]]
     rest = tuple(sorted(rank for _, ranks in odd for rank in ranks))
     verb = "differs" if len(rest) == 1 else "differ"
-    who = f" {_ranks(rest).capitalize()} {verb} from most." if len(most) > len(rest) else ""
-    return f"number {sighting.differing} is {'; '.join(sides)}.{who}"
+    odd_ranks = f" {_ranks(rest).capitalize()} {verb} from most." if len(most) > len(rest) else ""
+    return f"number {sighting.differing} is {'; '.join(sides)}.{odd_ranks}"
 
 
-def _who(sighting: Sighting) -> str:
+def _origins(sighting: Sighting) -> str:
     """The ranks and hosts that printed it: "ranks 0, 2; host n1", or nothing."""
     parts = [_ranks(sighting.ranks)] if sighting.ranks else []
     if sighting.local_ranks:
         parts.append(f"local {_ranks(sighting.local_ranks)}")
     if sighting.tasks:
         tasks = fold_ranks(sighting.tasks, limit=_SHOWN_NAMES)
-        parts.append(f"{_plural(len(sighting.tasks), 'task')} {tasks}")
+        parts.append(f"{'task' if len(sighting.tasks) == 1 else 'tasks'} {tasks}")
     if sighting.hosts:
         hosts = one_line(fold_hosts(sighting.hosts, limit=_SHOWN_NAMES))
-        parts.append(f"{_plural(len(sighting.hosts), 'host')} {hosts}")
+        parts.append(f"{'host' if len(sighting.hosts) == 1 else 'hosts'} {hosts}")
     return "; ".join(parts)
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"{_plural(len(ranks), 'rank')} {fold_ranks(ranks, limit=_SHOWN_NAMES)}"
-
-
-def _plural(number: int, word: str) -> str:
-    return word if number == 1 else f"{word}s"
+    return ranks_text(ranks, limit=_SHOWN_NAMES)
 
 
 def _end(found: Explanation) -> str:
@@ -165,8 +161,8 @@ def _end(found: Explanation) -> str:
 
 
 def _place(first: Sighting) -> str:
-    who = _who(first)
-    return f"{first.card.name} in line {first.line:,}{f' ({who})' if who else ''}"
+    origins = _origins(first)
+    return f"{first.card.name} in line {first.line:,}{f' ({origins})' if origins else ''}"
 
 
 # For programs ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from rich.cells import cell_len
 
 from ddpdiag.model import Severity
 from ddpdiag.render.page import Page, one_line
+from ddpdiag.text import count
 
 LINT_SCHEMA = "ddpdiag.lint/1"
 STANDARD_INPUT = "-"
@@ -110,16 +111,12 @@ def _counts(report: LintReport, *, details: bool) -> str:
     judged = sum(script.not_judged is None for script in report.scripts)
     counts = {severity: sum(each.severity is severity for each in report.findings) for severity in Severity}
     faults = (Severity.ERROR, Severity.WARNING)
-    said = ", ".join(_count(counts[severity], severity.value) for severity in faults if counts[severity])
-    parts = [f"{_count(judged, 'script')} judged" + (f": {said}" if said else ": no problems found" if judged else "")]
+    said = ", ".join(count(counts[severity], severity.value) for severity in faults if counts[severity])
+    parts = [f"{count(judged, 'script')} judged" + (f": {said}" if said else ": no problems found" if judged else "")]
     if (others := len(report.scripts) - judged) and not (judged == 0 and others == 1):
-        parts.append(f"{_count(others, 'file')} not judged" + ("" if details else " (--details)"))
+        parts.append(f"{count(others, 'file')} not judged" + ("" if details else " (--details)"))
     if notes := counts[Severity.NOTE]:
-        parts.append(_count(notes, "note") + ("" if details else " (--details)"))
+        parts.append(count(notes, "note") + ("" if details else " (--details)"))
     if ignored := sum(script.ignored for script in report.scripts):
         parts.append(f"{ignored} ignored by comments")
     return "; ".join(parts)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
