@@ -224,7 +224,6 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
     blocked_seconds: float = 0.0
     unmoved: bool = False
     notes: tuple[str, ...] = ()
-    variables: dict[str, str] = {}
     failure: Failure | None = None
     schema: str = WATCH_SCHEMA
 

@@ -125,7 +125,6 @@ class Observer:
             ranks=seen,
             gpus=cards,
             gpus_unseen=unseen,
-            variables=self._known.variables,
         )
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from ddpdiag.errors import UsageError
-from ddpdiag.probes.host.environment import is_pseudo_step, is_recorded
+from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
 
@@ -180,7 +180,6 @@ class KnownProcesses:
     def __init__(self, root: Path = PROC) -> None:
         self._root = root
         self._known: dict[tuple[int, int], Process] = {}
-        self.variables: dict[str, str] = {}  # what decides how torch and NCCL talk, of the first that has any
 
     def complete(self, processes: Sequence[Process]) -> list[Process]:
         """`processes` with their programs; those that are new, or run something else, are read."""
@@ -206,7 +205,6 @@ class KnownProcesses:
             program = os.path.basename(os.readlink(folder / "exe"))
         if not env and program is None:
             return None
-        self.variables = self.variables or {name: value for name, value in env.items() if is_recorded(name)}
         words = (read_text(folder / "cmdline") or "").replace("\0", " ")
         kept = {name: env[name] for name in _KEPT if name in env}
         return structs.replace(process, environ=kept, program=program, spawned=_SPAWNED in words)

@@ -58,9 +58,8 @@ def _briefly(write: Callable[[], None]) -> None:
 def show(look: Look, finding: Finding, notes: Sequence[str], bundle: Bundle | None, how: DisplayOptions) -> None:
     """Write a look to standard error, and keep it."""
     width, color = terminal(sys.stderr, how.color)
-    stacks = look.looks <= 1 or look.asked
     # A progress bar leaves the cursor in the middle of its line.
-    text = "\n" + render(look, finding, notes, color=color, width=width, stacks=stacks, quiet=how.quiet)
+    text = "\n" + render(look, finding, notes, color=color, width=width, quiet=how.quiet)
     if bundle is not None:
         try:
             bundle.keep(look)
@@ -80,16 +79,15 @@ def render(
     *,
     color: bool,
     width: int,
-    stacks: bool = True,
     quiet: bool = False,
 ) -> str:
     """The report as text of `width` columns; if `quiet`, without stacks, threads and GPUs."""
     page = Page(color=color, width=width)
-    paint(page, blocks(look, finding, notes, stacks=stacks, quiet=quiet), details=True)
+    paint(page, blocks(look, finding, notes, quiet=quiet), details=True)
     return page.text()
 
 
-def blocks(look: Look, finding: Finding, notes: Sequence[str], *, stacks: bool, quiet: bool) -> Iterator[Block]:
+def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -> Iterator[Block]:
     """The finding, what each rank does, stacks of some ranks, GPUs, and notes."""
     when = time.strftime("%H:%M:%S", time.localtime(look.unix_seconds))
     head = f"{one_line(look.host)} {when}, {_reason(look)}: {finding.title}"
@@ -101,13 +99,10 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, stacks: bool, 
     if groups := lists.pop("ranks", ()):
         yield Items(groups)
     if not quiet and look.failure is None:
-        if stacks:
-            for name, frames in lists.items():
-                yield Code("\n".join(map(one_line, frames)), f"{name.replace('_', ' ')}, innermost first:")
-            for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
-                yield Text(", ".join(seen.threads), f"threads of rank {seen.rank}", Mark.DIM)
-        elif lists:
-            yield Text("Stacks are shown at the first look; SIGUSR1 shows them again.", mark=Mark.DIM)
+        for name, frames in lists.items():
+            yield Code("\n".join(map(one_line, frames)), f"{name.replace('_', ' ')}, innermost first:")
+        for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
+            yield Text(", ".join(seen.threads), f"threads of rank {seen.rank}", Mark.DIM)
         if gpus := ", ".join(map(_gpu, look.gpus)) or look.gpus_unseen:
             yield Text(gpus, "GPUs", Mark.DIM)
     if notes:

@@ -47,23 +47,16 @@ def test_hosts_that_each_only_wait_name_together_who_is_missing(golden):
     golden(*notes(both))
 
 
-def test_stacks_are_shown_of_a_later_look_that_is_read(golden):
+def test_a_report_shows_stacks(golden):
     stall = merged([look("n0", 1000.0, WAITS, COMPUTES, silent=600.0, looks=2)])
     when = time.strftime("%H:%M:%S", time.localtime(1000.0))
-    for stacks in (False, True):
-        golden(
-            render(stall, judge(stall), notes(stall), color=False, width=80, stacks=stacks).replace(when, "HH:MM:SS")
-        )
+    golden(render(stall, judge(stall), notes(stall), color=False, width=80).replace(when, "HH:MM:SS"))
 
 
 def test_a_quiet_report_has_no_stacks(golden):
     stall = structs.replace(merged([look("n0", 1000.0, WAITS, COMPUTES)]), gpus_unseen="no GPU was looked at")
     when = time.strftime("%H:%M:%S", time.localtime(1000.0))
-    golden(
-        render(stall, judge(stall), notes(stall), color=False, width=80, stacks=True, quiet=True).replace(
-            when, "HH:MM:SS"
-        )
-    )
+    golden(render(stall, judge(stall), notes(stall), color=False, width=80, quiet=True).replace(when, "HH:MM:SS"))
 
 
 def test_two_hosts_of_one_rank_are_of_two_trainings(golden):
