@@ -12,20 +12,8 @@ from typing import NamedTuple
 
 from ddpdiag.codec import readable
 from ddpdiag.model import Report
-from ddpdiag.model.bench import Bench, BenchRank, BenchReport, BenchRow, Measured
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured
 from ddpdiag.render.page import one_line
-
-_NOTHING = BenchReport(
-    asked=Bench(),
-    rows=(),
-    series=(),
-    ranks=(),
-    notes=(),
-    average_busbw_bytes_per_s=None,
-    wrong=None,
-    complete=False,
-    sentence="",
-)
 
 
 class Part(NamedTuple):
@@ -58,8 +46,10 @@ class Part(NamedTuple):
 
 
 def measured(report: Report) -> BenchReport:
-    """The benchmark in `report`; one without rows if none was judged."""
-    return report.bench or _NOTHING
+    """The benchmark of a report that has one; ValueError for another report."""
+    if report.bench is None:
+        raise ValueError("the report has no benchmark")
+    return report.bench
 
 
 def parts(bench: BenchReport) -> tuple[Part, ...]:
@@ -166,7 +156,7 @@ COLUMNS = (*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host")
 
 def to_csv(report: Report) -> str:
     """The rows in SI units as CSV with a header; an unknown value is empty, a non-finite number nan, inf or -inf."""
-    bench, text = measured(report), StringIO()
+    text, bench = StringIO(), measured(report)
     hosts = {line.rank: readable(one_line(line.host)) for line in devices(bench)}
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)

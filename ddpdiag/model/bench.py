@@ -246,12 +246,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     `copy_bytes_per_s` counts bytes copied (each is read once and written once), `loopback_bytes_per_s` those of a TCP
     stream from this process to itself; both are measured on all ranks at once. `nic_bytes_per_s` is the nominal speed
     of the interface `nic` to other hosts, of all its `nic_ports` together where there are several (rails of
-    InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` counts the links that are up,
-    `nvlinks_max` those of the GPU; `nvlink_switched`: all that are up lead to a switch, so to every other GPU.
-    `nvlink_bytes_per_s` is the rate of all that are up. `pcie_bytes_per_s` is the rate that card and slot allow,
-    `pcie_now_bytes_per_s` their current rate. `cores` counts those that this process may use. `peers` are the paths of
-    the GPU `uuid` to others that the process sees, by UUID, and `processor` is the vendor of the host's processors.
-    GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
+    InfiniBand), and `nic_port_bytes_per_s` that of the slowest port. `nvlinks` counts the links that are up;
+    `nvlink_switched`: all of these lead to a switch, so to every other GPU. `nvlink_bytes_per_s` is the rate of all
+    that are up, `pcie_bytes_per_s` the rate that card and slot allow. `cores` counts those that this process may use.
+    `peers` are the paths of the GPU `uuid` to others that the process sees, by UUID, and `processor` is the vendor of
+    the host's processors. GPUs of one `nvlink_domain` are joined by NVLinks, also those of several hosts (MNNVL).
     """
 
     copy_bytes_per_s: float | None = None
@@ -261,11 +260,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     nic_ports: int | None = None
     nic_port_bytes_per_s: float | None = None
     nvlinks: int | None = None
-    nvlinks_max: int | None = None
     nvlink_switched: bool | None = None
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
-    pcie_now_bytes_per_s: float | None = None
     cores: int | None = None
     uuid: str | None = None
     peers: dict[str, Peer] = {}

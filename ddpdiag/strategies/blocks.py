@@ -1,6 +1,6 @@
 """The blocks of a training by strategies and of a comparison of launchers, and the metrics for Prometheus."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from ddpdiag.model import Report
 from ddpdiag.model.train import Ended, StrategyRow, TrainReport
@@ -99,27 +99,14 @@ def _losses(train: TrainReport) -> Iterator[Text]:
 
 
 def samples(report: Report) -> Iterator[Sample]:
-    """The outcome and the figures of each strategy."""
-    train = report.train
-    if train is None:
-        return
-    for row in train.rows:
+    """The outcome and the speed of each strategy."""
+    for row in report.train.rows if report.train is not None else ():
         labels = {"strategy": row.strategy.value}
         help = "1, with the outcome of a strategy as a label."
         yield Sample("train_ended", help, 1, labels | {"ended": row.ended.value})
-        for name, (value, help) in _metrics(row).items():
-            if value is not None:
-                yield Sample(f"train_{name}", help, value, labels)
-
-
-def _metrics(row: StrategyRow) -> Mapping[str, tuple[float | None, str]]:
-    return {
-        "samples_per_second": (row.samples_per_second, "Images per second, over all ranks."),
-        "speedup_ratio": (row.speedup, "Its rate over that of single."),
-        "peak_bytes": (row.peak_bytes, "Peak of the memory of the rank that holds most."),
-        "state_bytes": (row.state_bytes, "Parameters, gradients and optimizer state of the rank that holds most."),
-        "loss_deviation": (row.deviation, "Largest difference of the loss from that of single."),
-    }
+        if row.samples_per_second is not None:
+            help = "Images per second, over all ranks."
+            yield Sample("train_samples_per_second", help, row.samples_per_second, labels)
 
 
 # Launchers -----------------------------------------------------------------------------------------------------------

@@ -15,9 +15,7 @@ from ddpdiag.probes.net.nccl_log import Hop, Log
 from ddpdiag.stats import Samples
 
 GB = 1e9
-H100 = Connections(
-    nvlinks=18, nvlinks_max=18, nvlink_switched=True, nvlink_bytes_per_s=370.8 * GB, pcie_bytes_per_s=48 * GB
-)
+H100 = Connections(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=370.8 * GB, pcie_bytes_per_s=48 * GB)
 PCIE = Connections(pcie_bytes_per_s=24 * GB)
 LATENCY = 30e-6
 FREE = GpuUsers(used_bytes=1 << 20, pids=())

@@ -15,10 +15,10 @@ relaxed = settings(deadline=None)
 
 CPU = Limits(copy_bytes_per_s=9.8e9, loopback_bytes_per_s=1.45e9)
 COPIES = 1 / (1 / 1.45e9 + 0.75 / 9.8e9)
-H100 = Limits(nvlinks=18, nvlinks_max=18, nvlink_switched=True, nvlink_bytes_per_s=370.8e9, pcie_bytes_per_s=48e9)
+H100 = Limits(nvlinks=18, nvlink_switched=True, nvlink_bytes_per_s=370.8e9, pcie_bytes_per_s=48e9)
 GB200 = structs.replace(H100, nvlink_bytes_per_s=18 * 40.1e9)
 # Bridged with a neighbour, no switch.
-A40 = Limits(nvlinks=4, nvlinks_max=4, nvlink_switched=False, nvlink_bytes_per_s=48e9, pcie_bytes_per_s=24e9)
+A40 = Limits(nvlinks=4, nvlink_switched=False, nvlink_bytes_per_s=48e9, pcie_bytes_per_s=24e9)
 
 
 def world(*sizes: int) -> dict[str, tuple[int, ...]]:
@@ -233,7 +233,7 @@ def all_pairs(count: int, path: Peer, **others: Peer) -> dict[tuple[int, int], P
 
 
 # Four A100 that are wired directly: four links from each to each other one.
-WIRED = Limits(nvlinks=12, nvlinks_max=12, nvlink_switched=False, nvlink_bytes_per_s=240e9, pcie_bytes_per_s=24e9)
+WIRED = Limits(nvlinks=12, nvlink_switched=False, nvlink_bytes_per_s=240e9, pcie_bytes_per_s=24e9)
 CARD = Limits(pcie_bytes_per_s=24e9)
 NEAR, FAR = Peer(nvlinks=0, level=PXB, p2p=True), Peer(nvlinks=0, level=SYS, p2p=True)
 BRIDGE = Peer(nvlinks=4, level=PHB, p2p=True)

@@ -180,11 +180,9 @@ class Connections(Struct, frozen=True, kw_only=True):
     """
 
     nvlinks: int | None = None
-    nvlinks_max: int | None = None
     nvlink_switched: bool | None = None
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
-    pcie_now_bytes_per_s: float | None = None
     nvlink_domain: str | None = None
 
 
@@ -198,11 +196,9 @@ def connections(uuid: str, capability: tuple[int, int]) -> Connections:
             ends = [link_end(device, number) for number in up]
             return Connections(
                 nvlinks=len(up) if states else None,
-                nvlinks_max=len(states) or None,
                 nvlink_switched=None if not ends or None in ends else {*ends} == {TO_SWITCH},
                 nvlink_bytes_per_s=len(up) * nvlink_rate(capability) if up else None,
-                pcie_bytes_per_s=_pcie(device, "Max"),
-                pcie_now_bytes_per_s=_pcie(device, "Curr"),
+                pcie_bytes_per_s=_pcie(device),
                 nvlink_domain=fabric(device).domain,
             )
     except (NvmlError, OSError):
@@ -220,7 +216,8 @@ def pcie_rate(generation: int, width: int) -> float | None:
     return width * _PCIE[generation] / 80 * 1e9 if generation in _PCIE and width > 0 else None
 
 
-def _pcie(device: Device, which: str) -> float | None:
-    generation = device.number(f"nvmlDeviceGet{which}PcieLinkGeneration")
-    width = device.number(f"nvmlDeviceGet{which}PcieLinkWidth")
+def _pcie(device: Device) -> float | None:
+    """The rate that card and slot allow."""
+    generation = device.number("nvmlDeviceGetMaxPcieLinkGeneration")
+    width = device.number("nvmlDeviceGetMaxPcieLinkWidth")
     return pcie_rate(generation, width) if generation and width else None
