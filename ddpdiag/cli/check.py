@@ -36,8 +36,7 @@ from ddpdiag.render.progress import Silent, listener
 from ddpdiag.runtime.launchers import read_launch
 from ddpdiag.runtime.launchers.launch import Launch
 from ddpdiag.runtime.launchers.slurm import job_left_seconds, read_topology, within
-from ddpdiag.runtime.local_ranks import start_ranks
-from ddpdiag.runtime.run import Run, follow, lead, prepare
+from ddpdiag.runtime.run import Run, follow, lead, prepare, start_ranks
 
 
 def run(

@@ -1,13 +1,15 @@
-"""One rank's part in a run: rank 0 leads it, every other rank follows."""
+"""One rank's part in a run: rank 0 leads it, every other rank follows. One process may start all ranks of a host."""
 
+import contextlib
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from shlex import quote
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -33,13 +35,13 @@ from ddpdiag.runtime.control.secret import Secrets
 from ddpdiag.runtime.control.server import ANY_PORT, ControlServer, control_ports, munge_ports
 from ddpdiag.runtime.control.wire import Wire
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
-from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds
+from ddpdiag.runtime.deadlines import DEADLINES, LOST_AFTER_SECONDS, crowded_silence_seconds, frozen_seconds
 from ddpdiag.runtime.launchers import own_arrival
-from ddpdiag.runtime.launchers.launch import Launch, worker_variables
+from ddpdiag.runtime.launchers.launch import Launch, places, worker_variables
 from ddpdiag.runtime.launchers.slurm import leaf_of
 from ddpdiag.runtime.lost_hosts import rank_0_answers, with_host_answers
-from ddpdiag.runtime.record import Record, SharedRecord, run_folder
-from ddpdiag.runtime.supervisor.processes import Signals
+from ddpdiag.runtime.record import Record, SharedRecord, is_held, remove_scratch, run_folder
+from ddpdiag.runtime.supervisor.processes import ForkedChildren, Signals, how_it_ended
 from ddpdiag.runtime.supervisor.supervisor import Supervisor
 from ddpdiag.sanitize import printable, without_commands
 
@@ -169,7 +171,7 @@ def _join(run: Run, arrival: Arrival, record: Record, signals: Signals, listener
 # Rank 0 --------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def lead(run: Run, place: Place, listener: Listener) -> Iterator["Leader"]:
     """The part of rank 0, until its report is written; then every rank gets the exit code, and rank 0 is the last."""
     signals = Signals()
@@ -264,7 +266,7 @@ class Leader:
 # Both ----------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
+@contextlib.contextmanager
 def _recording(run: Run, place: Place, shared: SharedRecord | None) -> Iterator[Record]:
     """This rank's record: removed at the end of the run, and kept where the run ended without this rank."""
     copied = shared if place.rank != 0 else None  # the coordinator writes rank 0's
@@ -302,7 +304,7 @@ def _kept(lost: RunLost, record: Record, shared: SharedRecord | None) -> RunLost
     return RunLost(f"{lost}; {judges}", lost.exit_code)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _supervising(run: Run, place: Place, record: Record, signals: Signals | None) -> Iterator[Supervisor]:
     """This rank's supervisor, without a process left behind."""
     supervisor = Supervisor(
@@ -338,3 +340,71 @@ def _exit_code(shutdown: Shutdown) -> int:
     if shutdown.exit_code != ExitCode.FIT:
         write_error_file(os.environ, shutdown.sentence)
     return shutdown.exit_code
+
+
+# All ranks of this host -----------------------------------------------------------------------------------------------
+
+
+def start_ranks(run: Run, run_one: Callable[[Place], int]) -> int:
+    """Fork one supervisor for each of the launch's ranks and wait for them; rank 0's exit code, or the worst.
+
+    Nothing here has threads yet, so a fork without exec will do. Raises RunLost when rank 0 was killed, because then
+    no other process says so.
+    """
+    if len(run.launch.ranks) > 1:
+        # As torchrun does: else every rank starts a thread per core, and they fight for the cores.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    children = ForkedChildren(Signals(children=True))
+    for place in places(run.launch):
+        children.fork(partial(run_one, place), place.rank)
+    codes = _wait_for_ranks(run, children)
+    _remove_scratch_of_killed(run, codes)
+    return combined(codes)
+
+
+def _wait_for_ranks(run: Run, children: ForkedChildren) -> dict[int, int]:
+    """Exit code by rank, negative for a signal; ranks that stay too long are ended."""
+    end = time.monotonic() + run.options.budget_seconds + run.endpoint.wait_seconds + DEADLINES.beyond_budget
+    while children.running:
+        before, ended = time.monotonic(), len(children.exit_codes)
+        children.wait(0.5)
+        end += frozen_seconds(before, time.monotonic())
+        if len(children.exit_codes) > ended:
+            end = min(end, time.monotonic() + _patience(run, children))
+        if time.monotonic() > end:
+            children.send(signal.SIGKILL)
+        if time.monotonic() > end + DEADLINES.kill:
+            break  # stuck in the kernel: no signal ends it
+    return children.exit_codes | dict.fromkeys(children.running, -signal.SIGKILL)
+
+
+def _patience(run: Run, children: ForkedChildren) -> float:
+    """Seconds that the other ranks may still run, now that one has ended."""
+    slower = crowded_silence_seconds(len(run.launch.ranks))
+    stragglers = DEADLINES.straggler + slower + (DEADLINES.tidy if run.options.shared_dir is not None else 0.0)
+    if 0 in children.exit_codes:
+        # If rank 0 was killed, they must notice its silence first, and say so.
+        return stragglers + (LOST_AFTER_SECONDS + slower if children.exit_codes[0] < 0 else 0.0)
+    return stragglers if set(children.running) == {0} else float("inf")
+
+
+def _remove_scratch_of_killed(run: Run, codes: Mapping[int, int]) -> None:
+    """Remove the scratch folders of killed ranks; their records stay as evidence."""
+    killed = [rank for rank, code in codes.items() if code < 0]
+    if not killed:
+        return
+    folder = run_folder(run.launch.run_id)
+    for rank in killed:
+        if not is_held(folder / f"rank-{rank}.jsonl"):  # another run's, with this run id
+            remove_scratch(folder, rank)
+    with contextlib.suppress(OSError):  # it is empty if we have just made it
+        folder.rmdir()
+
+
+def combined(codes: Mapping[int, int]) -> int:
+    """Rank 0's code, since it knows the verdict; where rank 0 is not here, the worst of the others."""
+    if 0 not in codes:
+        return max(abs(code) for code in codes.values())
+    if codes[0] >= 0:
+        return codes[0]
+    raise RunLost(f"rank 0 was lost, and its report with it: its process was {how_it_ended(codes[0])}")

@@ -26,7 +26,6 @@ from ddpdiag.model.recording import Line
 from ddpdiag.runtime.control import messages
 from ddpdiag.runtime.coordinator.coordinator import Coordinator
 from ddpdiag.runtime.deadlines import DEADLINES
-from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.fork_server import import_torch
 from ddpdiag.runtime.supervisor.ipc import StepPage
 from ddpdiag.runtime.supervisor.processes import (
@@ -42,6 +41,7 @@ from ddpdiag.runtime.supervisor.processes import (
 )
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
 from ddpdiag.runtime.supervisor.worker import serve
+from ddpdiag.runtime.supervisor.workers import WorkerProcess
 
 _IDENTITY = b"0"
 # What can be asked of a host alone writes no files, and a Prolog may meet a disk that is full, or read-only.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from ddpdiag.runtime.record import run_folder
-from ddpdiag.runtime.supervisor import forked, ipc
+from ddpdiag.runtime.supervisor import ipc, workers
 
 SERVE = """
 import sys
@@ -149,7 +149,7 @@ def test_another_user_cannot_connect_in_the_folder_of_a_run(monkeypatch, tmp_pat
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(0o755)
     address = run_folder("test") / "imports"
-    _, listener = forked.meet(address)
+    _, listener = workers.meet(address)
     assert stranger(str(address)) == "PermissionError\n"
     listener.close()
 
@@ -168,11 +168,11 @@ def test_the_first_at_a_name_opens_it_and_the_next_one_connects(tmp_path):
     """Also where the path is longer than that of a socket may be, and where a server was killed before."""
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
-    nothing, killed = forked.meet(folder / "imports")
+    nothing, killed = workers.meet(folder / "imports")
     assert (nothing, killed is None) == (None, False)
     killed.close()
-    nothing, listener = forked.meet(folder / "imports")
-    channel, none_either = forked.meet(folder / "imports")
+    nothing, listener = workers.meet(folder / "imports")
+    channel, none_either = workers.meet(folder / "imports")
     assert (nothing, none_either) == (None, None)
     assert listener is not None
     assert channel is not None

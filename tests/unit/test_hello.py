@@ -1,4 +1,4 @@
-"""What rank 0 makes of the hellos."""
+"""The places that rank 0 settles, and the hellos that it refuses."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from msgspec import structs
 from seen import arrival_of
 
 from ddpdiag.model import Arrival, EventKind
-from ddpdiag.runtime.control.hellos import absent, fitted, mismatch, objection, settle
+from ddpdiag.runtime.control.membership import objection, settle
 
 
 def nameless(rank: int, size: int, ranks_per_node: int) -> Arrival:
@@ -52,17 +52,5 @@ def test_a_rank_outside_the_world_is_refused(golden) -> None:
     golden(sentence)
 
 
-def test_a_rank_with_another_world_size_takes_part_and_is_told() -> None:
-    event = mismatch(arrival_of(1, 8), 4)
-    assert event is not None
-    assert (event.kind, event.rank, event.detail, event.host) == (EventKind.MISMATCH, 1, "8", "n0")
-    assert fitted(arrival_of(1, 8), 4).place.world_size == 4
-    assert mismatch(arrival_of(1, 4), 4) is None
-
-
 def test_a_newcomer_in_its_place_is_welcome() -> None:
     assert objection(None, arrival_of(1, 2), 2) is None
-
-
-def test_every_rank_that_never_came_is_noted() -> None:
-    assert [event.rank for event in absent({1: arrival_of(1, 4)}, 4, 15.0)] == [0, 2, 3]

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from ddpdiag.errors import ExitCode, RunLost
-from ddpdiag.runtime.local_ranks import combined
+from ddpdiag.runtime.run import combined
 
 KILLED = -signal.SIGKILL
 

@@ -57,6 +57,21 @@ def test_of_as_many_ranks_outside_of_the_world_too() -> None:
     assert kinds == {EventKind.MISMATCH: 64**2}
 
 
+def test_a_rank_with_another_world_size_takes_part_and_is_noted() -> None:
+    kinds, channel = noted(hello(0, 1), world_size=4)
+    assert kinds == {EventKind.MISMATCH: 1}
+    assert [type(message) for _identity, message in channel.answers if not isinstance(message, Ping)] == [HelloAck]
+
+
+def test_ranks_that_never_join_are_noted() -> None:
+    lines: list[Line] = []
+    header = Header(run_id="r", world_size=4, launcher="hand", options=Options(), created="", version="0.1.0")
+    membership = Membership(StandIn([hello(1, 1)]), header, lambda: None, Patience(), lines.append)
+    membership.gather(0.2, lambda _left: None)
+    absent = [line.rank for line in lines if isinstance(line, Event) and line.kind is EventKind.ABSENT]
+    assert absent == [0, 2, 3]
+
+
 def test_a_rank_of_another_version_is_noted_once_and_told() -> None:
     kinds, channel = noted((b"1-00000001", AnyHello("9.9\x1b[31m")), (b"1-00000002", AnyHello("9.9")))
     assert kinds == {EventKind.VERSION: 1}

@@ -1,11 +1,11 @@
-"""Membership: which ranks are here, which are leaving, which are lost. Rank 0's side of the control channel.
+"""Membership: which ranks have joined, which are leaving, which are lost. Rank 0's side of the control channel.
 
 It notes what happens to ranks in the run's lines, and knows nothing of checks and trials.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,6 @@ from msgspec import structs
 from ddpdiag.errors import ExitCode, RunLost
 from ddpdiag.model import Arrival, Event, EventKind, Header
 from ddpdiag.model.recording import Line
-from ddpdiag.runtime.control.hellos import absent, fitted, in_words, is_of_another_run, mismatch, objection, settle
 from ddpdiag.runtime.control.messages import (
     AnyHello,
     Downward,
@@ -29,6 +28,7 @@ from ddpdiag.runtime.control.messages import (
 )
 from ddpdiag.runtime.deadlines import BEAT_PER_RANK, LOST_AFTER_SECONDS, frozen_seconds
 from ddpdiag.sanitize import printable
+from ddpdiag.text import count
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Membership:
             for arrival in self.arrivals.values():
                 self._note(arrival)
         # Not before: a rank that had no time to join is not absent.
-        for event in absent(self.arrivals, size, self.now()):
-            self._note(event)
+        for rank in sorted(set(range(size)) - set(self.arrivals)):
+            self._note(Event(kind=EventKind.ABSENT, rank=rank, seconds=self.now()))
         for rank in self.arrivals:
             self._send_start(rank)
 
@@ -271,9 +271,11 @@ class Membership:
                 identity, Refused(late, ExitCode.UNKNOWN if signum is None else ExitCode.of_signal(signum))
             )
         else:
-            if (other := mismatch(arrival, self._header.world_size)) is not None:
-                self._note(other)
-            self.arrivals[rank] = fitted(arrival, self._header.world_size)
+            size = self._header.world_size
+            if arrival.place.world_size != size:
+                self._note(other_world_size(arrival))
+            # It can take part all the same, so that only its world size is to blame.
+            self.arrivals[rank] = structs.replace(arrival, place=structs.replace(arrival.place, world_size=size))
             self._identities[rank] = identity
             self._ranks[identity] = rank
             self._server.send(identity, HelloAck())
@@ -323,3 +325,64 @@ class Membership:
             messages += self._receive(0.05)
             silent -= {rank for rank, _message in messages}
         return silent, messages
+
+
+# Hellos ---------------------------------------------------------------------------------------------------------------
+
+
+def settle(arrivals: Mapping[int, Arrival]) -> dict[int, Arrival]:
+    """The arrivals by rank, with what launchers left open filled in.
+
+    A local rank that no launcher gave is the order of ranks on one host (host name and boot id).
+    """
+    hosts: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(arrivals):
+        hosts.setdefault(arrivals[rank].host, []).append(rank)
+    settled: dict[int, Arrival] = {}
+    for number, ranks in enumerate(hosts.values()):
+        for local, rank in enumerate(ranks):
+            place = arrivals[rank].place
+            known = {"local_rank": local, "local_world_size": len(ranks), "node_rank": number}
+            missing = {name: value for name, value in known.items() if getattr(place, name) is None}
+            settled[rank] = structs.replace(arrivals[rank], place=structs.replace(place, **missing))
+    return dict(sorted(settled.items()))
+
+
+def other_world_size(new: Arrival) -> Event:
+    """The event for a newcomer that was started with another world size than rank 0."""
+    place, size = new.place, str(new.place.world_size)
+    return Event(kind=EventKind.MISMATCH, rank=place.rank, seconds=new.seconds, detail=size, host=place.host)
+
+
+def is_of_another_run(new: Arrival, own: Arrival) -> bool:
+    """Whether a newcomer belongs to another job than rank 0 (`own`): of Slurm, or of another user of one host."""
+    jobs = {arrival.slurm.partition(".")[0] for arrival in (new, own)}
+    users = {new.user, own.user} if new.host_id == own.host_id else set()
+    return (len(jobs) > 1 and "" not in jobs) or (len(users) > 1 and "" not in users)
+
+
+def in_words(arrival: Arrival) -> str:
+    """The process for people: "user ann, pid 17 on n1, started 12 s ago"."""
+    parts = [f"user {arrival.user}" if arrival.user else "", f"pid {arrival.pid} on {arrival.place.host}"]
+    parts += [f"job {arrival.slurm} of Slurm"] if arrival.slurm else []
+    parts += [f"started {arrival.up_seconds:.0f} s before"] if arrival.up_seconds is not None else []
+    return printable(", ".join(filter(None, parts)))
+
+
+def objection(known: Arrival | None, new: Arrival, world_size: int) -> tuple[Event, str] | None:
+    """Why a newcomer cannot take part: its rank is taken, or outside the world. The event, and the sentence for it."""
+    place = new.place
+    who = f"{place.host} (pid {new.pid})"
+    if known is not None:
+        first = f"{known.place.host} (pid {known.pid})"
+        event = Event(kind=EventKind.DUPLICATE, rank=place.rank, seconds=new.seconds, detail=first, host=who)
+        return event, (
+            f"rank {place.rank} joined twice, from {first} and from {who}; each process needs its own rank, "
+            "and each job on a host its own --master-port (or --run-id)"
+        )
+    if place.rank >= world_size:
+        return other_world_size(new), (
+            f"rank {place.rank} on {who} expects {count(place.world_size, 'rank')}, but rank 0 expects {world_size}; "
+            "start all ranks with one world size"
+        )
+    return None

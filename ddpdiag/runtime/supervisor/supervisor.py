@@ -21,10 +21,9 @@ from ddpdiag.runtime.control.join import refusal
 from ddpdiag.runtime.deadlines import DEADLINES, crowded_silence_seconds, frozen_seconds, silence_seconds
 from ddpdiag.runtime.record import Record
 from ddpdiag.runtime.supervisor import sharing
-from ddpdiag.runtime.supervisor.children import WorkerProcess
-from ddpdiag.runtime.supervisor.forked import ForkServer
 from ddpdiag.runtime.supervisor.processes import Child, Log, Signals
 from ddpdiag.runtime.supervisor.trial_runner import TrialRunner
+from ddpdiag.runtime.supervisor.workers import ForkServer, WorkerProcess
 from ddpdiag.sanitize import printable
 
 # A shared fork server that was lost is replaced by another shared one, so that the ranks of a large host do not all

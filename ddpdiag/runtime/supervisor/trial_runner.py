@@ -11,10 +11,10 @@ from ddpdiag.model.trial import NOTHING, is_first_use
 from ddpdiag.probes.host.kernel import core_seconds
 from ddpdiag.runtime.control.messages import BarrierOpen, BarrierReached, Partial, RunTrial, Stop
 from ddpdiag.runtime.deadlines import DEADLINES, frozen_seconds
-from ddpdiag.runtime.supervisor.children import WorkerProcess
 from ddpdiag.runtime.supervisor.hang_evidence import asks_nccl
 from ddpdiag.runtime.supervisor.ipc import Incomplete, Task, TrialEnded
 from ddpdiag.runtime.supervisor.processes import Child, how_it_ended, is_busy
+from ddpdiag.runtime.supervisor.workers import WorkerProcess
 
 # The same on each of them, whichever started it: no rank is to blame for it.
 _WITH_SERVER = "the process that imported torch for the ranks of this host was ended, and theirs with it"
