@@ -140,7 +140,6 @@ def test_a_reader_that_leaves_ends_nothing_badly(start, reads):
         (("--json", "."), "."),
         (("--record", "nosuch/run.jsonl"), "nosuch"),
         (("--shared-dir", "nosuch"), "nosuch"),
-        (("--depth", "abysmal"), "abysmal"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
