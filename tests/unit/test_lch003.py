@@ -101,9 +101,3 @@ def test_an_import_is_slow_from_three_times_the_median_of_the_other_hosts():
 def test_what_is_slow_can_be_set():
     options = Options(settings={"LCH003.slow_import_seconds": "60"})
     assert found(versions(import_seconds=42.0), options=options) == []
-
-
-def test_an_import_that_starts_cuda_is_good_to_know(golden):
-    (finding,) = found(versions(), versions(not_forked="/dev/nvidia0 is open after the imports"))
-    assert (finding.code, finding.severity, finding.ranks) == ("LCH003.not-forked", Severity.NOTE, ())
-    golden(finding)

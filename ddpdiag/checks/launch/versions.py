@@ -56,9 +56,6 @@ FINDINGS = {
     ),
     "python": FindingSpec("another minor version is an error, another patch level a warning."),
     "driver": FindingSpec("NVIDIA driver versions differ; most of them work together, so this is a warning."),
-    "not-forked": FindingSpec.note(
-        "an import of this environment starts CUDA, so each worker imports torch separately, and the run takes longer."
-    ),
     "slow-import": FindingSpec.warning(
         "`import torch` took longer than `slow_import_seconds` on some ranks, and at least `slow_import_ratio` times "
         "as long as the median of the other hosts, or most of it in waiting for files. Nothing is reported where all "
@@ -180,17 +177,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _differing(seen, "python", Severity.WARNING if alike else Severity.ERROR)
     # CUDA's minor version compatibility lets different drivers work together, mostly.
     yield from _differing(seen, "driver", Severity.WARNING)
-    if ranks := tuple(rank for rank, own in seen.by_rank.items() if own.not_forked):
-        yield seen.finding(
-            "not-forked",
-            "importing torch starts CUDA in this environment",
-            f"On {ranks_text(ranks)} ({names_text(seen.world.hosts_of(ranks))}) {seen.by_rank[ranks[0]].not_forked}, "
-            "so an imported module starts CUDA. A process that is forked after that cannot use CUDA. ddpdiag therefore "
-            "imported torch again in each worker, which took longer.",
-            fix="ddpdiag itself needs no change. If your DataLoader workers use CUDA, give it "
-            '`multiprocessing_context="spawn"`, or remove the code that starts CUDA at import (sitecustomize.py or a '
-            "*.pth file in site-packages).",
-        )
     yield from _slow_imports(seen)
 
 
