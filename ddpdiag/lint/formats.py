@@ -70,10 +70,10 @@ def page(report: LintReport, *, details: bool, width: int, color: bool) -> str:
     for finding in shown:
         _write_finding(drawn, finding)
         drawn.blank()
-    left_out = [script for script in report.scripts if script.not_judged is not None]
+    not_judged = [script for script in report.scripts if script.not_judged is not None]
     # Without `details`, only if there is nothing else to report.
-    is_told = details or len(left_out) == len(report.scripts) == 1
-    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in left_out if is_told]
+    are_shown = details or len(not_judged) == len(report.scripts) == 1
+    notes = [f"{one_line(each.path)}: not judged: {each.not_judged}" for each in not_judged if are_shown]
     lines = [*notes, _counts(report, details=details)]
     if shown:
         lines.append(f"`ddpdiag explain {shown[0].code}` gives the reason and sources.")

@@ -282,7 +282,7 @@ def test_another_file_that_grows_is_output_too(watch, tmp_path):
     assert own.communicate(timeout=SECONDS) == ("", "")
 
 
-def test_a_job_that_nothing_shows_alive_and_a_host_without_rank_0_are_not_killed_for_their_silence(watch, tmp_path):
+def test_silence_alone_kills_neither_a_mute_job_nor_a_host_without_rank_0(watch, tmp_path):
     mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     watches = []
     for word, options, ranks in (

@@ -116,10 +116,31 @@ def test_a_message_that_begins_on_the_next_line_is_quoted() -> None:
     assert one.excerpt == "lit.MisconfigurationException: You requested [0, 1]"
 
 
-def test_nccls_list_of_calls_shows_that_a_warning_was_the_failure() -> None:
-    found = explained(WARNING, "n0:71:90 [0] NCCL INFO transport/net.cc:223 -> 2")
-    assert roles(found) == [("unknown-nccl-warning", "failure"), ("nccl-call-failed", "echo")]
-    assert roles(explained("n0:71:90 [0] NCCL INFO transport/net.cc:223 -> 0")) == []
+CALL = "n0:71:90 [0] NCCL INFO transport/net.cc:223 -> "
+ILLEGAL = "RuntimeError: CUDA error: an illegal memory access was encountered"
+CLIENT = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Refused)."
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((WARNING, f"{CALL}2"), [("unknown-nccl-warning", "failure"), ("nccl-call-failed", "echo")]),
+        ((f"{CALL}0",), []),
+        (("ValueError: x", ILLEGAL), [("illegal-access", "failure"), ("exception", "failure")]),
+        ((WAIT, "ValueError: x"), [("gloo-operation-timeout", "wait"), ("exception", "failure")]),
+        (("ValueError: x", CRASH), [("exception", "failure"), ("worker-signal", "failure")]),
+        ((WARNING,), [("unknown-nccl-warning", "hint")]),
+        (
+            (*raised(PEER), *HANDLING, *raised("app.Fatal: no")),
+            [("peer-closed", "echo"), ("exception-named", "echo")],
+        ),
+        ((CLIENT,), [("client-failed", "hint")]),
+        ((CLIENT, WAIT), [("gloo-operation-timeout", "wait"), ("client-failed", "note")]),
+        ((CLIENT, PEER), [("client-failed", "hint"), ("peer-closed", "echo")]),
+    ],
+)
+def test_texts_have_their_roles_beside_each_other(lines: tuple[str, ...], expected: list[tuple[str, str]]) -> None:
+    assert roles(explained(*lines)) == expected
 
 
 def test_ranks_that_write_between_each_others_lines_are_kept_apart() -> None:
@@ -134,24 +155,16 @@ def test_torchruns_table_is_indented() -> None:
     assert (one.excerpt, one.frame) == ("my.Boom: 3", "a.py, line 1")
 
 
-def test_a_known_text_wins_over_an_unknown_one_before_it() -> None:
-    known = "RuntimeError: CUDA error: an illegal memory access was encountered"
-    assert roles(explained("ValueError: x", known)) == [("illegal-access", "failure"), ("exception", "failure")]
-    assert roles(explained(WAIT, "ValueError: x")) == [("gloo-operation-timeout", "wait"), ("exception", "failure")]
-
-
 def test_texts_that_only_show_that_a_process_died_say_so() -> None:
     died = [card for card in all_cards() if card.role is Role.FAILURE and card.code == "RUN003.died"]
     assert [card.name for card in died if card.vague != "process" and not card.fallback] == []
 
 
-def test_an_exception_wins_over_what_only_shows_that_a_process_ended() -> None:
-    assert roles(explained("ValueError: x", CRASH)) == [("exception", "failure"), ("worker-signal", "failure")]
+def test_an_exception_wins_over_a_wait_of_another_rank() -> None:
     assert roles(explained("[rank1]: ValueError: x", f"[rank0]: {WAIT}"))[0] == ("exception", "failure")
 
 
 def test_a_warning_is_the_failure_only_where_nothing_else_is() -> None:
-    assert roles(explained(WARNING)) == [("unknown-nccl-warning", "hint")]
     assert not explained(WARNING).is_explained
     assert roles(explained(WARNING, SYSTEM))[0] == ("unknown-nccl-warning", "failure")
     assert roles(explained(WARNING, PEER))[0] == ("unknown-nccl-warning", "failure")
@@ -172,13 +185,6 @@ def test_a_host_may_have_several_processes() -> None:
     assert explained(f"n1: {PEER}", "n1: ValueError: x").sightings[0].card.role is Role.FAILURE
     closed = "n0:71:90 [0] NCCL WARN socketProgress: Connection closed by remote peer n1<41234>"
     assert not explained(closed, WARNING).is_explained
-
-
-def test_an_exception_raised_because_of_an_echo_is_one_too() -> None:
-    assert roles(explained(*raised(PEER), *HANDLING, *raised("app.Fatal: no"))) == [
-        ("peer-closed", "echo"),
-        ("exception-named", "echo"),
-    ]
 
 
 def test_an_exception_that_follows_a_cause_is_a_note() -> None:
@@ -265,10 +271,3 @@ def test_a_healthy_log_has_no_failure() -> None:
 @pytest.mark.parametrize("line", HEALTHY.splitlines()[:-1])
 def test_no_line_of_a_healthy_log_is_a_failure(line: str) -> None:
     assert not explained(line).has_failure
-
-
-def test_a_connection_that_is_tried_again_is_a_hint_and_beside_a_failure_a_note() -> None:
-    line = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n0]:29500 (errno: 111 - Refused)."
-    assert roles(explained(line)) == [("client-failed", "hint")]
-    assert roles(explained(line, WAIT)) == [("gloo-operation-timeout", "wait"), ("client-failed", "note")]
-    assert roles(explained(line, PEER)) == [("client-failed", "hint"), ("peer-closed", "echo")]
