@@ -1,14 +1,10 @@
 """Which ranks hold the others back."""
 
-import math
-from collections.abc import Iterable, Mapping
-
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpdiag.bench.series import RankEvidence, copy_ratios, slow_ranks
-from ddpdiag.stats import quantile
+from ddpdiag.bench.series import RankEvidence, slow_ranks
 
 # The machine may be busy.
 relaxed = settings(deadline=None)
@@ -69,35 +65,6 @@ def test_one_rank_that_copies_at_half_the_rate_is_named(ranks: int, data: st.Dat
         for rank in range(ranks)
     }
     assert list(slow_ranks(evidence)) == [slow]
-
-
-# The same rate on many ranks, rates that were not measured, and moments that some ranks lack.
-coarse = st.sampled_from([1e9, 2e9, 3e9, 5e9]) | st.floats() | st.floats(1e8, 1e11)
-many = st.lists(st.builds(RankEvidence, st.lists(coarse, min_size=4, max_size=8).map(tuple)), max_size=12).map(
-    lambda ranks: dict(enumerate(ranks))
-)
-
-
-def one_by_one(own: float, others: Iterable[float]) -> float:
-    known = sorted(rate for rate in others if 1 <= rate < math.inf)
-    return quantile(known, 0.5) / own if known and 1 <= own < math.inf else 0.0
-
-
-def naive_copies(rank: int, evidence: Mapping[int, RankEvidence]) -> float:
-    others = [own.copies for number, own in evidence.items() if number != rank]
-    ratios = [
-        one_by_one(rate, [copies[moment] for copies in others if moment < len(copies)])
-        for moment, rate in enumerate(evidence[rank].copies)
-    ]
-    known = sorted(ratio for ratio in ratios if ratio > 0)
-    return quantile(known, 0.5) if len(known) >= 5 and quantile(known, 1 - 0.8) >= 1.2 else 0.0
-
-
-@relaxed
-@given(many)
-@example({rank: RankEvidence((1e9, 1e9, 1e9, 5e-324, 5e-324) if rank else (1e9,) * 5) for rank in range(2)})
-def test_one_sorting_for_all_ranks_gives_what_one_for_each_gives(evidence: dict[int, RankEvidence]) -> None:
-    assert copy_ratios(evidence) == {rank: naive_copies(rank, evidence) for rank in evidence}
 
 
 @relaxed

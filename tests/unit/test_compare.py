@@ -159,13 +159,6 @@ def test_equal_ranks_within_a_few_per_cent_are_equal(noise: list[list[float]]) -
 
 
 @relaxed
-@given(st.lists(seconds, min_size=1, max_size=30))
-def test_the_quicker_half_is_at_most_the_mean(values: list[float]) -> None:
-    assert min(values) <= quicker_half(values) * (1 + 1e-9)
-    assert quicker_half(values) <= sum(values) / len(values) * (1 + 1e-9)
-
-
-@relaxed
 @given(
     st.lists(st.lists(st.sampled_from((1.0, 1.5, 2.0, 7.0)) | seconds, min_size=5, max_size=5), min_size=2, max_size=9)
 )
