@@ -11,7 +11,7 @@ from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long is waited for what, in seconds."""
+    """Time-outs in seconds."""
 
     # A trial ---------------------------------------------------------------------------------------------------------
 
@@ -51,11 +51,11 @@ class Deadlines:
     # Until NCCL's service has answered a greeting; which process takes a call is up to the kernel, and may be stopped.
     greet_ras: float = 0.9
     # NCCL waits a second for its other processes, as it is told, and looks once a second (ras/collectives.cc, ras.cc).
-    # Where one fell silent less than 5 s ago it waits 5 s more: nobody waits for that.
+    # Where one fell silent less than 5 s ago it waits 5 s more, which is too long here.
     ras_report: float = 2.0
     # What the supervisor waits for both, and for the way here.
     ras: float = 3.0
-    # Ten clock ticks: who computes uses one of them, even beside many others.
+    # Ten clock ticks: a process that computes uses one of them, even beside many others.
     busy: float = 0.1
     kill: float = 2.0
     # For a CUDA process the driver ends kernels, unmaps peers and, without persistence mode, stops the GPUs: about a
@@ -74,11 +74,11 @@ class Deadlines:
     publish: float = 30.0
     # Rank 0's supervisor kills its children within this time, or they cannot be killed.
     own_supervisor: float = 3.0
-    # Rank 0 leaves last, within a second or two of the others; who stays longer is stopped or stuck, and is ended.
+    # Rank 0 exits last, within a second or two of the others; a rank that stays longer is stopped or stuck.
     straggler: float = 3.0
     # Beyond the budget and the wait for ranks (--join-timeout): time to judge, to report and to leave.
     beyond_budget: float = 30.0
-    # A rank that was told to leave by a signal waits for rank 0's end of the run.
+    # A rank that got a signal to end waits for rank 0's end of the run.
     leave: float = 2.0
 
     # A call in a process of its own ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Deadlines:
 
     # Files -----------------------------------------------------------------------------------------------------------
 
-    # Whoever opens a record has the folder for a moment; one that was stopped in it must hold up no other.
+    # A process that opens a record locks the folder for a moment; one that is stopped there must delay no other.
     open_record: float = 1.0
     # The end of what a thread still writes to a file server, or removes there.
     tidy: float = 2.0
@@ -132,25 +132,25 @@ def silence_seconds(world_size: int, *, late: bool = False) -> float:
 
 
 def answer_seconds(world_size: int) -> float:
-    """What rank 0 may take to answer a hello: a handshake takes it 0.35 ms, and other ranks' come first."""
+    """Seconds in which rank 0 answers a hello: a handshake takes 0.35 ms, and those of other ranks may precede it."""
     return 1e-3 * world_size
 
 
 def relay_seconds(world_size: int) -> float:
-    """How long a rank waits until its host's relay, local rank 0, has joined; then it connects to rank 0 itself."""
+    """Seconds until a rank whose host's relay, local rank 0, has not joined connects to rank 0 itself."""
     return max(DEADLINES.find_relay, answer_seconds(world_size))
 
 
 def crowded_silence_seconds(ranks_here: int | None) -> float:
-    """What a healthy process may be silent longer, and come later, where so many ranks share this host's cores."""
+    """Extra seconds of silence, and of delay at the start, of a healthy process where so many ranks share the cores."""
     cores = len(os.sched_getaffinity(0)) or 1
     return _SILENT_PER_RANK_ON_CORE * max(0.0, (ranks_here or 1) / cores - USUAL_RANKS_PER_CORE)
 
 
 def frozen_seconds(before: float, after: float) -> float:
-    """How long this process itself stood still in a wait of half a second at most; short delays count as none.
+    """Seconds in which this process did not run during a wait of half a second at most; short delays count as none.
 
-    Who was stopped (Ctrl-Z, a suspended job) heard nobody meanwhile, and that is not the others' silence.
+    A process that was stopped (Ctrl-Z, a suspended job) received nothing meanwhile: the other ranks were not silent.
     """
     gap = after - before
     return gap if gap > _FROZEN_SECONDS else 0.0

@@ -45,7 +45,7 @@ def run_folder(run_id: str) -> Path:
     try:
         folder = Path(tempfile.gettempdir()) / name
         folder.mkdir(mode=0o700, exist_ok=True)
-        # One look, at the name itself: what is ours in a folder like /tmp nobody else can replace afterwards.
+        # One look, at the name itself: other users cannot replace this user's folder in a folder like /tmp.
         found = folder.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
             return folder
@@ -227,7 +227,7 @@ class Record:
 
 
 def is_held(path: Path) -> bool:
-    """Is this the record of a living process?"""
+    """Whether this is the record of a living process."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -252,7 +252,7 @@ def _remove_files(folder: Path, rank: int) -> None:
 
 
 def _is_of(folder: Path, rank: int, nonce: str) -> bool:
-    """Is the record that lies there of the process with this nonce, and not of another run's rank?"""
+    """Whether the rank's record in the folder is of the process with this nonce, and not of another run."""
     return _has(folder / f"rank-{rank}.jsonl", f'"nonce":"{nonce}"'.encode())
 
 

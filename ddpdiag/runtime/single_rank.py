@@ -1,4 +1,4 @@
-"""A run of one rank that needs nobody: no launcher, no control server, no fork server, no record, and no port.
+"""A run of one rank alone: no launcher, no control server, no fork server, no record, and no port.
 
 This process is rank 0 and its own supervisor in one. What the coordinator says goes to workers that are forked from
 here: nothing in this process has threads, torch or CUDA, and a fork costs milliseconds. All of it may run in a child
@@ -87,7 +87,7 @@ class OwnRank(TrialRunner):
                 pass
 
     def receive(self, seconds: float) -> Iterator[tuple[bytes, messages.Upward]]:
-        """What the worker sends within so many seconds; a deadline that passes ends its trial."""
+        """Messages of the worker within so many seconds; a deadline that passes ends its trial."""
         if not self._messages:
             self._wait(seconds)
         taken, self._messages = self._messages, []
@@ -152,7 +152,7 @@ def _become_worker(parent: int, worker: WorkerProcess, log: Log) -> NoReturn:
             import_torch()
         serve(channel, page, stack_file, questions)
     finally:
-        # Never back into the parent's code: whatever ended this worker is told in its log and by its exit code.
+        # Never back into the parent's code: the log and the exit code say what ended this worker.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

@@ -17,6 +17,7 @@ from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control.server import control_ports
 
 FIRST = ("frames without end", "silent connections", *SQUATTING)
+UNFINISHED = [name for name in PLAIN if name.endswith("but for a byte")]
 ALL = PLAIN | TALKING | SQUATTING
 SECONDS = 60.0
 LARGEST_BYTES = 150 << 20
@@ -99,6 +100,15 @@ def test_a_run_without_one_says_what_happened(tmp_path: Path, name: str) -> None
     assert "Traceback" not in said
     assert "\x1b[31m" not in said
     assert len(said) < 100_000
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", UNFINISHED)
+def test_unfinished_frames_keep_rank_0_small_without_a_secret(tmp_path: Path, name: str) -> None:
+    codes, said, largest = Attacked(tmp_path, socket.gethostname()).run(ALL[name])
+    print(f"rank 0 had {largest >> 20} MiB at most")
+    assert codes == [0, 0], said
+    assert largest < LARGEST_BYTES
 
 
 @pytest.mark.deep

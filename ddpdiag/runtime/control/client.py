@@ -66,7 +66,7 @@ class RelayedClient(ControlClient):
         self._ask()
 
     def is_answered(self, seconds: float) -> bool:
-        """Does a relay answer within so many seconds?"""
+        """Whether a relay answers within so many seconds."""
         if self.socket.poll(round(1000 * seconds)):
             self._decoded(self.socket.recv_multipart(zmq.NOBLOCK))
         return self._path is not None

@@ -1,4 +1,4 @@
-"""How a supervisor finds the control server and says hello."""
+"""The search of a supervisor for the control server, and its hello."""
 
 import socket as sockets
 import time
@@ -25,7 +25,7 @@ _REFUSALS = (ExitCode.USAGE, ExitCode.UNKNOWN, ExitCode.INTERRUPTED, ExitCode.TE
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where rank 0's control server is: its host, and the ports to try."""
+    """Address of rank 0's control server: its host, and the ports to try."""
 
     host: str
     ports: tuple[int, ...]
@@ -203,7 +203,7 @@ def _sentence(endpoint: Endpoint, arrival: Arrival, addresses: Sequence[str] | N
 
 
 def mechanism(where: tuple[str, int]) -> str:
-    """How the ZeroMQ socket that listens there wants peers to prove themselves (NULL, CURVE); empty if it is none.
+    """The mechanism by which the ZeroMQ socket there authenticates peers (NULL, CURVE); empty if it is none.
 
     A greeting has 64 bytes: signature, version, mechanism, role (rfc.zeromq.org/spec/23). Nothing else is read.
     """
@@ -230,7 +230,7 @@ class OtherRun(Exception):
 
 
 def refusal(message: Refused) -> RunLost:
-    """How a refused process exits. Without a token a stranger may have answered, who must not make a run look FIT."""
+    """The end of a refused process. Without a secret another process may have answered: it must not exit with 0."""
     return RunLost(message.sentence, message.exit_code if message.exit_code in _REFUSALS else ExitCode.UNKNOWN)
 
 

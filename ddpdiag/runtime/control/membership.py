@@ -33,13 +33,13 @@ from ddpdiag.text import count
 
 @dataclass(frozen=True)
 class Patience:
-    """How long rank 0 waits, in seconds."""
+    """Time-outs of rank 0 in seconds."""
 
     beat: float = 1.0
     lost: float = 6.0  # supervisors answer every beat; on an overloaded machine a healthy one was seen silent for 3 s
     grace: float = 1.5  # peers of a failed rank may fail by themselves, which shows more than being stopped
     wind_down: float = 2.0  # launchers kill the ranks that can still answer; this long they may
-    shutdown: float = 1.0  # for the last words of those who leave
+    shutdown: float = 1.0  # for the last messages of ranks that exit
 
 
 PATIENCE = Patience()
@@ -127,7 +127,7 @@ class Membership:
         return time.monotonic() - self._begin
 
     def clock(self) -> float:
-        """Seconds that pass only while this process runs: a suspended one must not find everybody late."""
+        """Seconds that pass only while this process runs: a suspended one must not find all others late."""
         return time.monotonic() - self._frozen
 
     def gather(self, wait_seconds: float, waiting: Callable[[float], None]) -> None:

@@ -29,7 +29,7 @@ def shares_connection(place: Place, relayed_ranks: int) -> bool:
 
 
 class Path(msgspec.Struct, frozen=True, array_like=True):
-    """How this host reaches rank 0: where, and from which address."""
+    """This host's way to rank 0: its URL, and the source address."""
 
     url: str
     source: str

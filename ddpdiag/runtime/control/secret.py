@@ -43,7 +43,7 @@ class Origin(Enum):
 
 
 class Secrets:
-    """How the processes of one run get its secret.
+    """The secret of one run, for each of its processes.
 
     `whole` says that one process starts all ranks; `local`, that all are on this host; rank 0 is on `host`, and hands
     out a secret by munge on one of `munge_ports`. UsageError where a secret is `required`, and none can be had.
@@ -247,8 +247,8 @@ def _opened(credential: bytes) -> _Payload | None:
     if said is None or said.code not in (_SUCCESS, _EXPIRED, _REPLAYED):
         return None
     metadata, _empty, payload = said.out.partition(b"\n\n")
-    told = dict(line.split(b":", 1) for line in metadata.splitlines() if b":" in line)
-    if told.get(b"UID", b"").strip() != str(os.geteuid()).encode():
+    fields = dict(line.split(b":", 1) for line in metadata.splitlines() if b":" in line)
+    if fields.get(b"UID", b"").strip() != str(os.geteuid()).encode():
         return None
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(payload, type=_Payload)

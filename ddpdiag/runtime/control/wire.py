@@ -1,4 +1,4 @@
-"""What goes over the wire between supervisors and rank 0: sockets, their keys, encoding, run id, batches."""
+"""The wire between supervisors and rank 0: sockets, their keys, encoding, run id, batches."""
 
 import hashlib
 import hmac
@@ -69,8 +69,8 @@ class Wire:
     """Stamps messages with the run id, and locks sockets with the run's `secret`, if it has one.
 
     Locked sockets speak CURVE (rfc.zeromq.org/spec/26): encrypted, each message once and in one direction. Rank 0's
-    long-term key pair is derived from secret and run id; its public key never crosses the wire, so that only who holds
-    the secret can begin to talk.
+    long-term key pair is derived from secret and run id; its public key never crosses the wire, so that only holders of
+    the secret can connect.
     """
 
     def __init__(self, run_id: str, secret: bytes = b"") -> None:
@@ -103,7 +103,7 @@ class Wire:
 
     @property
     def relay_address(self) -> str:
-        """Where the ranks of a host find its relay: an abstract UNIX socket with a name that strangers cannot guess."""
+        """Address of a host's relay: an abstract UNIX socket with a name that strangers cannot guess."""
         text = b"ddpdiag relay\0" + self._run_id.encode("utf-8", "surrogateescape")
         return f"ipc://@ddpdiag-relay-{hmac.new(self._secret, text, hashlib.sha256).hexdigest()[:32]}"
 

@@ -124,7 +124,7 @@ class Coordinator:
         return tuple(self._lines)
 
     def idle(self) -> None:
-        """Keep in touch for a moment, while another thread judges and writes."""
+        """Send heartbeats for a moment, while another thread judges and writes."""
         self._membership.idle(0.05)
 
     def late_signal(self) -> int | None:
@@ -141,7 +141,7 @@ class Coordinator:
 
     @property
     def _unable(self) -> set[int]:
-        """Ranks that came and can take no further part."""
+        """Ranks that joined and can take no further part."""
         return self._membership.gone | self._without_torch
 
     # Checks ----------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Coordinator:
                     break
 
     def _run_stage(self, stage: Stage, checks: Sequence[AnyCheck], *, is_last: bool) -> bool:
-        """Run a part of a stage; was the budget spent in it?"""
+        """Run a part of a stage; whether the budget was spent in it."""
         begin, before, spent = self._membership.now(), len(self._lines), False
         self._progress.stage_began(stage)
         try:
@@ -313,7 +313,7 @@ class Coordinator:
                 self._unheard(dispatched, rank)
 
     def _stop(self, dispatched: DispatchedTrial, index: int) -> None:
-        """Whoever of a group has not ended is told to."""
+        """Stop the ranks of a group that have not ended."""
         if index not in dispatched.stopped:
             dispatched.stopped.add(index)
             stop = Stop(dispatched.trial.number)
@@ -321,7 +321,7 @@ class Coordinator:
                 self._membership.send(rank, stop)
 
     def _repeat(self, dispatched: DispatchedTrial) -> None:
-        """Say again, now and then, what may have been lost: a message is obeyed once, however often it comes."""
+        """Repeat messages that may have been lost; a rank obeys each once, however often it receives it."""
         if not dispatched.repeat_is_due():
             return
         for rank in dispatched.pending - self._membership.gone:
@@ -341,7 +341,7 @@ class Coordinator:
         self._kept_group.ended(dispatched.trial, outcome)
 
     def _close(self, dispatched: DispatchedTrial) -> None:
-        """The run ends during a trial: lost ranks are unheard, all others were told to stop."""
+        """Close a trial in which the run ends: lost ranks are unheard, all others are stopped."""
         for rank in sorted(dispatched.pending):
             lost = rank in self._membership.lost
             status = Status.UNHEARD if lost else Status.SKIPPED

@@ -54,7 +54,7 @@ class DispatchedTrial:
         return self._run_trials[key]
 
     def reached_barrier(self, rank: int, offer: str, *, shares: bool) -> tuple[int, ...]:
-        """A rank is at the barrier: ranks to tell that it opens. One that says so again was not told in time."""
+        """Note that a rank is at the barrier; the ranks to which `barrier_open` goes now."""
         again = rank in self._offers
         self._offers[rank] = offer
         self._shares |= shares
@@ -65,15 +65,15 @@ class DispatchedTrial:
         return (rank,) if again else self.trial.groups[index]
 
     def is_at_barrier(self, rank: int) -> bool:
-        """Has this rank reached the barrier?"""
+        """Whether this rank has reached the barrier."""
         return rank in self._offers
 
     def barrier_is_open(self, rank: int) -> bool:
-        """Has the whole group of this rank reached the barrier?"""
+        """Whether the whole group of this rank has reached the barrier."""
         return not self._missing[self._index[rank]]
 
     def barrier_open(self, rank: int, arrivals: Mapping[int, Arrival]) -> BarrierOpen:
-        """What a rank is told when the barrier opens; the same object for the whole group."""
+        """The message to a rank when the barrier opens; the same object for the whole group."""
         index = self._index[rank]
         if index not in self._barriers:
             group = self.trial.groups[index]
@@ -84,7 +84,7 @@ class DispatchedTrial:
         return self._barriers[index]
 
     def repeat_is_due(self) -> bool:
-        """Is it time to say again what may have been lost?"""
+        """Whether messages that may have been lost are to be repeated now."""
         due = self._clock() - self._repeated > max(_REPEAT_SECONDS, BEAT_PER_RANK * self.size)
         if due:
             self._repeated = self._clock()
@@ -117,7 +117,7 @@ class DispatchedTrial:
 
     @property
     def size(self) -> int:
-        """How many ranks take part."""
+        """Number of ranks that take part."""
         return len(self._index)
 
     def awaited(self) -> set[int]:
@@ -127,11 +127,11 @@ class DispatchedTrial:
         return late or set(self.pending)
 
     def index_of(self, rank: int) -> int:
-        """Which of the trial's groups it is in."""
+        """Index of the rank's group in the trial."""
         return self._index[rank]
 
     def late(self) -> bool:
-        """Are half of the groups through so long ago that the others are late?"""
+        """Whether half of the groups ended so long ago that the others are late."""
         times, half = self.trial.late_after, -(-len(self.trial.groups) // 2)
         if times is None or len(self._ended) < half or len(self.trial.groups) < _LEAST_TO_COMPARE:
             return False
@@ -143,19 +143,19 @@ class DispatchedTrial:
 
 
 def addresses(group: tuple[int, ...], arrivals: Mapping[int, Arrival]) -> Callable[[int], str]:
-    """Where its group reaches a rank: at its address towards rank 0; on rank 0's host, at the name of that.
+    """`reached_at(rank)`: the address of a rank towards rank 0; on rank 0's host, the name of that host.
 
-    As others spell it, since on the host itself people write localhost.
+    The name is that of ranks on other hosts, since on the host itself people write localhost.
     """
     first = arrivals[group[0]]
     other = next((arrivals[rank] for rank in group if arrivals[rank].host != first.host), None)
 
     def reached_at(rank: int) -> str:
         own = arrivals[rank]
-        stranger = other if own.host == first.host else first  # the first one of another host
-        if stranger is None:
+        remote = other if own.host == first.host else first  # the first rank of another host
+        if remote is None:
             return "127.0.0.1"
-        return stranger.coordinator if own.host == arrivals[0].host else own.address
+        return remote.coordinator if own.host == arrivals[0].host else own.address
 
     return reached_at
 
@@ -215,7 +215,7 @@ class BudgetSpent(Exception):
 
 
 def kept_seconds(budget_seconds: float, takes: Sequence[float]) -> float:
-    """What is kept for checks that run last and say that they take so long: what runs before each may be cut short."""
+    """Seconds kept for checks that run last and take so long; what runs before each may be cut short."""
     wanted = sum(_KEPT_TIMES * max(DEADLINES.least_trial, seconds) + DEADLINES.cut_short for seconds in takes)
     return min(_KEPT_SHARE * budget_seconds, wanted)
 
@@ -249,21 +249,21 @@ _SECONDS_BETWEEN = 1.0
 
 
 class ProgressReporter:
-    """Tells `listener` how the run goes on; what can be said at any time is told once a second."""
+    """Reports progress to `listener`; what can be reported at any time is reported once a second."""
 
     def __init__(self, listener: news.Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = listener.tell
         self._clock = clock
-        self._told: float | None = None  # when it told such a thing
+        self._reported: float | None = None  # when
         self._parts: Counter[Stage] = Counter()
         self._happened: set[EventKind] = set()
 
     def _is_due(self) -> bool:
-        """Is it time to tell again? If so, the next second begins."""
+        """Whether a second has passed since the last event; if so, the next second begins."""
         now = self._clock()
-        if self._told is not None and now - self._told < _SECONDS_BETWEEN:
+        if self._reported is not None and now - self._reported < _SECONDS_BETWEEN:
             return False
-        self._told = now
+        self._reported = now
         return True
 
     # Ranks -----------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class ProgressReporter:
 
     def trial_began(self, trial: Trial, *, importing: bool = False) -> None:
         """A trial was handed out, which may have to wait for torch."""
-        self._told = self._clock()  # answers within a second are not shown
+        self._reported = self._clock()  # answers within a second are not shown
         self._tell(news.TrialBegan(deadline_seconds=trial.limit_seconds, importing=importing))
 
     def pending(self, dispatched: DispatchedTrial, arrivals: Mapping[int, Arrival]) -> None:

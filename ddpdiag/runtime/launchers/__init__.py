@@ -207,7 +207,7 @@ def _from_step(env: Environ, asked: LaunchArgs, here: Here, step: slurm.Step) ->
 
 
 def _ranks_per_task(asked: LaunchArgs, here: Here, step: slurm.Step) -> int | None:
-    """How many ranks this task must start; `None` when it is a rank."""
+    """Number of ranks that this task must start; `None` when it is a rank."""
     wanted = ranks_here(asked, here)
     if step.one_task_per_node and (wanted is not None or here.gpus > 1):
         refuse_single(asked, "srun started one task on each host, which starts its ranks")

@@ -181,7 +181,7 @@ TORCHRUN_EXTRAS = (
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """How this process was launched.
+    """The launch of this process.
 
     `place` is that of the first rank that it stands for. `coordinator` is rank 0's host (MASTER_ADDR). `port` is
     MASTER_PORT, `None` only in a world that is started here whole. `ranks` are those that this process must start
@@ -205,17 +205,17 @@ class Launch(Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """Is the whole world on this host, started by this process?"""
+        """Whether the whole world is on this host, started by this process."""
         return len(self.ranks) == self.place.world_size
 
     @property
     def on_loopback(self) -> bool:
-        """Do all ranks meet over an address that never leaves this host?"""
+        """Whether all ranks meet over an address that never leaves this host."""
         return self.whole or self.coordinator == "localhost" or self.coordinator.startswith("127.")
 
     @property
     def is_local(self) -> bool:
-        """Are all ranks known to be on this host?"""
+        """Whether all ranks are known to be on this host."""
         return self.on_loopback or self.place.local_world_size == self.place.world_size
 
 

@@ -98,7 +98,7 @@ class ForkServer:
             self._serve()
 
     def _serve(self) -> None:
-        """Do what was asked for; if that is nothing, import what is still to be imported, or wait."""
+        """Serve requests; without one, import what is still to be imported, or wait."""
         poller = select.poll()
         poller.register(self._life, 0)
         if self._listener is not None:
@@ -134,7 +134,7 @@ class ForkServer:
                 _send(client, ipc.Imported(self._import_seconds))
 
     def _answer(self, client: socket.socket) -> None:
-        """Do what a client asks; one that has left, or that sends what cannot be done, is dropped."""
+        """Serve one client; a client that has ended, or sends an invalid request, is dropped."""
         descriptors = array.array("i")
         try:
             data = _receive(client, descriptors)
@@ -161,7 +161,7 @@ class ForkServer:
             _send(client, ipc.Unlike(name))
             return
         parent, hazard = os.getpid(), fork_hazard()
-        # The end of a worker must not be told before its start.
+        # The end of a worker must not be sent before its start.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         try:
             pid = os.fork()

@@ -43,7 +43,7 @@ class RecorderReader:
             threading.Thread(target=self._serve, name="ddpdiag-recorder", daemon=True).start()
 
     def collectives(self) -> PostedCollectives:
-        """What was posted in this trial, or why that is not known."""
+        """The collectives posted in this trial, or why they are not known."""
         collectives = posted(self._trial_unix_seconds)
         return PostedCollectives(collectives, unreadable() if collectives is None else "")
 
@@ -74,7 +74,7 @@ def ask_for_collectives(channel: socket.socket, *, nccl: bool = False) -> None:
 
 
 def asks_nccl(place: Place) -> bool:
-    """Does this rank ask NCCL, too? Each report is about the whole job, so two ranks of some hosts are enough."""
+    """Whether this rank asks NCCL, too. Each report is about the whole job: two ranks of some hosts are enough."""
     return (place.local_rank or 0) < _ASKING_RANKS and (place.node_rank or 0) < _ASKING_HOSTS
 
 
@@ -144,10 +144,10 @@ def _frame(line: str) -> str:
 
 
 class HangEvidence(NamedTuple):
-    """What a process that did not end in time says of itself: its stacks and its last collectives, if it can.
+    """Evidence from a process that did not end in time: its stacks and its last collectives, if it can give them.
 
-    `no_collectives` is why it cannot say what it posted, where torch keeps no record of it. `ras` is what NCCL's own
-    service says of the job, if it was asked.
+    `no_collectives` is why it has no collectives, where torch keeps no record of it. `ras` is the report of
+    NCCL's service, if it was asked.
     """
 
     stacks: Stacks = Stacks()

@@ -1,4 +1,4 @@
-"""What passes between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
+"""Messages between a supervisor, its fork server and its workers: typed messages (never pickle) and steps."""
 
 import errno
 import mmap
@@ -55,7 +55,7 @@ class PostedCollectives(Struct, frozen=True, tag=True):
 
 
 class RasReport(Struct, frozen=True, tag=True):
-    """What NCCL's own service said then, if the worker was asked to ask it; empty if nothing, or if there is none."""
+    """The answer of NCCL's service, if it was requested; empty if there is none."""
 
     text: str
 
@@ -233,7 +233,7 @@ class StepPage:
         return step, label.decode(errors="replace")
 
     def seconds(self) -> float:
-        """How long ago the last step was announced; the monotonic clock is that of all processes of a host."""
+        """Seconds since the last step was announced; all processes of a host have one monotonic clock."""
         _step, at = _STEP.unpack(self._map[: _STEP.size])
         return max(0.0, time.monotonic() - float(at))
 

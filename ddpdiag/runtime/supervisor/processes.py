@@ -40,7 +40,7 @@ _THREADS = 17  # of the fields of stat_of: num_threads of proc(5), the zombie in
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
+    """Make the kernel send `signum` to this process when the thread that started it ends (prctl(2), Linux).
 
     If `parent` is gone already, the signal would never come, so this process ends at once.
     """
@@ -52,7 +52,7 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def die_with_writers(pipe: int) -> None:
-    """Have the kernel send SIGKILL to this process when the last writer of a pipe closes it, or ends.
+    """Make the kernel send SIGKILL to this process when the last writer of a pipe closes it, or ends.
 
     Also where this process is stopped or holds the GIL: fcntl(2), F_SETSIG. Nothing is ever written to the pipe.
     """
@@ -74,7 +74,7 @@ def leave_terminal() -> None:
 
 
 def dump_stacks_to(file: int) -> None:
-    """Have DUMP_SIGNAL write the stacks of all threads to a file; signals that were held back until now get through."""
+    """Make DUMP_SIGNAL write the stacks of all threads to a file; signals that were held back until now get through."""
     faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
 
@@ -83,7 +83,7 @@ def dump_stacks_to(file: int) -> None:
 
 
 class Log:
-    """A child's standard output and error, in a file without a name: a pipe would hang whoever reads it."""
+    """A child's standard output and error, in a file without a name: a pipe would block its reader."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = anonymous_file("ddpdiag-log") if descriptor is None else descriptor
@@ -165,16 +165,16 @@ class Child:
         return False
 
     def is_gone(self) -> bool:
-        """Has it ended? Does not wait."""
+        """Whether it has ended; does not wait."""
         return self.pid is None or self.poll() is not None or not is_alive(self.pid)
 
     def may_still_end(self, now: float) -> bool:
-        """Was it killed so short a time ago that the driver may not have taken its GPU back yet?"""
+        """Whether it was killed so recently that the driver may not have taken its GPU back yet."""
         return self.held_gpu and self.killed_at is not None and now < self.killed_at + DEADLINES.kill_gpu
 
 
 class ForkedChildren:
-    """Children that run functions of this process, by number; a signal that tells this process to leave reaches them.
+    """Children that run functions of this process, by number; a signal to end this process is passed on to them.
 
     `signals` must catch SIGCHLD, too. `exit_codes` are those of children that have ended.
     """
@@ -264,7 +264,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_busy(pid: int) -> bool:
-    """Does a process use a core right now? Looks for 0.1 s."""
+    """Whether a process uses a core now; takes 0.1 s."""
     before = cpu_ticks(pid)
     time.sleep(DEADLINES.busy)
     after = cpu_ticks(pid)
@@ -309,7 +309,7 @@ class Signals:
         # A handler and not SIG_IGN, which programs that this process starts would inherit.
         for signum in (*IGNORED, *((signal.SIGCHLD,) if children else ())):
             signal.signal(signum, lambda _signum, _frame: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # whoever forked us held them back until now
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, LEAVE)  # the process that forked this one held them back
 
     @property
     def received(self) -> int | None:

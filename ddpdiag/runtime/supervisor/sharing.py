@@ -1,4 +1,4 @@
-"""Which ranks of a host may have one fork server: those whose workers would be the same processes without it.
+"""Fork servers shared by ranks of a host: those whose workers would be the same processes without it.
 
 A worker inherits from the process that forks it what its own rank would have given to it: user, control group,
 namespaces, cores, limits, working directory. What the kernel shows of the rank and of the server must be equal, and
@@ -61,7 +61,7 @@ def interpreter() -> str:
 
 
 def traits(pid: int | str = "self") -> dict[str, str]:
-    """What a process hands down to its children, as the kernel shows it; OSError if it may not be read."""
+    """Properties that a process passes on to its children, from /proc; OSError if they may not be read."""
     folder = Path("/proc", str(pid))
     stat = (folder / "stat").read_text().rpartition(")")[2].split()
     found = {

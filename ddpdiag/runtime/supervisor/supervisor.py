@@ -77,7 +77,7 @@ class Supervisor(TrialRunner):
         return ForkServer(self.place.rank, env, None if name is None else self._record.folder / name)
 
     def _replace_lost_fork_server(self) -> None:
-        """What was lost with it has an outcome; workers that it was to start are asked for again."""
+        """Replace a lost fork server: its trials have an outcome, and workers not yet started are requested again."""
         while (lost := self._fork_server).is_lost:
             self._lost_servers = _SHARED_SERVERS if lost.takes_no_rank else self._lost_servers + 1
             self._fork_server = self._start_fork_server()
@@ -191,7 +191,7 @@ class Supervisor(TrialRunner):
         super().start(trial)
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
-        """What the worker sets or unsets for a trial: torchrun's variables, and the trial's own."""
+        """Variables that the worker sets or unsets for a trial: torchrun's, and the trial's."""
         return {"TORCHELASTIC_USE_AGENT_STORE": None, **self._launcher_variables(self.place), **trial.env}
 
     def start_worker(self, kind: Kind, overrides: Mapping[str, str | None]) -> WorkerProcess:

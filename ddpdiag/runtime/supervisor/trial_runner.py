@@ -21,7 +21,7 @@ _WITH_SERVER = "the process that imported torch for the ranks of this host was e
 
 
 class RunningTrial:
-    """What the supervisor knows of the trial in progress; times are of the monotonic clock."""
+    """State of the trial in progress; times are of the monotonic clock."""
 
     def __init__(self, trial: Trial, rank: int, worker: WorkerProcess, now: float) -> None:
         self.trial = trial
@@ -75,7 +75,7 @@ class RunningTrial:
         )
 
     def hung(self, process: ProcessState, now: float, *, at: str | None, told: bool) -> Outcome:
-        """The deadline has passed, or rank 0 ended our part; `at` is the step before there was a worker."""
+        """The outcome at the deadline, or when rank 0 ends the trial; `at` is the step before there was a worker."""
         outcome = structs.replace(self._outcome(Status.HUNG, now), process=process, told=told)
         return outcome if at is None else structs.replace(outcome, step=0, at=at)
 
@@ -124,14 +124,14 @@ class TrialRunner(ABC):
 
     @abstractmethod
     def report(self, message: BarrierReached | Partial | Outcome) -> None:
-        """Tell rank 0 how the trial goes on, or ends."""
+        """Send the progress or outcome of the trial to rank 0."""
 
     def variables(self, trial: Trial) -> dict[str, str | None]:
-        """What the worker sets or unsets for a trial."""
+        """Variables that the worker sets or unsets for a trial."""
         return dict(trial.env)
 
     def obey(self, message: RunTrial | BarrierOpen | Stop) -> None:
-        """Do what rank 0 says; it repeats itself until it gets an answer, and each message counts once."""
+        """Obey rank 0, which repeats a message until it is answered; each counts once."""
         running_trial = self.running_trial
         match message:
             case RunTrial(trial) if trial.number > self._last_trial:
@@ -234,14 +234,14 @@ class TrialRunner(ABC):
             worker.close()
 
     def _kill(self, child: Child) -> bool:
-        """Kill a process; has it survived that? One that held a GPU may still end, and is looked at again later."""
+        """Kill a process; whether it survived that. One that held a GPU may still end, and is examined again later."""
         gone = child.kill()
         if not gone and child.held_gpu:
             self._ending.append(child)
         return not gone and not child.held_gpu
 
     def _overdue(self) -> tuple[ProcessState, ...]:
-        """Processes that held a GPU and have not ended in the time that this may take; each is told once."""
+        """Processes that held a GPU and have not ended in the time that this may take; each is reported once."""
         now = time.monotonic()
         self._ending = [child for child in self._ending if not child.is_gone()]
         late = [child for child in self._ending if not child.may_still_end(now)]

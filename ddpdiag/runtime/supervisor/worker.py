@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.02
 
 
 class WorkerContext:
-    """What a measurement sees of the world; see `ddpdiag.model.trial.Context`."""
+    """The world as a measurement sees it; see `ddpdiag.model.trial.Context`."""
 
     def __init__(self, task: Task, channel: socket.socket, page: StepPage) -> None:
         self.place: Place = task.place
@@ -157,7 +157,7 @@ def _answer(task: Task, context: WorkerContext, recorder: RecorderReader) -> Tri
 
 
 def serve(channel: int, page: int, stack_file: int, questions: int) -> NoReturn:
-    """Do what the supervisor sends until it closes the channel; never returns. All four are descriptors."""
+    """Obey the supervisor until it closes the channel; never returns. All four arguments are descriptors."""
     dump_stacks_to(stack_file)
     orders, steps, recorder = (
         socket.socket(fileno=channel),

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.02
 
 
 class PythonChild(Child, ABC):
-    """A child with a log, which can be asked what it does."""
+    """A child with a log, which can be asked for evidence of a hang."""
 
     log: Log
 
@@ -62,16 +62,16 @@ class WorkerProcess(PythonChild):
 
     @property
     def cannot_start(self) -> bool:
-        """Is what would start it gone?"""
+        """Whether the process that would start it has ended."""
         return False
 
     @property
     def ended_with_server(self) -> bool:
-        """Was it ended because the process that forked it has ended?"""
+        """Whether it was ended because the process that forked it has ended."""
         return False
 
     def descriptors(self) -> tuple[int, int, int, int]:
-        """What the worker needs: its end of the channel, page, stack file, and its end of the recorder's channel."""
+        """The worker's end of the channel, its page, its stack file, and its end of the recorder's channel."""
         return self._child_end.fileno(), self.page.descriptor, self._stack, self._recorder_child_end.fileno()
 
     def started(self, pid: int | None) -> None:
@@ -179,7 +179,7 @@ class ForkServer(PythonChild):
         return channel
 
     def _follow(self, pid: int | None) -> None:
-        """Another rank has started it: its output is read from where it is written."""
+        """Read the output of a server that another rank started."""
         if pid is not None and pid != self.pid:
             self.pid = pid
             with contextlib.suppress(OSError):
@@ -201,13 +201,13 @@ class ForkServer(PythonChild):
             message = msgspec.json.encode(ipc.Fork(self._rank))
             socket.send_fds(self.channel, [message], descriptors, socket.MSG_DONTWAIT)
         except OSError:
-            self.closed = True  # seen as a dead server by whoever waits for the worker
+            self.closed = True  # the wait for the worker then ends as with a dead server
         self._requested.append(worker)
         self._requested_at = time.monotonic()
 
     @property
     def is_lost(self) -> bool:
-        """Is this rank better off with another one? It has died, does not take this rank, or is stopped."""
+        """Whether this rank needs another server: this one has died, does not take this rank, or is stopped."""
         if not self.is_shared or self.killed or self.failed:
             return False
         if self.closed or self._refused or not self._requested:
@@ -217,7 +217,7 @@ class ForkServer(PythonChild):
 
     @property
     def takes_no_rank(self) -> bool:
-        """Has it refused this rank, as another one like it would?"""
+        """Whether it has refused this rank, as another one like it would."""
         return self._refused
 
     def unserved(self) -> "list[ForkedWorker]":
@@ -312,23 +312,23 @@ class ForkedWorker(WorkerProcess):
 
     @property
     def start_step(self) -> str | None:
-        """What the server does first."""
+        """The step of the server before it forks this worker."""
         if self.pid is not None:
             return None
         return IMPORT_STEP if self.server.import_seconds is None else FORK_STEP
 
     @property
     def cannot_start(self) -> bool:
-        """Did the server end before it forked this worker?"""
+        """Whether the server ended before it forked this worker."""
         return self.pid is None and self.server.closed
 
     @property
     def ended_with_server(self) -> bool:
-        """Has the server that forked it ended, so that the kernel ended it?"""
+        """Whether the server that forked it has ended, so that the kernel ended it."""
         return self.pid is not None and self.exit_code is None and self.server.closed
 
     def fresh_descriptors(self) -> tuple[int, ...]:
-        """What a server needs to start it: where one that was asked before does so, too, that process ends at once."""
+        """Descriptors for a server; a process that an earlier server starts all the same ends at once."""
         self._close_life()
         self._life_end, self._life = os.pipe()
         return *self.descriptors(), self._life_end, self.log.fileno()
@@ -415,13 +415,13 @@ def _socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _dump(child: PythonChild) -> None:
-    """Have a process write its stacks, even if it is stopped."""
+    """Make a process write its stacks, even if it is stopped."""
     child.signal(DUMP_SIGNAL)
     child.signal(signal.SIGCONT)
 
 
 def _read_settled(descriptor: int, start: int, end: float) -> str:
-    """What is written to a file after `start`, once it stops growing; waits until `end` of the monotonic clock."""
+    """Text of a file after `start`, once it stops growing; waits until `end` of the monotonic clock."""
     text = before = b""
     while time.monotonic() < end and not (text and text == before):
         time.sleep(_POLL_SECONDS)
