@@ -100,11 +100,6 @@ def test_files_that_appear_late_are_a_warning(golden):
     golden(finding)
 
 
-@pytest.mark.parametrize("space", [Space(1 << 20, None), Space(1 << 40, 0)])
-def test_little_room_is_a_warning(space):
-    assert found(host(space=space), host(space=space))["little-room"].severity is Severity.WARNING
-
-
 def test_a_store_of_an_earlier_job_is_a_warning_with_its_path_and_age(golden):
     finding = found(host(stores=(Store("/shared/store", "bob", 438, 7200.0),)), host())["stale"]
     assert (finding.severity, finding.hosts) == (Severity.WARNING, ())
@@ -133,7 +128,7 @@ def test_what_cannot_be_used_is_known_to_other_checks():
 
 
 def test_the_directory_stands_in_the_figures():
-    assert shared_dir.figures(seen(host(), host(seconds=0.5))) == {
+    assert CHECK.report(seen(host(), host(seconds=0.5))).figures == {
         "shared_directory.filesystem": "nfs4",
         "shared_directory.free_bytes": 1 << 40,
         "shared_directory.visible_seconds": 0.5,

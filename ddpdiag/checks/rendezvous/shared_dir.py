@@ -25,7 +25,7 @@ from msgspec import Struct, structs
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, new_trial, optional, scope_groups
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import MIB, errno_text, leave_out, left_out, names_text
+from ddpdiag.checks.hosts import errno_text, leave_out, left_out, names_text
 from ddpdiag.model import Finding, Scalar, Severity, Trial
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host import shared_files
@@ -52,7 +52,6 @@ FINDINGS = {
         "what one host writes appears late on another, because it keeps attributes in a cache (NFS's `actimeo`)."
     ),
     "partly": FindingSpec.note("there are so many hosts that not all of them tried."),
-    "little-room": FindingSpec.warning("the directory is nearly full."),
     "stale": FindingSpec.warning(
         "a file there is the store of an earlier job that ended without removing it. A job that uses it again connects "
         "to processes that no longer exist, and hangs."
@@ -183,7 +182,7 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What fails on which host; then what one host does not see of another."""
+    """Findings of each host, then those between hosts."""
     answers = seen.by_rank
     yield from _unwritable(seen, answers)
     # Hosts that wrote a file. The file of a host that gave no answer may be removed: not to see it means nothing.
@@ -193,7 +192,6 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _not_shared(seen, writers)
     yield from _locks(seen, writers)
     yield from _slow(seen, writers)
-    yield from _little_room(seen, writers)
     if left := [store for data in answers.values() for store in data.stores]:
         one, directory = len(left) == 1, next(iter(answers.values())).directory
         shown = ", ".join(
@@ -216,7 +214,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
 
 
 def usable(seen: Seen[Data]) -> bool:
-    """May a job meet over a file there, as far as is known?"""
+    """Whether, as far as is known, file:// works there."""
     return all(map(seen.succeeded, seen.trials)) and not any(f.severity is Severity.ERROR for f in judge(seen))
 
 
@@ -275,24 +273,6 @@ def _locks(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     )
 
 
-def _little_room(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
-    """Hosts on which the small file of this check was written, and the next one may not be."""
-    free_mib = seen.number("free_mib")
-    rooms = {rank: data.space for rank, data in writers.items()}
-    low = [r for r, room in rooms.items() if room and (room.free_bytes < free_mib * MIB or room.free_inodes == 0)]
-    if low:
-        data, (where, nodes) = writers[low[0]], _where(seen, low, len(writers))
-        yield seen.finding(
-            "little-room",
-            f"{data.directory} is nearly full",
-            f"{data.name} has only {data.room} on {where}. At least {free_mib:g} MiB and one free inode are expected.",
-            hosts=nodes,
-            evidence=data.evidence,
-            fix=f"Run `df -h {quote(data.directory)}; df -i {quote(data.directory)}`, and remove files there. Or give "
-            "another directory: `--shared-dir DIRECTORY`.",
-        )
-
-
 def _not_shared(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
     """Hosts whose view differs from the one that most have: each should see every file that was written."""
     unseen = {seen.world.host_of(rank): seen.world.hosts_of(own.unseen) for rank, own in writers.items() if own.unseen}
@@ -340,22 +320,19 @@ def _slow(seen: Seen[Data], writers: Mapping[int, Data]) -> Iterator[Finding]:
         )
 
 
-def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
+def report(seen: Seen[Data]) -> Contribution:
     """Kind of file system, room, and the slowest host's seconds until it saw all others' files."""
     answers = [*seen.by_rank.values()]
     if not answers:
-        return {}
-    return {
-        "shared_directory.filesystem": answers[0].evidence["filesystem"],
-        "shared_directory.free_bytes": answers[0].evidence["free_bytes"],
-        "shared_directory.visible_seconds": max(data.seconds for data in answers),
-    }
+        return Contribution()
+    return Contribution(
+        figures={
+            "shared_directory.filesystem": answers[0].evidence["filesystem"],
+            "shared_directory.free_bytes": answers[0].evidence["free_bytes"],
+            "shared_directory.visible_seconds": max(data.seconds for data in answers),
+        }
+    )
 
 
-def report(seen: Seen[Data]) -> Contribution:
-    """All that the check adds to the report."""
-    return Contribution(figures=figures(seen))
-
-
-SETTINGS = {"slow_seconds": 1.0, "free_mib": 16.0}
+SETTINGS = {"slow_seconds": 1.0}
 CHECK: Check[Data] = Check(__name__, "RDZ006", "shared-directory", Stage.RENDEZVOUS, Scope.HOST, deadline=15)
