@@ -24,7 +24,6 @@ RDMA_COUNTERS = {
     "port_rcv_errors": 0,
     "local_link_integrity_errors": 0,
     "excessive_buffer_overrun_errors": 0,
-    "rnr_nak_retry_err": 0,
 }
 ETHERNET_COUNTERS = {"carrier_down_count": 1, "rx_crc_errors": 0, "rx_frame_errors": 0}
 LIMITS = partial(allowed, seen_of(CHECK, {}, **THREE))
@@ -210,11 +209,6 @@ def test_several_counters_of_several_ports_are_one_finding_of_the_host(golden):
     assert finding.evidence["ports"] == ["mlx5_0:1", "mlx5_0:1", "mlx5_1:1"]
     assert finding.evidence["after"] == [9, 6, 3]
     golden(finding)
-
-
-def test_receivers_that_are_not_ready_are_good_to_know():
-    found = judged({1: host(nic(), rail())}, {1: host(nic(), rail(rnr_nak_retry_err=4))})
-    assert only(found) == ("not-ready", Severity.NOTE, ())
 
 
 # Damaged segments -----------------------------------------------------------------------------------------------------

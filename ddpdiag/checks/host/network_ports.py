@@ -71,18 +71,12 @@ FINDINGS = {
         "had found its links without loss: the loss began later. TCP's rate falls with 1 over the square root of it "
         "(Mathis, 1997). No host is blamed, since the sender, the receiver or a switch may lose them."
     ),
-    "not-ready": FindingSpec.note(
-        "peers were not ready to receive over RDMA (rnr_nak_retry_err), and packets were sent again: a note, since "
-        "storage traffic does the same."
-    ),
 }
 
 # For a worker that has to be started again, since the last one was ended.
 _START_SECONDS = 0.5
 # Each rises by one when the link is lost; carrier_changes once more when it is back.
 _DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")
-# A peer's receiver was not ready, and the packet is sent again (NVIDIA, Understanding mlx5 Linux counters).
-_NOT_READY = "rnr_nak_retry_err"
 _CABLE = (
     "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
     "then to replace the card."
@@ -122,15 +116,6 @@ INCIDENTS = (
         "a network link of {} had errors during the run",
         " The limits are those of NVIDIA's node monitor NVSentinel.",
         f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
-    ),
-    Incident(
-        "not-ready",
-        "RDMA peers of {} were not ready to receive",
-        " Another host was not ready to receive, and packets were sent again; the counter does not tell which host. "
-        "Storage traffic over the same port often does "
-        "this.",
-        "Nothing to do unless RDMA is slow. Then move storage traffic to another port, and test the PCIe links of the "
-        "GPUs on all hosts, since a slow link makes a receiver late: `ddpdiag check --select GPU004`.",
     ),
 )
 
@@ -197,9 +182,7 @@ def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterat
         for counter, start, end in _risen(old.counters, new.counters):
             most = allowed(counter, pair.seconds)
             text = f"{counter} of {_label(old)} rose from {start} to {end}"
-            if counter == _NOT_READY:
-                yield CounterDelta("not-ready", old, text, used, counter, start, end)
-            elif counter not in _DOWNS and end - start > most:
+            if counter not in _DOWNS and end - start > most:
                 text += f" (at most {most:g} expected)"
                 yield CounterDelta("link-errors", old, text, used, counter, start, end)
 
@@ -355,8 +338,7 @@ def _finding(
         kind.title.format(f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
         f"{begun('; '.join(lines))}.{kind.sentence}{end}",
         severity=Severity.ERROR if breaks else None,
-        # A peer was late, and the counter does not show which one.
-        hosts=() if shared or kind.word == "not-ready" else names,
+        hosts=() if shared else names,
         evidence={
             "ports": [delta.port.name for delta in deltas],
             "pci": [delta.port.pci for delta in deltas],
@@ -380,8 +362,6 @@ def _fix(kind: Incident, names: Sequence[str], port: PortCounters, *, breaks: bo
             "root)"
         )
     fix = kind.fix.format(commands=commands, hosts=names_text(names))
-    if kind.word == "not-ready":
-        return fix
     if len(names) > 1:
         return f"First look at the switch that these hosts share, and at its log. {fix}"
     if breaks:

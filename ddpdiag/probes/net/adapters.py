@@ -190,7 +190,7 @@ _COUNTERS = (
     "local_link_integrity_errors",
     "excessive_buffer_overrun_errors",
 )
-_HW_COUNTERS = ("rnr_nak_retry_err", "link_downed")
+_HW_COUNTERS = ("link_downed",)
 # RFC 4022 has all but InCsumErrors, which came with Linux 3.10. OutSegs leaves out what is sent again.
 _TCP = ("InSegs", "OutSegs", "RetransSegs", "InCsumErrors")
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
