@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 from seen import seen_of, with_arrivals
+from test_trn001 import GOOD
 from test_trn003 import steps
 
 from ddpdiag.checks.api import Check, Seen
@@ -52,7 +53,7 @@ def on_two_cores(check: Check, rows: dict, cpus: str = "3", **changes: str) -> S
 
 
 def judged(uses: dict[int, CoreUse]) -> list[Finding]:
-    rows = {rank: mnist.Data() for rank in range(max(2, len(uses)))}
+    rows = {rank: mnist.Data(training=GOOD) for rank in range(max(2, len(uses)))}
     return list(stolen_cores(on_two_cores(mnist.CHECK, rows), uses, *LIMITS))
 
 
@@ -103,7 +104,7 @@ def test_ranks_that_are_more_than_the_cores_and_much_else() -> None:
 def test_supervisors_and_ranks_of_other_containers_are_no_others() -> None:
     uses = core_uses(others=0.66, processes=(structs.replace(HOG, pid=1000),))
     assert judged(uses) == []
-    rows = {rank: mnist.Data() for rank in range(2)}
+    rows = {rank: mnist.Data(training=GOOD) for rank in range(2)}
     seen = seen_of(mnist.CHECK, rows, ranks_per_node=1)
     one_boot = {rank: structs.replace(own, cpus="3", host_id="boot") for rank, own in seen.world.arrivals.items()}
     (found,) = stolen_cores(with_arrivals(seen, one_boot), core_uses(), *LIMITS)

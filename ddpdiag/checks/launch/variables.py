@@ -51,6 +51,7 @@ FINDINGS = {
     ),
     "set": FindingSpec.note("NCCL's choices are replaced by variables or lines of files that all ranks have."),
     "debug-level": FindingSpec.error("TORCH_DISTRIBUTED_DEBUG has a value that `import torch` refuses."),
+    "uncompared": FindingSpec.not_seen("ranks have so many different names that not all were compared."),
 }
 
 # These tell ranks apart on purpose (sizes are judged by LCH001, NCCL_HOSTID below).
@@ -66,6 +67,8 @@ OWN = frozenset(
 WATCHING = ("NCCL_DEBUG", "NCCL_RAS", "NCCL_TOPO_DUMP", "NCCL_GRAPH_DUMP", "NCCL_PROFILER", "NCCL_CONF_FILE")
 # Values of one setting, and ranks of one value, that are listed: more are counted only.
 MOST_VALUES, MOST_RANKS = 8, 16
+# No job sets so many; of a damaged recording the first ones are compared.
+_MOST_NAMES = 4_096
 # A longer value is not written out in a fix.
 _LONGEST = 60
 # The class of the process group (torch/distributed/distributed_c10d.py): "0" is the older one, all else the newer.
@@ -88,6 +91,14 @@ def measure(ctx: Context) -> Data:
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     for kind, rows in _by_kind(seen).items():
         yield from _differences(seen, kind, rows)
+        if len(_names(rows)) == _MOST_NAMES:
+            yield seen.finding(
+                "uncompared",
+                "too many names to compare",
+                f"The ranks have {_MOST_NAMES:,} or more different names of this kind ({kind}); only the first "
+                f"{_MOST_NAMES:,} were compared.",
+                fix="Look for a script that exports names with a number of its own in each process: `env | wc -l`.",
+            )
     yield from _process_groups(seen)
     yield from _set(seen)
     # NCCL hashes it in place of the host's name, so ranks with different ids never use P2P or shared memory (nccl#879).
@@ -126,7 +137,7 @@ def _by_kind(seen: Seen[Data]) -> dict[str, dict[int, dict[str, str]]]:
 
 def _names(rows: Mapping[int, Mapping[str, str]]) -> list[str]:
     """Every name that some rank has, but for those that tell ranks apart on purpose."""
-    return sorted({name for own in rows.values() for name in own} - OWN)
+    return sorted({name for own in rows.values() for name in own} - OWN)[:_MOST_NAMES]
 
 
 def _differences(seen: Seen[Data], kind: str, rows: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:

@@ -197,6 +197,8 @@ def step_findings(
 
 def _network_findings(seen: Seen[D], steps: Mapping[int, Steps]) -> Iterator[Finding]:
     """The host, or on a single one the rank, whose network all wait for."""
+    if any(finding.code == "HST006.resent" for finding in seen.findings_of("HST006")):
+        return  # packets are lost, and who loses them is not known
     hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
     # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
     known = {host for finding in seen.findings_of("RDZ004") for host in finding.hosts}
