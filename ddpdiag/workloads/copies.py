@@ -33,7 +33,7 @@ HOST_BYTES = 32 << 20
 PROBE_BYTES = 1 << 20
 # Decides how many words there is time to fill and compare: 8 us of a GPU's 2 TB/s for each of five kernels, so that
 # the 10 us in which each of them starts change little. Also the least number of bytes where filling is slow.
-FILL_BYTES = 4 << 20
+FILL_BYTES = 16 << 20
 # For one link; 8 GPUs have 16 to and from the host and 56 pairs: less than 6 s.
 LINK_SECONDS = 0.04
 # Each link is filled and compared in some six times the time of one filling.

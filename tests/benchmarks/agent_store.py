@@ -34,6 +34,8 @@ fi
 {CHECK} && {sys.executable} $FOLDER/train.py
 """
 PLAIN = f"{sys.executable} $FOLDER/train.py && {sys.executable} $FOLDER/train.py"
+# A training whose ranks do not find each other waits for half an hour.
+SECONDS = 150.0
 MOMENTS = [0.5 * number for number in range(1, 13)]
 
 
@@ -44,13 +46,16 @@ def succeeds(command: str, *options: str, **variables: str) -> tuple[bool, float
         script = Path(folder) / "run.sh"
         script.write_text(command)
         begin = time.monotonic()
-        ended = subprocess.run(
-            (*torchrun(), "--nproc-per-node", "2", *options, "--no-python", "bash", str(script)),
-            env={**os.environ, "FOLDER": folder, **variables},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        try:
+            ended = subprocess.run(
+                (*torchrun(), "--nproc-per-node", "2", *options, "--no-python", "bash", str(script)),
+                env={**os.environ, "FOLDER": folder, **variables},
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return False, SECONDS
         said = Path(folder) / "said"
         if ended.returncode and said.exists():
             print(said.read_text()[-3000:], file=sys.stderr)
