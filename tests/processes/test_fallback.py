@@ -87,7 +87,7 @@ SCENARIOS = {
         faults=[{"kind": "crash", "unless": [P2P]}], variables=P2P | {"NCCL_BUFFSIZE": "4194304"}, word=None, code=0
     ),
     "nothing_helps": Scenario(faults=[{"kind": "raise"}], word="nothing", how="fails", says="unhandled system error"),
-    "gloo_fails_too": Scenario(faults=[], word="both", variables={"DDPDIAG_TEST_FAULT": "raise 1"}),
+    "gloo_fails_too": Scenario(faults=[], word=None, variables={"DDPDIAG_TEST_FAULT": "raise 1"}),
     "only_once": Scenario(faults=[{"kind": "crash", "at": [0]}], word="transient", how="works"),
     "now_and_then": Scenario(
         faults=[{"kind": "crash", "unless": [P2P]}, {"kind": "raise", "at": [4]}], word="unreliable", how="crashes"

@@ -143,9 +143,9 @@ def test_a_copy_without_peer_access_or_with_wrong_words_is_tried_through_the_hos
     ("rate", "seconds_to_fill", "sent"),
     [
         (80e9, 100e-6, PAIR_BYTES),  # a GPU whose kernels start slowly
-        (80e9, 1e-3, int(FILL_BYTES * LINK_SECONDS / 6 / 1e-3)),
+        (80e9, 4e-3, int(FILL_BYTES * LINK_SECONDS / 6 / 4e-3)),
         (5e9, 1.0, FILL_BYTES),  # as large as a rate needs
-        (80e9, 1.0, int(200e-6 * 80e9)),
+        (160e9, 1.0, int(200e-6 * 160e9)),
     ],
 )
 def test_slow_filling_makes_copies_smaller_but_their_rates_stay_sound(rate, seconds_to_fill, sent):
