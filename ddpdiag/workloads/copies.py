@@ -31,15 +31,8 @@ PAIR_BYTES = 64 << 20
 HOST_BYTES = 32 << 20
 # Decides how much more there is time for.
 PROBE_BYTES = 1 << 20
-# Decides how many words there is time to fill and compare: 8 us of a GPU's 2 TB/s for each of five kernels, so that
-# the 10 us in which each of them starts change little. Also the least number of bytes where filling is slow.
-FILL_BYTES = 16 << 20
 # For one link; 8 GPUs have 16 to and from the host and 56 pairs: less than 6 s.
 LINK_SECONDS = 0.04
-# Each link is filled and compared in some six times the time of one filling.
-_FILLINGS = 6
-# A copy that takes less shows its start as much as its bytes, see `checks/p2p/copies`.
-_SOUND_SECONDS = 200e-6
 # Kept for the answer itself.
 _RESERVE_SECONDS = 1.5
 _BATCHES = 3
@@ -318,26 +311,11 @@ class _Bench(NamedTuple):
         return _LinkRate(count * _WORD_BYTES / max(best, 1e-9), count, max(wrong, wrong_in_the_end))
 
     def _words_in_time(self, run: _Run) -> int:
-        """Return how many words to copy: as many as there is time to copy, and to fill and compare.
-
-        Slow filling does not lower it to a size of which the rate says nothing.
-        """
+        """Return how many words to copy: what takes a quarter of the time there is, going by a probe."""
         most = len(run.source.words)
-        probe, fill = (min(size // _WORD_BYTES, most) for size in (PROBE_BYTES, FILL_BYTES))
+        probe = min(PROBE_BYTES // _WORD_BYTES, most)
         run.timed(probe, 1)  # the first copy of a pair lets the GPUs see each other's memory
-        seconds = max(run.timed(probe, 1), 1e-9)
-        # What takes a quarter of the time there is, going by the probe.
-        copied = int(probe * self.link_seconds / 4 / seconds)
-        if copied <= probe:
-            return probe
-        run.spoil_target(probe)  # the first use of a kernel loads it
-        filling = max(
-            self.devices.seconds(run.source.gpu, lambda: run.fill_source(fill)),
-            self.devices.seconds(run.target.gpu, lambda: run.spoil_target(fill)),
-            1e-9,
-        )
-        filled = max(fill, int(fill * self.link_seconds / _FILLINGS / filling), int(probe * _SOUND_SECONDS / seconds))
-        return min(most, copied, filled)
+        return max(probe, min(most, int(probe * self.link_seconds / 4 / max(run.timed(probe, 1), 1e-9))))
 
 
 def _words(like: torch.Tensor, source: int | None, target: int | None) -> torch.Tensor:

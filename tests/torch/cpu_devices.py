@@ -29,7 +29,6 @@ class CpuDevices:
 
     `rates` in bytes per second differ from `rate`; `around` are those through the host. `wrong` is how many words
     arrive wrong, `wrong_around` through the host, from call number `wrong_from` on; `lost` copies do nothing.
-    `seconds_to_fill` is how long any work without copies takes.
     """
 
     count: int
@@ -44,7 +43,6 @@ class CpuDevices:
     lost: set = field(default_factory=set)
     hang: set = field(default_factory=set)
     in_hang: Callable[[], None] | None = _raise_hang
-    seconds_to_fill: float = 0.0
     clock: float = 0.0
     calls: int = 0
     started: list = field(default_factory=list)
@@ -76,7 +74,7 @@ class CpuDevices:
     def seconds(self, gpu, work):
         begin = self.clock
         work()
-        return self.clock - begin or self.seconds_to_fill
+        return self.clock - begin
 
     def _move(self, source, target, wrong):
         way = (source.gpu, target.gpu)

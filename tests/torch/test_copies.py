@@ -19,9 +19,6 @@ from ddpdiag.codec import encode
 from ddpdiag.model import Outcome, ProcessState, Severity, Status
 from ddpdiag.model.measurements import GpuCopies
 from ddpdiag.workloads.copies import (
-    FILL_BYTES,
-    LINK_SECONDS,
-    PAIR_BYTES,
     PROBE_BYTES,
     Buffer,
     CudaDevices,
@@ -137,21 +134,6 @@ def test_a_copy_through_the_host_is_measured_where_it_could_be_faster(links, mea
 def test_a_copy_without_peer_access_or_with_wrong_words_is_tried_through_the_host(faults):
     found = run(CpuDevices(2, **faults))
     assert [own.through_host_bytes_per_s is not None for own in found.pairs] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("rate", "seconds_to_fill", "sent"),
-    [
-        (80e9, 100e-6, PAIR_BYTES),  # a GPU whose kernels start slowly
-        (80e9, 4e-3, int(FILL_BYTES * LINK_SECONDS / 6 / 4e-3)),
-        (5e9, 1.0, FILL_BYTES),  # as large as a rate needs
-        (160e9, 1.0, int(200e-6 * 160e9)),
-    ],
-)
-def test_slow_filling_makes_copies_smaller_but_their_rates_stay_sound(rate, seconds_to_fill, sent):
-    devices = CpuDevices(2, rate=rate, seconds_to_fill=seconds_to_fill)
-    own = pair(run(devices, only=[(0, 1)]), 0, 1)
-    assert 4 * own.words == pytest.approx(sent, rel=1e-3)
 
 
 def test_the_rate_of_a_fast_way_comes_from_more_than_a_probe():

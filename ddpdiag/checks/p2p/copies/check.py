@@ -3,7 +3,7 @@
 One rank of each host copies between the GPUs that ranks take there: first between each GPU and the host, then over one
 ordered pair after the other. Every 32-bit word of a copy depends on its position and its path, and is compared on
 arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS breaks. Rates are those of the fastest of
-some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where copying, filling or comparing takes too
+some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where copying takes too
 long), timed by CUDA events. The host's memory is of the GPU's NUMA node, where the firmware names it.
 
 A copy between two GPUs through pinned memory of the host cannot be faster than the slower of their two links to the
