@@ -63,7 +63,7 @@ def _data(report: Report) -> Iterator[str]:
     yield f"errors={_count(report, Severity.ERROR)};;0"
     yield f"warnings={_count(report, Severity.WARNING)};0"
     yield f"ranks={len(report.ranks)};;;0;{report.world.size}"
-    yield f"bad_hosts={len(report.hosts.failing)};;;0"
+    yield f"failing_hosts={len(report.hosts.failing)};;;0"
     for name, value in report.measurements.items():
         if is_number(value):
             plain = ascii_line(name).replace("|", "/").replace("=", "_")

@@ -209,16 +209,6 @@ class _Run(NamedTuple):
     source: Buffer
     target: Buffer
 
-    def fill_source(self, count: int) -> None:
-        """Write the words to be sent."""
-        words = self.source.words[:count]
-        words.copy_(_words(words, self.source.gpu, self.target.gpu))
-
-    def spoil_target(self, count: int) -> None:
-        """Make every word of the target differ from the one that is sent."""
-        words = self.target.words[:count]
-        words.copy_(_words(words, self.source.gpu, self.target.gpu).bitwise_not_())
-
     def timed(self, count: int, calls: int) -> float:
         """Seconds of one call of so many words."""
         here, there = self.source.first(count), self.target.first(count)
@@ -232,10 +222,10 @@ class _Run(NamedTuple):
 
     def checked(self, count: int, calls: int) -> tuple[float, int]:
         """Seconds of one call into a target that was spoilt before, and words that are wrong afterwards."""
-        self.spoil_target(count)
+        words, ends = self.target.words[:count], (self.source.gpu, self.target.gpu)
+        words.copy_(_words(words, *ends).bitwise_not_())  # no word is what it should become
         seconds = self.timed(count, calls)
-        words = self.target.words[:count]
-        return seconds, int((words != _words(words, self.source.gpu, self.target.gpu)).sum())
+        return seconds, int((words != _words(words, *ends)).sum())
 
 
 class _Bench(NamedTuple):
@@ -301,7 +291,7 @@ class _Bench(NamedTuple):
         """Check one copy, time some, and check the last of these."""
         run = _Run(self.devices, copy, source, target)
         count = self._words_in_time(run)
-        run.fill_source(count)
+        source.words[:count].copy_(_words(source.words[:count], source.gpu, target.gpu))
         one, wrong = run.checked(count, 1)
         calls = max(1, min(_MOST_CALLS, int(self.link_seconds / _BATCHES / max(one, 1e-9))))
         batches = _BATCHES if one * _BATCHES < 2 * self.link_seconds else 1

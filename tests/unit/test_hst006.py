@@ -11,10 +11,13 @@ from seen import seen_of, skip_text, together
 
 from ddpdiag.checks.host import limits
 from ddpdiag.checks.host.network_ports import CHECK, Pair, allowed, counter_deltas
-from ddpdiag.checks.rendezvous import interfaces
+from ddpdiag.checks.registry import by_code
+from ddpdiag.checks.rendezvous import interfaces, links
 from ddpdiag.model import Options, Severity, Status
 from ddpdiag.probes.net.adapters import NetworkLook, PortCounters
 from ddpdiag.probes.net.interfaces import Interface, Wanted
+from ddpdiag.probes.net.mesh import Cell
+from ddpdiag.probes.net.tcp_connect import Reach
 
 THREE = {"size": 3, "ranks_per_node": 1}
 RDMA_COUNTERS = {
@@ -252,6 +255,17 @@ def test_loss_that_begins_after_the_links_were_measured_blames_nobody(golden, se
     ] * is_loss
     if sent == 10_000 and is_loss:
         golden(*found)
+
+
+def test_loss_that_rdz004_measured_is_its_finding():
+    looks = {1: sending(0, 0)}, {1: structs.replace(sending(10_000, 500), seconds=130.0)}
+    seen = looked_twice(*looks, None, THREE)
+    for lost, codes in ((0, ["HST006.resent"]), (50, [])):
+        cell = Cell(peer=0, reach=Reach.ACCEPTED, segments=1000, retransmitted=lost)
+        data = links.Data(offered="10.0.0.2", port=1, interfaces=(), ephemeral=None, cells=(cell,))
+        found = list(CHECK.judge(together(seen, seen_of(by_code("RDZ004"), {1: data}, **THREE))))
+        assert [finding.code for finding in found] == codes
+        assert all("RDZ004 measured the links before" in finding.message for finding in found)
 
 
 # Any numbers ----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_the_codes_are_those_of_the_guidelines() -> None:
 def test_performance_data_has_labels_numbers_and_units() -> None:
     said, data = halves(unfit(measurements={"import_seconds": 0.0000021, "all_reduce.gloo.busbw_bytes_per_s": 1e15}))
     assert said.endswith(unfit().sentence)
-    assert data.startswith("seconds=7.912s;;120 errors=1;;0 warnings=1;0 ranks=4;;;0;4 bad_hosts=0;;;0")
+    assert data.startswith("seconds=7.912s;;120 errors=1;;0 warnings=1;0 ranks=4;;;0;4 failing_hosts=0;;;0")
     assert "import_seconds=0.0000021s" in data
     assert "all_reduce.gloo.busbw_bytes_per_s=1000000000000000" in data
     assert all(ITEM.fullmatch(item) for item in data.split(" "))
@@ -56,7 +56,7 @@ def test_what_is_no_number_is_left_out() -> None:
     _, data = halves(
         fit(measurements={"a": None, "b": "fast", "c": True, "d": float("nan"), "e": float("inf"), "f": 1})
     )
-    assert data.endswith("bad_hosts=0;;;0 f=1")
+    assert data.endswith("failing_hosts=0;;;0 f=1")
 
 
 def test_strange_names_are_quoted() -> None:

@@ -423,8 +423,11 @@ def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fin
         sent, again = (_rise(pair, name) for name in ("OutSegs", "RetransSegs"))
         if again >= least and again > most * (sent + again):
             found[host] = again, sent + again
-    if not found or _is_lossy(seen, most):
+    cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
+    # Loss that RDZ004 has measured is its finding.
+    if not found or any(cell.segments and (cell.retransmitted or 0) > most * cell.segments for cell in cells):
         return
+    before = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""
     names = [host.name for host in found]
     counts = "; ".join(
         f"{host.name} sent {again:,} of {of:,} TCP segments again ({100 * again / of:.2g} %)"
@@ -433,8 +436,8 @@ def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fin
     yield seen.finding(
         "resent",
         f"TCP segments from {names_text(names)} were lost during the run",
-        f"During the run {counts}; at most {100 * most:g} % is expected. When RDZ004 measured the links before, "
-        "none were lost, so the loss began later. These counters do not tell the sender from its receivers.",
+        f"During the run {counts}; at most {100 * most:g} % is expected. {before}These counters do not "
+        "tell the sender from its receivers.",
         evidence={"affected": list(names), "resent": [again for again, _ in found.values()]},
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
         f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",
@@ -442,15 +445,9 @@ def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Fin
 
 
 def _rise(pair: Pair, counter: str) -> int:
-    """How far a counter of TCP rose; 0 where it cannot be read."""
+    """The rise of a counter of TCP; 0 where it cannot be read."""
     before, after = (look.tcp.get(counter) for look in (pair.before, pair.after))
     return 0 if before is None or after is None else max(0, after - before)
-
-
-def _is_lossy(seen: Seen[NetworkLook], share: float) -> bool:
-    """Whether RDZ004 has measured such a loss, which is its finding then."""
-    cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
-    return any(cell.segments and (cell.retransmitted or 0) > share * cell.segments / 2 for cell in cells)
 
 
 Data = NetworkLook

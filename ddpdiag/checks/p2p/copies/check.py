@@ -3,8 +3,8 @@
 One rank of each host copies between the GPUs that ranks take there: first between each GPU and the host, then over one
 ordered pair after the other. Every 32-bit word of a copy depends on its position and its path, and is compared on
 arrival: CUDA and NVML also allow peer-to-peer access that an IOMMU or ACS breaks. Rates are those of the fastest of
-some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where copying takes too
-long), timed by CUDA events. The host's memory is of the GPU's NUMA node, where the firmware names it.
+some batches of copies (64 MiB between GPUs, 32 MiB to the host, less where that takes too long), timed by CUDA events.
+The host's memory is of the GPU's NUMA node, where the firmware names it.
 
 A copy between two GPUs through pinned memory of the host cannot be faster than the slower of their two links to the
 host. It is measured only where the direct copy is below `indirect_ratio` of that, is wrong, or has no peer access.
@@ -268,7 +268,7 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
 
 
 def _story(outcome: Outcome) -> str:
-    """How it ended."""
+    """The end of the outcome in words."""
     process = outcome.process
     if outcome.status is Status.HUNG and process is not None:
         survived = " and survived SIGKILL" if process.survived else ""
