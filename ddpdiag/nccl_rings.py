@@ -1,4 +1,4 @@
-"""How NCCL connects the GPUs of one host by itself, and what a ring over these connections can carry."""
+"""The connections that NCCL chooses between the GPUs of one host, and the rate of a ring over them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class Cut(NamedTuple):
 
 
 def weakest_cut(own: Sequence[Limits]) -> Cut | None:
-    """Where a ring over these GPUs of one host is narrowest; None where not all paths between them are known.
+    """The narrowest place of a ring over these GPUs of one host; None where not all paths between them are known.
 
     Every ring leaves each part of them, over NVLinks where there are some, else by P2P over PCIe, else through the
     host's memory.
@@ -89,7 +89,7 @@ def _link_rate(limit: Limits) -> float:
 
 
 def _is_p2p(path: Peer, processor: str | None, gpus: int) -> bool:
-    """Does NCCL use P2P over PCIe? What NVML does not report is no reason against it."""
+    """Whether NCCL uses P2P over PCIe. A state that NVML does not report is no reason against it."""
     most = p2p_level(processor, gpus)
     near = path.level is None or most is None or path.level <= most
     return path.p2p is not False and near

@@ -37,7 +37,7 @@ def samples(values: Iterable[float]) -> Samples:
 
 
 class Odd(Struct, frozen=True):
-    """Who differs. `ranks` is empty when no strict majority exists: then nobody can be called odd."""
+    """The ranks that differ. `ranks` is empty when no strict majority exists."""
 
     usual: object
     ranks: tuple[int, ...]

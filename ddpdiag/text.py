@@ -21,7 +21,7 @@ ABSENT = "–"
 
 
 class Unit(NamedTuple):
-    """What a value is divided by before it is shown, and what is written behind it."""
+    """The divisor of a value that is shown, and the symbol behind it."""
 
     size: float
     symbol: str
@@ -131,7 +131,7 @@ def reached_text(bytes_per_s: float, expected_bytes_per_s: float) -> str:
 
 
 def is_exceeded(bytes_per_s: float, expected_bytes_per_s: float) -> bool:
-    """Is a rate so much above what was expected that the expectation was wrong?"""
+    """Whether a rate is so far above what was expected that the expectation was wrong."""
     return bytes_per_s >= _WRONG_FROM * expected_bytes_per_s
 
 
@@ -236,7 +236,7 @@ def _float(value: int | float) -> float:
 
 
 def is_number(value: Scalar) -> TypeGuard[int | float]:
-    """Is it a finite number?"""
+    """Whether it is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(_float(value))
 
 
@@ -262,7 +262,7 @@ def listed(words: Sequence[str], limit: int | None) -> str:
 
 
 def left_out(number: int, limit: int | None) -> str:
-    """How many of `number` are beyond the limit: " +3 more", or nothing."""
+    """The part of `number` beyond the limit: " +3 more", or nothing."""
     return f" +{number - limit:,} more" if limit is not None and number > limit else ""
 
 
@@ -377,7 +377,7 @@ def _pieces(part: str) -> list[_Piece]:
 
 
 def _width(item: str) -> int:
-    """How many numbers "4-7" or "4" holds."""
+    """The count of numbers in "4-7" or "4"."""
     match = _RANGE.fullmatch(item)
     return int(match[2]) - int(match[1]) + 1 if match else 1
 

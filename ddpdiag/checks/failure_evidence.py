@@ -51,7 +51,7 @@ def last_words(output: str) -> str:
 
 
 def waits_text(blame: Blame, outcomes: Sequence[Outcome]) -> str:
-    """Which ranks wait in which collective, and the last one of the blamed ranks; empty if that is not known."""
+    """The ranks that wait in each collective, and the last one of the blamed ranks; empty if that is not known."""
     if blame.sides:
         parts = [f"{ranks_text(ranks)} posted {in_words(collective)}" for collective, ranks in blame.sides[:4]]
         return f"{begun('; '.join(parts))}." if not blame.ranks else ""
@@ -106,7 +106,7 @@ def standings(guilty: Collection[int], outcomes: Sequence[Outcome]) -> dict[str,
 
 
 def _standing(outcome: Outcome, *, says: bool, waits: bool) -> str:
-    """How one rank ended, without what differs between ranks in the same state; `waits`: for a blamed rank."""
+    """The end of one rank, without what differs between ranks in the same state; `waits`: for a blamed rank."""
     word = "waited" if waits and outcome.status is Status.HUNG else outcome.status.value
     words = ["ended after another rank failed" if outcome.told else _STATUS_WORDS.get(outcome.status, word)]
     if outcome.at:

@@ -19,7 +19,7 @@ MOST_ROWS = 48
 
 
 class Pattern(Struct, frozen=True, kw_only=True):
-    """What explains the bad links. Of two hosts only these can be named: either end may be the cause.
+    """The cause that explains the bad links. Of two hosts only these can be named: either end may be the cause.
 
     `everywhere`: (nearly) all links are bad, or most hosts would have to be blamed. `islands`: each of these groups is
     fine inside, and none reaches another.

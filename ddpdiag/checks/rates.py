@@ -8,7 +8,7 @@ from ddpdiag.model import Severity
 def severity_of_rate(
     shares: Sequence[float], *, least: float, error_below: float, doubts: Sequence[str] = ()
 ) -> Severity | None:
-    """How bad a rate is, of which each measurement is a share of what is expected; None if the first reaches `least`.
+    """The severity of a rate whose measurements are shares of what is expected; None if the first reaches `least`.
 
     A later measurement that reaches it leaves a note. An error takes two measurements below `error_below`, and no
     doubts (another user of the GPU, an expectation that is only assumed).

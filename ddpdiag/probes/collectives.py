@@ -1,4 +1,4 @@
-"""What this process's libraries know of its collectives: torch's flight recorder, and NCCL's RAS service.
+"""The libraries' records of this process's collectives: torch's flight recorder, and NCCL's RAS service.
 
 Which collectives did this process post last? The recorder is on by default for nccl and gloo (torch 2.13), and is read
 in the process itself, so that no file is needed. Its `state` and `retired` are not read: for gloo every entry is
@@ -38,7 +38,7 @@ BUFFER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class _Entry(Struct, frozen=True):
-    """What is used of an entry (version 2.10 of the trace; the fields are there since torch 2.5)."""
+    """The fields that are used of an entry (version 2.10 of the trace; the fields are there since torch 2.5)."""
 
     profiling_name: str
     process_group: tuple[str, ...] = ()
@@ -60,14 +60,14 @@ _trace: msgspec.json.Decoder[_Trace] = msgspec.json.Decoder(_Trace)
 
 
 class TraceDump(NamedTuple):
-    """What a dump holds: the last collectives, the oldest first, and when the newest was posted (Unix time)."""
+    """The content of a dump: the last collectives, the oldest first, and when the newest was posted (Unix time)."""
 
     collectives: tuple[Collective, ...]
     newest_unix_seconds: float | None
 
 
 def read_dump(trace: object) -> TraceDump | None:
-    """What another process wrote of its flight recorder, as plain data; None for something else."""
+    """The flight recorder that another process wrote, as plain data; None for something else."""
     try:
         entries = msgspec.convert(trace, _Trace, strict=False).entries
     except msgspec.ValidationError:
@@ -99,7 +99,7 @@ def unreadable() -> str:
 
 
 def _is_recorded(backend: str) -> bool:
-    """Does torch keep a record of this class of groups?
+    """Whether torch keeps a record of this class of groups.
 
     A hook publishes its group when that is opened, and so does gloo; the older NCCL at its first collective only.
     """
@@ -174,7 +174,7 @@ _GREETING_SECONDS = 0.4
 
 
 class RasAddress(NamedTuple):
-    """Where a socket of ours listens."""
+    """The address at which a socket of this process listens."""
 
     family: socket.AddressFamily
     host: str
@@ -182,7 +182,7 @@ class RasAddress(NamedTuple):
 
 
 def ras_service(env: Mapping[str, str]) -> RasAddress | None:
-    """Where NCCL's thread in this process listens; None if there is none. Strangers on that port are left alone."""
+    """The address of NCCL's thread in this process; None if there is none. Other processes' ports are not touched."""
     # "host:port" or "[::1]:port"; NCCL's own port if nothing is said.
     digits = (env.get("NCCL_RAS_ADDR") or str(RAS_PORT)).rpartition(":")[2]
     port = int(digits) if digits.isascii() and digits.isdigit() else 0

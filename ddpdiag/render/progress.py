@@ -96,7 +96,7 @@ class RunState:
         return spent if self.budget_seconds is None else f"{spent} of {self.budget_seconds:.0f} s"
 
     def wait(self, now: float) -> Iterator[str]:
-        """Which ranks are waited for, and how long: a few short lines; none during the first seconds."""
+        """The ranks that are waited for, and the time left: a few short lines; none during the first seconds."""
         if now - self.began < PATIENCE_SECONDS:
             return
         if self.waiting is not None:

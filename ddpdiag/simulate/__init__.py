@@ -9,7 +9,7 @@ _FAULTS = ("slow-host", "slow-inside", "dead-host", "hang", "slow-link", "uplink
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
-    """What to simulate, as it was typed."""
+    """The options of a simulation, as they were typed."""
 
     hosts: int = option(16, "Hosts of the fleet.", metavar="N", min=2, max=131_072)
     ranks_per_host: int = option(8, "Ranks of each host.", metavar="G", min=1, max=64)

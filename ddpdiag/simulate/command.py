@@ -71,7 +71,7 @@ def _faults(words: Sequence[str]) -> Iterator[tuple[Fault, int]]:
 
 
 def _rates(wanted: SimulateOptions, faults: Faults, trials: int, tell: Callable[[str], None]) -> str:
-    """How often hosts were blamed, over so many seeds."""
+    """The rates at which hosts were blamed, over so many seeds."""
     sums: Counter[str] = Counter()
     rounds: Counter[int] = Counter()
     for done, seed in enumerate(range(wanted.seed, wanted.seed + trials)):

@@ -37,7 +37,7 @@ _NARROW_SHARE = 0.5
 
 
 class Fault(Enum):
-    """What may be wrong."""
+    """The faults of a fleet."""
 
     NONE = "none"
     SLOW_HOST = "slow-host"  # with every partner; its ranks among themselves are as quick as others
@@ -52,7 +52,7 @@ class Fault(Enum):
 
 
 class Faults(NamedTuple):
-    """How many of which fault, and how much slower slow ones are, as a share."""
+    """The number of each fault, and the slowdown of slow hosts as a share."""
 
     kinds: tuple[tuple[Fault, int], ...] = ()
     slower: float = 0.25
@@ -173,11 +173,11 @@ class Fleet:
         return leaves & self.narrow if len(leaves) > 1 else set()
 
     def ends(self, group: Sequence[int]) -> bool:
-        """Does a test of these hosts end?"""
+        """Whether a test of these hosts ends."""
         return self.hanging.isdisjoint(group) and self.dead.isdisjoint(group)
 
     def rate(self, group: Sequence[int], inside: Sequence[int] = ()) -> float:
-        """What these hosts reach together this time, in bytes per second of bus bandwidth.
+        """The rate of these hosts together in this test, in bytes per second of bus bandwidth.
 
         Of one host it may be some of its ranks, by their local ranks.
         """
@@ -268,7 +268,7 @@ def _arrivals(fleet: Fleet, ranks_per_host: int) -> Iterator[tuple[int, Arrival]
 
 
 def outcomes_of(fleet: Fleet, trial: Trial, ranks_per_host: int) -> Iterator[Outcome]:
-    """What every rank of a trial would have answered, one after the other."""
+    """The outcomes of every rank of a trial, in order."""
     fleet.next_round([sorted({rank // ranks_per_host for rank in group}) for group in trial.groups])
     # Cards for what is usual, so that a fleet far below is seen to be.
     nominal = fleet.usual / NETWORK_SHARE

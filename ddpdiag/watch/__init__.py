@@ -7,7 +7,7 @@ from ddpdiag.cli.options import FILES, OUT, DisplayOptions, option
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions(DisplayOptions):
-    """How a command is watched, as it was typed."""
+    """The options of a watched command, as they were typed."""
 
     stall: float = option(300.0, "Look at the ranks when nothing new was written for so long.", metavar="SECONDS")
     kill: bool = option(

@@ -1,4 +1,4 @@
-"""Which GPU, or which path between two GPUs, slows down its host.
+"""The GPU, or the path between two GPUs, that slows down its host.
 
 FAB001 finds hosts that fail when tested alone: the ranks of the host are slow, or fail, among themselves. This check
 finds which of these ranks is at fault, by the same procedure: pairs of ranks, then suspects again with ranks that
@@ -79,7 +79,7 @@ def _states(seen: Seen[Data]) -> Mapping[tuple[int, ...], Round | Diagnosis]:
 
 
 def _answers(seen: Seen[Data], hosts: Sequence[tuple[int, ...]]) -> Mapping[int, Sequence[Results]]:
-    """What the pairs of each host (its first rank) reached, in those trials in which any of it took part."""
+    """The results of each host's pairs (by its first rank), of the trials in which any of them took part."""
     host_of = {rank: ranks[0] for ranks in hosts for rank in ranks}
     answers: dict[int, list[Results]] = {ranks[0]: [] for ranks in hosts}
     for results in answers_of(seen, outcomes_of(seen)):
@@ -117,7 +117,7 @@ def _wanted(seen: Seen[Data]) -> Sequence[tuple[int, ...]]:
 
 
 def _joined(pair: Pair) -> tuple[object, ...]:
-    """Where there are NVLinks, NCCL takes them, and where the PCIe paths meet does not matter."""
+    """NCCL takes NVLinks if there are any, and then it does not matter where the PCIe paths meet."""
     return tuple(path.nvlinks for path in pair.known) if pair.is_linked else (pair.level,)
 
 
@@ -231,7 +231,7 @@ def _of_host(seen: Seen[Data], ranks: tuple[int, ...], found: Diagnosis) -> Iter
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What most pairs of ranks reach, on the slowest of the hosts that were looked at."""
+    """The rate of most pairs of ranks, on the slowest of the hosts that were tested."""
     found = [state for state in _states(seen).values() if isinstance(state, Diagnosis)] if seen.trials else []
     return {"fabric.rank_pair_busbw_bytes_per_s": min(own.bar.usual for own in found)} if found else {}
 

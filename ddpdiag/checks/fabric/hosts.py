@@ -1,4 +1,4 @@
-"""Which host, or which network path between two hosts, slows down the job.
+"""The host, or the network path between two hosts, that slows down the job.
 
 A slow or failing collective does not show which host is at fault. This check finds it in a few parallel rounds,
 whatever the number of hosts: first every host alone (its ranks among themselves); then random pairs of hosts, across
@@ -218,7 +218,7 @@ def bad_alone(seen: Seen[Data]) -> frozenset[tuple[int, ...]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What most pairs reach, the noise of it, and the smallest slowdown that would have been found."""
+    """The rate of most pairs, its noise, and the smallest slowdown that would have been found."""
     state = _fabric(seen).state if seen.trials else None
     if not isinstance(state, Located):
         return {}
@@ -243,7 +243,7 @@ def columns(seen: Seen[Data]) -> Mapping[int, Mapping[str, Scalar]]:
 
 
 def matrices(seen: Seen[Data]) -> Sequence[Matrix]:
-    """What pairs of hosts reached."""
+    """The rates of pairs of hosts."""
     fabric = _fabric(seen)
     matrix = pair_matrix("fab.pairs", "All-reduce between two hosts, busbw", fabric.fleet.names, fabric.pair_rates)
     return () if matrix is None else (matrix,)
@@ -464,7 +464,7 @@ def _transient(seen: Seen[D], fabric: FabricState, found: Diagnosis) -> Finding:
 
 
 def _of_all(seen: Seen[D], fabric: FabricState, state: Located) -> Iterator[Finding]:
-    """What pairs do not show or did not decide; if they did, that no other host is slow."""
+    """Findings on what pairs do not show or did not decide; otherwise, that no other host is slow."""
     found, proof = state.diagnosis, state.proof
     if open_ones := [fabric.fleet.names[unit] for unit in found.open]:
         yield seen.finding(
@@ -534,7 +534,7 @@ def severity(tests: Sequence[Reached], usual: float, error_share: float) -> Seve
 
 
 def how(tests: Sequence[Reached], usual: float, *, several: bool = False) -> str:
-    """How it fails: "is 25 % slower" (at its best) or "fails"; of several ends "are 25 % slower" or "fail"."""
+    """Its failure: "is 25 % slower" (at its best) or "fails"; of several ends "are 25 % slower" or "fail"."""
     if (share := slower_share(tests, usual)) is None:
         return "fail" if several else "fails"
     return f"{'are' if several else 'is'} {share_text(share)} slower"

@@ -61,7 +61,7 @@ def partners(
 
 
 def _choose(suspect: int, free: Sequence[int], domains: Mapping[int, Domain], met: Collection[int]) -> int:
-    """Where in `free` the best partner stands."""
+    """The place of the best partner in `free`."""
     home = domains.get(suspect)
     best, score = len(free) - 1, -1
     for at in range(len(free) - 1, max(-1, len(free) - 1 - _LOOKED_AT), -1):
@@ -116,7 +116,7 @@ _MOST_Z = 6.0
 
 
 class Rules(NamedTuple):
-    """What is asked for. Shares are of the rate that most of the pairs reach.
+    """The rules of a search. Shares are of the rate that most of the pairs reach.
 
     `alpha`: healthy units blamed per run. `floor`: less than so much slower is never a fault, however quiet the fleet.
     `expected` is what a pair should reach in bytes per second, if that is known, and `systemic_share` the part of it
@@ -138,14 +138,14 @@ class Rules(NamedTuple):
     quiet: bool = True
 
     def rounds_for(self, units: int) -> int:
-        """How often a unit must fail: as asked for, else three times, or four where these are many."""
+        """The failures that make a unit bad: as asked for, else three, or four where these are many."""
         if self.rounds is not None:
             return self.rounds
         return 4 if units > MANY_UNITS or self.transients > MANY_TRANSIENTS else 3
 
 
 class Bar(NamedTuple):
-    """What a test is held against: the fleet's usual rate, its noise as a share, and the least rate that passes."""
+    """The measure of a test: the fleet's usual rate, its noise as a share, and the least rate that passes."""
 
     usual: float
     sigma: float
@@ -153,7 +153,7 @@ class Bar(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How far below the usual rate the bar lies."""
+        """The share by which the bar lies below the usual rate."""
         return 1 - self.least / self.usual if self.usual else 0.0
 
 
@@ -199,7 +199,7 @@ def _shortest_half(known: Sequence[float]) -> tuple[float, float]:
 
 
 def z_of(units: int, rules: Rules) -> float:
-    """How many standard deviations the bar lies below the usual rate (see above)."""
+    """The number of standard deviations by which the bar lies below the usual rate (see above)."""
     each = by_chance(units, rules)
     # What transients use up is not there for noise.
     left = max(each - rules.transients, each / 10)
@@ -243,7 +243,7 @@ class Phase(Enum):
 
 
 class Reached(NamedTuple):
-    """What a group reached, in bytes per second; None where it did not end, with the reason (hung, died, wrong).
+    """The rate of a group in bytes per second; None where it did not end, with the reason (hung, died, wrong).
 
     `spread` is its own noise, as a share of its rate.
     """
@@ -302,8 +302,9 @@ class Systemic(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """Who is bad. For units in `open` the data do not decide whether they or what they share is at fault; `systemic`
-    is the reason why no unit is blamed. `congested` are slow parts of the fabric, of which no unit is bad.
+    """The units that are bad. For units in `open` the data do not decide whether they or what they share is at fault.
+
+    `systemic` is the reason why no unit is blamed. `congested` are slow parts of the fabric, of which no unit is bad.
 
     `domains` are those of which so many units are bad that it is the domain; `bad` holds these units as well.
     `unrepeated` failed between good ends too seldom to be sure, when no round was left. `found_from` is the smallest
@@ -386,7 +387,7 @@ class Notes:
 
     @property
     def most_failures(self) -> int:
-        """How often a unit must fail to be blamed, quiet rounds included."""
+        """The failures for which a unit is blamed, quiet rounds included."""
         return self.needed + (QUIET_TESTS if self.has_quiet_rounds else 0)
 
     def partners_of(self, unit: int) -> tuple[int, ...]:
@@ -406,12 +407,12 @@ class Notes:
         return [unit for unit in self.units if unit not in self.cleared]
 
     def is_bad(self, unit: int) -> bool:
-        """Did it fail often enough, and all but once with partners that are good?"""
+        """Whether it failed often enough, and all but once with partners that are good."""
         failed = self.partners_of(unit)
         return len(failed) >= self.needed and sum(other in self.cleared for other in failed) >= self.needed - 1
 
     def loaded_tests(self, unit: int) -> list[Reached]:
-        """What it reached each time that it failed in rounds in which all suspects, or all units, communicate."""
+        """The results of its failures in rounds in which all suspects, or all units, communicate."""
         return [self.tests[pair][-1] for pair in self.failures.get(unit, ())]
 
     def between_good(self) -> list[Pair]:

@@ -77,7 +77,7 @@ class FabricState:
 
     @cached_property
     def ground(self) -> Ground:
-        """Where the search begins. Its chance hangs on the run, so that another run tries other pairs."""
+        """The beginning of the search. Its chance hangs on the run, so that another run tries other pairs."""
         return Ground(
             units=self.units,
             with_inside=tuple(unit for unit in self.units if len(self.fleet.ranks[unit]) > 1),
@@ -89,7 +89,7 @@ class FabricState:
 
     @property
     def _expected(self) -> float | None:
-        """What a pair should reach by its cards and links, where both hosts have told of them; the least of all pairs.
+        """The rate that a pair's cards and links allow, as far as both hosts report them; the least of all pairs.
 
         All ranks of a host are taken to have what its first one has.
         """
@@ -139,7 +139,7 @@ class FabricState:
 
     @cached_property
     def answers(self) -> tuple[Results, ...]:
-        """What the groups of each trial reached, in order, up to the first one that the run itself cut short."""
+        """The results of each trial's groups, in order, up to the first one that the run itself cut short."""
         host_of = self._host_of
         return tuple(
             {tuple([host_of[rank] for rank in ranks if rank in host_of]): tested for ranks, tested in results.items()}
@@ -152,7 +152,7 @@ class FabricState:
 
     @property
     def pair_rates(self) -> dict[tuple[int, int], float]:
-        """What each pair of hosts reached at best, in both directions; 0 where it never ended well."""
+        """The best rate of each pair of hosts, in both directions; 0 where it never ended well."""
         rates: dict[tuple[int, int], float] = {}
         for results in self.answers:
             for group, tested in results.items():
@@ -188,7 +188,7 @@ def outcomes_of(seen: Seen[Data]) -> OfTrials:
 
 
 def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
-    """What each group of ranks reached, trial by trial, up to the first trial that the run itself cut short."""
+    """The results of each group of ranks, trial by trial, up to the first trial that the run itself cut short."""
     for trial in seen.trials:
         own = outcomes[trial.number]
         failed = {rank: outcome for rank, outcome in own.items() if outcome.status is not Status.DONE}
@@ -210,7 +210,7 @@ def answers_of(seen: Seen[Data], outcomes: OfTrials) -> Iterator[Results]:
 # A plan reads all answers so far: of many rounds each but the last has been read before.
 @lru_cache(maxsize=1 << 17)
 def _measured(data: bytes) -> Reached:
-    """What the group's first rank measured: all its ranks end together, and agreed on whether values are right."""
+    """The measurement of the group's first rank: all its ranks end together, and agreed on whether values are right."""
     row = decode(data, Data)
     if row.wrong:
         return Reached(None, "wrong")

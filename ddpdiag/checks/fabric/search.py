@@ -297,7 +297,7 @@ _ABOVE_SIGMAS = 6.0  # and no noise
 
 
 class Ground(NamedTuple):
-    """What is known before: the units, those of them that have something inside to be tried alone, and the domains."""
+    """The known facts before a search: the units, those with parts that can be tried alone, and the domains."""
 
     units: tuple[int, ...]
     with_inside: tuple[int, ...] = ()
@@ -316,7 +316,7 @@ class Alone(NamedTuple):
 
 
 class Located(NamedTuple):
-    """What came of it. `proof` is what all good ones reached together, None if that was not tried."""
+    """The result. `proof` is the rate of all good units together, None if that was not tried."""
 
     alone: tuple[Alone, ...]
     diagnosis: Diagnosis
@@ -472,7 +472,7 @@ def _systemic(notes: Notes, tests: Sequence[Reached]) -> Systemic | None:
 
 
 def _most_pass(notes: Notes, least: float) -> bool:
-    """Did most units reach so much with a partner? Asked where all pairs of a few units were tried.
+    """Whether most units reached this rate with a partner. For few units, of which all pairs were tried.
 
     There one bad unit alone spoils half of the pairs or more: three of six, two of three.
     """

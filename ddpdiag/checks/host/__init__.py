@@ -1,1 +1,1 @@
-"""What a host leaves to its ranks: cores, memory, limits, network ports."""
+"""Resources that a host leaves to its ranks: cores, memory, limits, network ports."""

@@ -1,1 +1,1 @@
-"""What launchers set for the ranks."""
+"""Settings that launchers give to the ranks."""

@@ -259,7 +259,7 @@ def iommu(seen: Seen[Data], paths: HostPaths) -> Iterator[Finding]:
 
 
 def matrices(seen: Seen[Data]) -> Iterator[Matrix]:
-    """How the GPUs of each host are connected; and what NVML reports of P2P, where that is not OK everywhere."""
+    """The connections of each host's GPUs; and NVML's states of P2P, where these are not OK everywhere."""
     for paths in host_paths(seen):
         if any(pair.known for pair in paths.pairs):
             yield _matrix(paths, "topology", "paths between GPUs", _connection)

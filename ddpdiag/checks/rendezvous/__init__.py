@@ -1,1 +1,1 @@
-"""How processes find each other: names, interfaces, ports, directories, clocks."""
+"""The ways in which processes find each other: names, interfaces, ports, directories, clocks."""

@@ -281,7 +281,7 @@ def _families(seen: Seen[Data], answers: Mapping[str, Data]) -> Iterator[Finding
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """What each of the first hosts got for the coordinator's name; None without an answer."""
+    """The answer that each of the first hosts got for the coordinator's name; None without an answer."""
     hosts = [(host.name, next(iter(own.values()))) for host, own in answers_by_host(seen)]
     return {
         f"coordinator.{name}": None if data.addresses is None else ", ".join(data.addresses) or "unknown"

@@ -80,8 +80,8 @@ _VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What decides on one host: its interfaces (None: they cannot be listed), the addresses of its own name that are
-    its own, the variables, and its source address on the route to the coordinator. `network` is the kernel's number of
+    """The facts of one host: its interfaces (None: they cannot be listed), the addresses of its own name that are its
+    own, the variables, and its source address on the route to the coordinator. `network` is the kernel's number of
     its network namespace, which containers of one machine may share."""
 
     interfaces: tuple[Interface, ...] | None
@@ -92,7 +92,7 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, frozen=True):
-    """What one library will offer on one host, beside the interface that leads to the coordinator."""
+    """The address that one library will offer on one host, beside the interface that leads to the coordinator."""
 
     library: str
     severity: Severity
@@ -112,7 +112,7 @@ class Choice(Struct, frozen=True):
         return f"{_VARIABLES[self.library]}={self.variable}"
 
     def fix(self, *, one_for_all: bool) -> str:
-        """What to set in its place; `one_for_all`: on all hosts the interface has the same name."""
+        """The value to set in its place; `one_for_all`: on all hosts the interface has the same name."""
         variable, name = _VARIABLES[self.library], self.host.name
         if self.route is None:
             return f"Set {variable} on {name} to the interface that leads to the other hosts; {_ROUTE}."
@@ -229,7 +229,7 @@ def _useless(seen: Seen[Data], choice: Choice) -> Iterator[Finding]:
 
 
 def _named(choice: Choice) -> list[tuple[str, Interface | None]]:
-    """What the variable names: each name for gloo; for NCCL one interface, and it takes any other that fits."""
+    """The interfaces that the variable names: each name for gloo; one for NCCL, which takes any other that fits."""
     if choice.library == "gloo":
         by_name = {interface.name: interface for interface in choice.known}
         return [(name, by_name.get(name)) for name in gloo_names(choice.variable)]

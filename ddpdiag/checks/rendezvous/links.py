@@ -1,4 +1,4 @@
-"""What the hosts measured: the links between them as a matrix of cells, and whom to name for the bad ones.
+"""The links between hosts as a matrix of cells, and the subjects of findings about bad ones.
 
 A cell that was measured twice counts as the better of both.
 """
@@ -34,7 +34,7 @@ _WHERE = {
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What one host saw: the address that a job would offer (None: none that others could use), its listener's port,
+    """The view of one host: the address that a job would offer (None: none that others could use), its listener's port,
     the interfaces that its connections went out of, the kernel's ephemeral ports, and a cell for each other host."""
 
     offered: str | None
@@ -55,7 +55,7 @@ class Subject(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """What to add where two ends are all there is."""
+        """The sentence for two ends, of which either may be at fault."""
         return TWO_HOSTS if self.kind == "pair" else ""
 
     @property
@@ -164,7 +164,7 @@ def lost_share(cell: Cell) -> float | None:
 
 
 def usual_rate(cells: Mapping[Link, Cell]) -> float | None:
-    """What more than half of the hosts reach on their best link, or None without rates.
+    """The rate that more than half of the hosts reach on their best link, or None without rates.
 
     Not the median of all links: of three hosts, one slow one has its part in four of six.
     """
@@ -192,7 +192,7 @@ class Offers(Struct, frozen=True):
     got_there: Mapping[int, Mapping[int, bool]]
 
     def reached(self, ranks: Sequence[int], address: str | None) -> bool | None:
-        """Did the other hosts reach the host of these ranks there? None: not tried, or some did and some did not."""
+        """Whether the other hosts reached the host of these ranks there. None: not tried, or only some did."""
         rank = next((rank for rank in ranks if rank in self.addresses), None)
         if rank is None or self.addresses[rank] != address:
             return None

@@ -82,7 +82,7 @@ _RULES = "`nft list ruleset` or `iptables -L -n` shows"
 
 
 class Data(Struct, frozen=True, kw_only=True):
-    """What this host found. `port_check` is None where no process could listen, so that none was tried.
+    """The result of one host. `port_check` is None where no process could listen, so that none was tried.
 
     `is_own`: the address tried is one of this host. Rank 0's host records why it could not listen (`error` is the
     errno's name, `holder` the process that has the port), and whether outgoing connections get such ports
@@ -378,7 +378,7 @@ def _evidence(answers: Mapping[str, Data]) -> dict[str, Scalar | list[Scalar]]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """How long the slowest of the hosts that got through took, and how many did."""
+    """The number of hosts that connected, and the time of the slowest."""
     seconds = [
         d.port_check.reached.seconds
         for d in seen.by_rank.values()

@@ -194,7 +194,7 @@ def _groups(leaders: Sequence[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def figures(seen: Seen[Data]) -> Mapping[str, Scalar]:
-    """How many pairs of hosts were tested, the slowest and the usual link, and the longest round trip."""
+    """The number of tested pairs of hosts, the slowest and the usual link, and the longest round trip."""
     mesh = mesh_of(seen)
     if not mesh.cells:
         return {}
@@ -254,7 +254,7 @@ _ONE_CONNECTION_BYTES_PER_S = 1.25e9
 
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
-    """What fails, what gets stuck, what is slow, what loses packets, and what passed in the end."""
+    """Links that fail, get stuck, are slow or lose packets, and those that passed in the end."""
     mesh = mesh_of(seen)
     yield from _failures(seen, mesh)
     yield from _black_holes(seen, mesh)
@@ -347,7 +347,7 @@ def _black_holes(seen: Seen[Data], mesh: Mesh) -> Iterator[Finding]:
 
 
 def dropped_everywhere(mesh: Mesh) -> bool:
-    """Is no connection accepted at all? Then trying again shows nothing new."""
+    """Whether no connection is accepted at all, so that another try shows nothing new."""
     return all(cell.reach is not Reach.ACCEPTED for cell in mesh.cells.values())
 
 
@@ -512,12 +512,12 @@ def _until(subject: Subject) -> str:
 
 
 def open_ports(subject: Subject, ports: str) -> str:
-    """Where connections are refused or get no answer."""
+    """The fix for connections that are refused or get no answer."""
     return _OPEN.get(subject.kind, _OPEN_ALL).format(ports=ports, who=names_text(subject.hosts)) + _until(subject)
 
 
 def find_route(subject: Subject, sender: str, receiver: str, address: str | None) -> str:
-    """Where there is no route, such as from this sender to this receiver."""
+    """The fix for a missing route, such as from this sender to this receiver."""
     other = _OTHER_INTERFACE.format("its interface")
     return (
         f"Run `ip route get {quote(address or 'ADDRESS')}` on {sender} and `ip -br addr` on {receiver}. If there is "
@@ -528,7 +528,7 @@ def find_route(subject: Subject, sender: str, receiver: str, address: str | None
 
 
 def ask_who_answers(subject: Subject, word: str) -> str:
-    """Where connections are accepted, and then no data arrive, or they are closed."""
+    """The fix for connections that are accepted, and then pass no data or are closed."""
     who, between = "these hosts", "these hosts"
     if subject.hosts:
         who = names_text(subject.hosts)
@@ -541,7 +541,7 @@ def ask_who_answers(subject: Subject, word: str) -> str:
 
 
 def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) -> str:
-    """Where large packets are lost."""
+    """The fix for large packets that are lost."""
     sender, receiver = next(iter(subject.cells))
     own, other = interfaces.get(sender), interfaces.get(receiver)
     size = (own.mtu if own and own.mtu else _USUAL_MTU) - _HEADER_BYTES
@@ -556,7 +556,7 @@ def find_mtu(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface]) 
 
 
 def compare(subject: Subject, mesh: Mesh, interfaces: Mapping[int, Interface], *, is_slow: bool) -> str:
-    """Where links are slow or lose packets: what to compare between hosts."""
+    """The fix for slow links and lost packets: the commands to compare between hosts."""
     (sender, receiver), cell = next(iter(subject.cells.items()))
     blamed = next((rank for rank, name in mesh.names.items() if name in subject.hosts), sender)
     known = interfaces.get(blamed)

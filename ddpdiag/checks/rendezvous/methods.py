@@ -204,7 +204,7 @@ def _reason(seen: Seen[Data], method: str) -> str:
 
 
 def _repair(seen: Seen[Data], method: str) -> str:
-    """What to do about a method that fails."""
+    """The fix for a method that fails."""
     match method:
         case "env":
             return (
@@ -224,7 +224,7 @@ def _repair(seen: Seen[Data], method: str) -> str:
 
 
 def _start(seen: Seen[Data], method: str) -> str:
-    """How a job starts with a method that works."""
+    """The command that starts a job with a method that works."""
     match method:
         case "env":
             return "`init_process_group()` uses it unless init_method or store is given"

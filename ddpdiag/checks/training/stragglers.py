@@ -75,7 +75,7 @@ class Straggler(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long as most it takes."""
+        """Its time as a multiple of that of most ranks."""
         return self.own / max(self.usual, 1e-6)
 
     @property

@@ -1,4 +1,4 @@
-"""What decides how a job communicates, and must be alike: variables (those of Slurm too), and versions of libraries.
+"""Settings of communication that must be alike: variables (those of Slurm too), and versions of libraries.
 
 Variables are taken by allow-lists: nothing else is ever recorded.
 """
@@ -83,7 +83,7 @@ MOST_HOSTS = 1 << 16
 
 
 def is_pseudo_step(env: Mapping[str, str]) -> bool:
-    """Is it a step that srun has not started: a batch script, or the shell of `salloc`?"""
+    """Whether srun has not started this step: a batch script, or the shell of `salloc`."""
     step = env.get("SLURM_STEP_ID", "")
     return step.isdecimal() and int(step) >= FIRST_PSEUDO_STEP
 

@@ -1,4 +1,4 @@
-"""What the kernel shows in /proc and /sys: small files, this boot, processes, TCP sockets, memory, RDMA devices."""
+"""Readers of /proc and /sys: small files, this boot, processes, TCP sockets, memory, RDMA devices."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def names_in(folder: Path) -> tuple[str, ...] | None:
 
 
 def proc_root(env: Mapping[str, str]) -> Path:
-    """Where procfs lies: $DDPDIAG_PROCFS (a host's tree mounted into a container, or a test's fake), else /proc."""
+    """The folder of procfs: $DDPDIAG_PROCFS (a host's tree mounted into a container, or a test's fake), else /proc."""
     return Path(env.get("DDPDIAG_PROCFS") or PROC)
 
 
@@ -102,7 +102,7 @@ def environ(pid: int, root: Path = PROC) -> dict[str, str] | None:
 
 
 def open_files(process: Path) -> Iterator[str]:
-    """What a process has open: paths, or such as "socket:[123]"; OSError if its files are not ours to see."""
+    """The open files of a process: paths, or such as "socket:[123]"; OSError if its files are not ours to see."""
     for name in os.listdir(process / "fd"):
         with contextlib.suppress(OSError):  # closed since
             yield os.readlink(process / "fd" / name)
@@ -161,7 +161,7 @@ def memory(root: Path) -> Memory | None:
 
 
 def sys_root(env: Mapping[str, str]) -> Path:
-    """Where sysfs lies: $DDPDIAG_SYSFS (a host's tree mounted into a container, or a test's fake), else /sys."""
+    """The folder of sysfs: $DDPDIAG_SYSFS (a host's tree mounted into a container, or a test's fake), else /sys."""
     return Path(env.get("DDPDIAG_SYSFS") or "/sys")
 
 

@@ -145,7 +145,7 @@ class Share(Struct, frozen=True):
 
     @property
     def left(self) -> int:
-        """What is left; not below 0."""
+        """The rest of the limit; not below 0."""
         return max(0, self.limit - self.used)
 
 

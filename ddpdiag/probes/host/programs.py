@@ -22,7 +22,7 @@ _JOB_NAMES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 def holder_of(port: int) -> str | None:
-    """Who has a port of this host, as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
+    """The holder of a port of this host, as "pid 8123 (torchrun train.py, user bob, for 2.0 h, SLURM_JOB_ID 4711)".
 
     `None` if nobody does. Listeners come first: an outgoing connection, too, can have a port of the ephemeral range.
     """
@@ -191,7 +191,7 @@ class CoreWatch:
 
 
 def _waited_seconds(root: Path) -> float | None:
-    """How long threads of this process could run and waited for a core so far; None if the kernel does not say.
+    """Seconds for which threads of this process could run and waited for a core; None if the kernel does not say.
 
     The second field of /proc/PID/task/TID/schedstat, in ns (Documentation/scheduler/sched-stats.rst).
     """

@@ -97,7 +97,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def content(path: Path) -> str | None:
-    """What is in a file, or None: opened anew each time, so that a network file system asks its server."""
+    """The content of a file, or None: opened anew each time, so that a network file system asks its server."""
     try:
         with path.open("rb") as file:
             return file.read(256).decode(errors="replace")
@@ -187,7 +187,7 @@ def mount_of(directory: Path, mountinfo: str | None = None) -> Mount | None:
 
 
 def space(directory: Path) -> Space | None:
-    """What is free, or None if it cannot be told."""
+    """The free space, or None if it is not known."""
     try:
         room = os.statvfs(directory)
     except OSError:

@@ -81,7 +81,7 @@ def rdma_ports(sys: Path) -> tuple[Port, ...]:
 
 
 def has_peer_memory(sys: Path) -> bool:
-    """Is nvidia-peermem loaded? DMA-BUF does without it."""
+    """Whether nvidia-peermem is loaded. DMA-BUF does without it."""
     return any((sys / place).exists() for place in _PEER_MEMORY)
 
 
@@ -99,7 +99,7 @@ class Card(Struct, frozen=True):
 
 
 def route_out(library: str, env: Mapping[str, str], sys: Path) -> Card | None:
-    """What `library` ("gloo" or "nccl") takes: InfiniBand where nccl finds it, else the interface of its address."""
+    """The adapter that "gloo" or "nccl" takes: InfiniBand where nccl finds it, else the interface of its address."""
     if library == "nccl" and nccl_variable(env, "NCCL_IB_DISABLE") in ("", "0"):
         found = infiniband(sys, nccl_variable(env, "NCCL_IB_HCA"))
         if found is not None:
@@ -157,7 +157,7 @@ class PortRule(NamedTuple):
     words: tuple[tuple[str, str], ...]
 
     def fits(self, word: tuple[str, str], adapter: str, port: str) -> bool:
-        """Does this word mean that port?"""
+        """Whether this word means that port."""
         name, number = word
         return (adapter == name if self.exact else adapter.startswith(name)) and number in ("", port)
 
@@ -171,7 +171,7 @@ def port_rule(value: str) -> PortRule:
 
 
 def nccl_takes_port(value: str, adapter: str, port: str) -> bool:
-    """Does a value of NCCL_IB_HCA allow this port of this adapter? Without a word, all match."""
+    """Whether a value of NCCL_IB_HCA allows this port of this adapter. An empty value allows all."""
     rule = port_rule(value)
     return (not rule.words or any(rule.fits(word, adapter, port) for word in rule.words)) != rule.excludes
 
@@ -294,7 +294,7 @@ def interface_counters(sys: Path, names: Iterable[str], indices: Mapping[str, in
 
 
 def tcp_counters(snmp: str) -> dict[str, int]:
-    """What /proc/net/snmp says of TCP: a line of names, and one of numbers."""
+    """TCP's counters of /proc/net/snmp: a line of names, and one of numbers."""
     names, *numbers = [line.split()[1:] for line in snmp.splitlines() if line.startswith("Tcp:")] or [[]]
     found = dict(zip(names, *numbers[:1], strict=False)) if numbers else {}
     return {name: int(found[name]) for name in _TCP if found.get(name, "").isdecimal()}

@@ -117,7 +117,7 @@ def nccl_choice(variable: str | None, known: Sequence[Interface]) -> tuple[Inter
 
 
 def nccl_takes(rule: str, name: str) -> bool:
-    """Does a value of NCCL_SOCKET_IFNAME allow this interface?"""
+    """Whether a value of NCCL_SOCKET_IFNAME allows this interface."""
     others, rule = rule.startswith("^"), rule.removeprefix("^")
     exact, rule = rule.startswith("="), rule.removeprefix("=")
     words = [word.partition(":")[0] for word in rule.split(",") if word]
@@ -171,7 +171,7 @@ def family_of(address: str) -> str:
 
 
 def reverse_seconds(address: str, seconds: float) -> float | None:
-    """How long the resolver takes for the name of an address, whether there is one or not; `None` if it is longer."""
+    """Seconds that the resolver takes for the name of an address, with or without a result; `None` after a time-out."""
     begin = time.monotonic()
 
     def look_back() -> float:
@@ -206,7 +206,7 @@ def is_reachable(address: str) -> bool:
 
 
 def is_local(address: str) -> bool:
-    """Is a numeric address one of this host's own?"""
+    """Whether a numeric address belongs to this host."""
     own = own_addresses()
     return _can_bind(address) if own is None else is_loopback(address) or bare(address) in map(bare, own)
 

@@ -103,7 +103,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Can more be measured?"""
+        """Whether more can be measured."""
         return self._sock is not None
 
     def try_sizes(self, own_number: int) -> None:
@@ -182,7 +182,7 @@ class Connection:
             self.cell = structs.replace(self.cell, round_trip_seconds=shortest)
 
     def _granted(self) -> bool:
-        """Is the peer's host free? A peer that says nothing ends the connection, and nothing is known of the rate."""
+        """Whether the peer's host is free. Without an answer the connection ends, and the rate is not known."""
         if self._sock is None:
             return False
         try:

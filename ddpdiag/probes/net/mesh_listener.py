@@ -1,4 +1,4 @@
-"""What a host answers in the mesh: the protocol by which two hosts measure the way between them, and the listener.
+"""A host's answers in the mesh: the protocol by which two hosts measure the way between them, and the listener.
 
 A plain TCP connection, one way at a time. The caller sends requests of a letter and a number, the listener answers:
 - hello: my number in the group, then the listener's token -> a byte. A stranger's token ends the connection.

@@ -50,7 +50,7 @@ class Gid(Struct, frozen=True, array_like=True):
 
     @property
     def is_routed(self) -> bool:
-        """Does it lead beyond its own link: RoCE v2, and an address of the interface, IPv4 ("::ffff:") or IPv6?"""
+        """Whether it leads beyond its own link: RoCE v2, and an address of the interface, IPv4 ("::ffff:") or IPv6."""
         with contextlib.suppress(ValueError):
             return self.kind == ROCE_V2 and ipaddress.IPv6Address(self.address) not in _LINK_LOCAL
         return False

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Reach(Enum):
-    """How a connect ended, from best to worst as evidence that the host is there."""
+    """The ends of a connect, from best to worst as evidence that the host is there."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"  # the host is there, nobody listens
@@ -46,7 +46,7 @@ _MEANINGS = {
 
 
 class Reached(Struct, frozen=True, kw_only=True):
-    """What came of `reach`; `address` was tried, `source` is our own end of an accepted connection."""
+    """The result of `reach`; `address` was tried, `source` is our own end of an accepted connection."""
 
     reach: Reach
     address: str | None = None
@@ -55,7 +55,7 @@ class Reached(Struct, frozen=True, kw_only=True):
 
 
 def answer_within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """What a call of the resolver, which has no time-out, returns; `None` if nothing came in time.
+    """The result of a call of the resolver, which has no time-out; `None` if it did not end in time.
 
     A thread that is stuck in it dies with the process.
     """
@@ -176,7 +176,7 @@ _TOGETHER_SECONDS = 0.05
 
 
 def reach_any(address: str, ports: Sequence[int], seconds: float) -> dict[int, Reached]:
-    """What a connect to each port of a numeric address met, in the order of `ports`.
+    """The result of a connect to each port of a numeric address, in the order of `ports`.
 
     Over when all have answered, or soon after one has accepted; a port that has said nothing by then counts as dropped.
     """

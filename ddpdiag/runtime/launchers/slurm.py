@@ -1,4 +1,4 @@
-"""What Slurm's variables show: a task of a step or the body of a batch script, and how long the job lasts.
+"""Slurm's variables: a task of a step or the body of a batch script, and how long the job lasts.
 
 Only `srun` launches. In the body of a batch script Slurm sets SLURM_PROCID and the job's lists, but no SLURM_STEP_ID;
 the shell of an interactive `salloc` runs in a pseudo step, whose id lies above those of true steps.

@@ -58,7 +58,7 @@ class Before(NamedTuple):
 
 
 def before(seen: Seen[Any], backend: str) -> Before | None:
-    """How COL001 went over this backend, with all ranks together."""
+    """The course of COL001 over this backend, with all ranks together."""
     known = seen.of(all_reduce.CHECK)
     for trial in known.trials:
         if trial.params.get("backend") == backend:

@@ -58,7 +58,7 @@ class Step(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What came of a step: `failed` are the groups that failed, and `how` the worst of them did ("hung", "wrong").
+    """The result of a step: `failed` are the groups that failed, and `how` the worst of them did ("hung", "wrong").
 
     `busbw` is the slowest group's, None where that is not known. `error` is what a rank raised, if anything.
     """
@@ -73,7 +73,7 @@ class Tried(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """What is known before: where it makes sense to search.
+    """The known facts before a search: the places that it may try.
 
     `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
     bandwidth below which it is. `own` are the user's own overrides as members that take them away. `inside` and
@@ -93,7 +93,7 @@ class Ground(NamedTuple):
 
 
 class Kind(Enum):
-    """How the search ended."""
+    """The kinds of an end of the search."""
 
     WORKS = "works"  # nothing is wrong, and nothing to gain
     TRANSIENT = "transient"  # it failed before, and does not any more
@@ -103,7 +103,7 @@ class Kind(Enum):
 
 
 class Ended(NamedTuple):
-    """How the search ended, with which members, and what shows it: the runs of that set."""
+    """The end of the search, its members, and the runs that prove it."""
 
     kind: Kind
     members: Members = ()
