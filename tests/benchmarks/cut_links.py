@@ -27,10 +27,11 @@ CHECK = ("-m", "ddpdiag", "check", "--budget", "90", "--json", "{json}")
 
 def break_link(fault: str, network: Network) -> None:
     """Let the fault begin."""
-    h0, h1, h2 = network[0], network[1], network[2]
+    h1, h2 = network[1], network[2]
     if fault == "loss":
-        h0.lose(0.05, source=h2)
-        h1.lose(0.05, source=h2)
+        for host in network.hosts:
+            if host is not h2:
+                host.lose(0.05, source=h2)
     else:
         h2.block(source=h1, reject=fault == "reset")
 

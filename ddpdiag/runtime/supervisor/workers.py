@@ -24,6 +24,8 @@ _WORKER_MODULE = "ddpdiag.runtime.supervisor.worker"
 _FORK_SERVER_MODULE = "ddpdiag.runtime.supervisor.fork_server"
 _SOCKET_BUFFER = 1 << 20
 _POLL_SECONDS = 0.02
+# Where faulthandler's dump of the main thread, its last, ends: at `python -m`, at a script, or at its 100 frames.
+_MAIN_THREAD_ENDS = (b" in _run_module_as_main\n", b" in <module>\n", b"...\n")
 
 
 class PythonChild(Child, ABC):
@@ -116,7 +118,7 @@ class WorkerProcess(PythonChild):
         if asked:
             ask_for_collectives(self._recorder, nccl=nccl)
         _dump(self)
-        stacks = read_stacks(_read_settled(self._stack, start, end))
+        stacks = read_stacks(_read_dump(self._stack, start, end))
         alive = partial(is_alive, self.pid)
         answer = wait_for_answer(self._recorder, end, alive) if asked else None
         if not isinstance(answer, ipc.PostedCollectives):
@@ -275,7 +277,7 @@ class ForkServer(PythonChild):
         """Its stacks: where an import hangs. It posts nothing, and has no NCCL."""
         start = self.log.size()
         _dump(self)
-        return HangEvidence(read_stacks(_read_settled(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
+        return HangEvidence(read_stacks(_read_dump(self.log.fileno(), start, time.monotonic() + DEADLINES.dump)))
 
     def kill(self) -> bool:
         """Kill it, and its workers with it; True if it is gone within 2 s. One that others use is left to them."""
@@ -420,10 +422,13 @@ def _dump(child: PythonChild) -> None:
     child.signal(signal.SIGCONT)
 
 
-def _read_settled(descriptor: int, start: int, end: float) -> str:
-    """Text of a file after `start`, once it stops growing; waits until `end` of the monotonic clock."""
-    text = before = b""
-    while time.monotonic() < end and not (text and text == before):
+def _read_dump(descriptor: int, start: int, end: float) -> str:
+    """The stacks in a file after `start`, once the main thread's are whole; waits until `end` of the monotonic clock.
+
+    It is not enough that the file stops growing: on a busy host a process can rest in the middle of its dump.
+    """
+    text = b""
+    while time.monotonic() < end and not text.endswith(_MAIN_THREAD_ENDS):
         time.sleep(_POLL_SECONDS)
-        before, text = text, os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
+        text = os.pread(descriptor, os.fstat(descriptor).st_size - start, start)
     return text.decode(errors="replace")
