@@ -17,6 +17,7 @@ from ddpdiag.errors import RunLost, UsageError
 from ddpdiag.probes.host.kernel import open_files, tcp_sockets
 from ddpdiag.probes.net.tcp_connect import free_port
 from ddpdiag.runtime.control import key_file
+from ddpdiag.runtime.control import wire as wire_module
 from ddpdiag.runtime.control.client import RelayedClient
 from ddpdiag.runtime.control.join import Endpoint, Rank0Endpoint, join, mechanism
 from ddpdiag.runtime.control.messages import Hello, HelloAck
@@ -121,6 +122,14 @@ def test_frames_without_end_fill_no_memory() -> None:
         server.close()
     assert sent < 200
     assert _resident_bytes() - before < 50 << 20
+
+
+def test_a_connection_without_a_handshake_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_module, "HANDSHAKE_MS", 200)
+    server = ControlServer([free_port("127.0.0.1")], OURS, arrival_of(0, 2), local_only=True)
+    with contextlib.closing(server), socket.create_connection(("127.0.0.1", server.port), 20) as silent:
+        while silent.recv(1024):  # the server's greeting, then the end
+            pass
 
 
 @pytest.fixture

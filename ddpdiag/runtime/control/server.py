@@ -83,9 +83,10 @@ class ControlServer:
         *,
         local_only: bool = False,
     ) -> None:
-        raise_open_files(connections_of(arrival.place, wire))
+        connections = connections_of(arrival.place, wire)
+        raise_open_files(connections)
         self._wire = wire
-        self._socket = new_router(wire)
+        self._socket = new_router(wire, connections)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self.port = self._bind(ports, "127.0.0.1" if local_only else "*", arrival)
         self.own_url = f"inproc://rank-0-{arrival.nonce}"  # for the supervisor of this process

@@ -18,6 +18,8 @@ _down: msgspec.json.Decoder[Downward] = msgspec.json.Decoder(Downward)
 _any_hello: msgspec.json.Decoder[AnyHello] = msgspec.json.Decoder(AnyHello)
 
 LAST_WORDS_MS = 500
+HANDSHAKE_MS = 30_000  # libzmq's default
+_MOST_HANDSHAKE_TIMERS = 1_000
 # A peer that has proved nothing yet can make this process hold one frame: 1,000 connections, 64 MiB.
 _MAX_FRAME_BYTES = 64 << 10
 # CURVE adds 33 bytes to a frame (rfc.zeromq.org/spec/26).
@@ -43,15 +45,16 @@ def new_socket(kind: int) -> "zmq.Socket[bytes]":
     return socket
 
 
-def new_router(wire: "Wire") -> "zmq.Socket[bytes]":
-    """A socket to which the ranks of a run connect, each under its own name."""
+def new_router(wire: "Wire", connections: int = 0) -> "zmq.Socket[bytes]":
+    """A socket to which the ranks of a run connect, each under its own name; `connections` are expected."""
     socket = new_socket(zmq.ROUTER)
     wire.lock_server(socket)
-    # Supervisors' heartbeats are enough: libzmq 4.3.5 looks through the timers of all connections to end one
-    # (poller_base.cpp, cancel_timer), so that 10,000 connections with timers kept a core busy and never came to be. And
-    # a timer ends the process if its connection broke after another one had taken its name (stream_engine_base.cpp).
+    # Supervisors' heartbeats are enough, and a heartbeat's timer ends the process if its connection broke after another
+    # one had taken its name (libzmq 4.3.5, stream_engine_base.cpp). A handshake's timer closes what connects and says
+    # nothing. libzmq looks through all timers to end one (poller_base.cpp, cancel_timer): 10,000 connections kept a
+    # core busy and never came to be.
     socket.setsockopt(zmq.HEARTBEAT_IVL, 0)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, 0)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS if connections <= _MOST_HANDSHAKE_TIMERS else 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a connection that broke comes back under its own name
     return socket
