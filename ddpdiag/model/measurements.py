@@ -121,49 +121,30 @@ class Copies(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GpuLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A GPU at one moment, as NVML reports it: clocks of its processors and its memory in hertz, the bits of
-    nvmlClocksEventReasons in `events`."""
+    """A GPU at one moment, as NVML reports it: the clock of its processors in hertz, the bits of nvmlClocksEventReasons
+    in `events`."""
 
     sm_hz: float | None = None
-    memory_hz: float | None = None
     events: int | None = None
     celsius: int | None = None
 
 
-class Gemm(Struct, frozen=True, kw_only=True):
-    """Products of two square matrices of `size` rows: the rate of each batch.
-
-    Of `compared` elements `wrong` deviate from the product in fp64 by more than rounding can; `error` is the largest
-    deviation as a multiple of that, None where it is no number.
-    """
-
-    dtype: str
-    size: int
-    flop_per_s: tuple[float, ...]
-    compared: int
-    wrong: int
-    error: float | None
-
-
 class Compute(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The results of one GPU (or the CPU: `index` is None), or the reason why there are none.
+    """The rates of one GPU (or the CPU: `index` is None), one of each batch, or the reason why there are none.
 
-    `index` is torch's. The rate of a copy within the device's memory counts what is read and what is written;
-    `wrong_words` of the copies differ. `during` are its loads while it computed. `pid` is this process, and `pids` are
-    those that NVML shows on the GPU, None where it does not say.
+    `index` is torch's. `flop_per_s` is the rate of matrix products in `dtype`; that of a copy within the device's
+    memory counts what is read and what is written. `during` are its loads while it computed. `pid` is this process, and
+    `pids` are those that NVML shows on the GPU, None where it does not say.
     """
 
     device: str
-    torch: str
     index: int | None = None
     uuid: str | None = None
     pci: str | None = None
     processors: int | None = None
-    driver: str | None = None
-    gemms: tuple[Gemm, ...] = ()
-    copy_bytes: int = 0
+    dtype: str = ""
+    flop_per_s: tuple[float, ...] = ()
     copy_bytes_per_s: tuple[float, ...] = ()
-    wrong_words: int = 0
     during: tuple[GpuLoad, ...] = ()
     pid: int = 0
     pids: tuple[int, ...] | None = None

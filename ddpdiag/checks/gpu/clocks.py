@@ -52,16 +52,16 @@ FINDINGS = {
 }
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
-_SOFTWARE_THERMAL = 0x20
+_SOFTWARE_THERMAL, _BRAKE = 0x20, 0x80
 HARMFUL = {
     0x8: "hardware slowdown",
     _SOFTWARE_THERMAL: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
-    0x80: "power brake",
+    _BRAKE: "power brake",
 }
 _HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
-COOLING_FIX = "The usual cause is its fans or its coolant."
-POWER_FIX = "The usual cause is the power supplies or cables of that host."
+_COOLING_FIX = "The usual cause is its fans or its coolant."
+_POWER_FIX = "The usual cause is the power supplies or cables of that host."
 WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
 
 
@@ -69,6 +69,11 @@ def events_text(events: int, mask: int) -> str:
     """The harmful ones, and the mask that they are of: "power brake is active (clock event mask 0x84)"."""
     names = [name for bit, name in HARMFUL.items() if events & bit]
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} active (clock event mask {mask:#x})"
+
+
+def heat_or_power(events: int) -> tuple[str, str]:
+    """The cause of harmful events, as a word for scripts and as advice."""
+    return ("power-brake", _POWER_FIX) if events & _BRAKE else ("heat", _COOLING_FIX)
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
@@ -89,7 +94,7 @@ def lowered(card: Card) -> Iterator[Fault]:
         f"{'the hardware' if is_hardware else 'the driver'} limits the clocks of a GPU",
         f"{events_text(harmful, events)}{'' if celsius is None else f' at {celsius} C'}; none is expected",
         Action.MONITOR,
-        POWER_FIX if events & 0x80 else COOLING_FIX,
+        heat_or_power(events)[1],
         {"clock_events": f"{events:#x}", "celsius": celsius},
         watch=WATCH_CLOCKS,
     )
@@ -108,7 +113,7 @@ def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
             f"{'above' if margin < 0 else 'below'} its slowdown temperature; a distance of more than {least:g} C is "
             "expected",
             Action.MONITOR,
-            COOLING_FIX,
+            _COOLING_FIX,
             {"celsius": celsius, "margin_celsius": margin},
             watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is still as hot without load"),
         )

@@ -88,10 +88,10 @@ def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
 
 
-# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM, NVML_CLOCK_MEM.
+# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM.
 _GPU_SENSOR = 0
 _SLOWDOWN = 1
-_SM_CLOCK, _MEMORY_CLOCK = 1, 2
+_SM_CLOCK = 1
 # An older one may give the field's number another meaning.
 _RECOVERY_DRIVER = 570
 
@@ -285,21 +285,19 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 class Watched:
-    """One GPU whose load can be looked at; `driver` is the driver's version."""
+    """One GPU whose load can be read, or none where NVML does not know it."""
 
-    def __init__(self, device: Device | None = None, driver: str | None = None) -> None:
+    def __init__(self, device: Device | None = None) -> None:
         self._device = device
-        self.driver = driver
 
     def load(self) -> GpuLoad | None:
-        """The GPU at this moment; None where NVML does not know it."""
+        """The load of the GPU at this moment."""
         device = self._device
         if device is None:
             return None
-        sm, memory_clock = (device.number("nvmlDeviceGetClockInfo", which) for which in (_SM_CLOCK, _MEMORY_CLOCK))
+        sm = device.number("nvmlDeviceGetClockInfo", _SM_CLOCK)
         return GpuLoad(
             sm_hz=None if sm is None else sm * 1e6,
-            memory_hz=None if memory_clock is None else memory_clock * 1e6,
             events=clock_events(device),
             celsius=device.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
         )
@@ -312,12 +310,11 @@ class Watched:
 
 @contextmanager
 def watched(uuid: str | None) -> Iterator[Watched]:
-    """The GPU with this UUID, for as long as NVML is open; one that says nothing where NVML does not know it."""
+    """The GPU with this UUID, for as long as NVML is open."""
     with ExitStack() as opened:
         try:
             pynvml = opened.enter_context(opened_nvml())
             handle = None if uuid is None else supported(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
-            found = Watched(None if handle is None else Device(handle), supported(pynvml.nvmlSystemGetDriverVersion))
         except (NvmlError, OSError):
-            found = Watched()
-        yield found
+            handle = None
+        yield Watched(None if handle is None else Device(handle))
