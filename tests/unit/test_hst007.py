@@ -40,20 +40,12 @@ def only(findings):
 
 INDEX = {"NCCL_IB_GID_INDEX": "3"}
 RULE = {"NCCL_IB_HCA": "=" + ",".join(rail.name for rail in GOOD)}
-OLD_GIDS = tuple(gid for gid in ROCE if gid[1] != "RoCE v2")
 # The kernel numbers the others on.
 SEVEN = tuple(Rail(f"mlx5_{name}", place) for name, place in enumerate((0, 1, 2, 4, 5, 6, 7)))
 STORAGE = (Rail("mlx5_8", 8, rate="200 Gb/sec (4X HDR)", board="MT_1"),)
 # The odd host, the others, the finding, and the ports that it names.
 FAULTS = {
     "down": (host(with_rail(GOOD, 3, **DOWN)), host(GOOD), ("down", *WARNED), ["mlx5_3:1"]),
-    "no subnet manager": (host(with_rail(GOOD, 3, state="2: INIT")), host(GOOD), ("down", *WARNED), ["mlx5_3:1"]),
-    "disabled": (
-        host(with_rail(GOOD, 3, **DOWN | {"physical": "3: Disabled"})),
-        host(GOOD),
-        ("down", *WARNED),
-        ["mlx5_3:1"],
-    ),
     "all down": (host(rails(**DOWN)), host(GOOD), ("down", *FAILED), [f"{rail.name}:1" for rail in GOOD]),
     "missing": (host(SEVEN), host(GOOD), ("missing", *WARNED), [f"{rail.name}:1" for rail in SEVEN]),
     "all missing": (host(()), host(GOOD), ("missing", *FAILED), []),
@@ -78,15 +70,8 @@ FAULTS = {
     ),
     "one lane": (host(with_rail(GOOD, 0, rate="100 Gb/sec (1X NDR)")), host(GOOD), ("slow", *WARNED), ["mlx5_0:1"]),
     "no address": (host(with_rail(roce(), 6, gids=LINK_LOCAL)), host(roce()), ("gid", *FAILED), ["mlx5_6:1"]),
-    "old GIDs": (host(roce(gids=OLD_GIDS)), host(roce()), ("gid", *FAILED), [f"{rail.name}:1" for rail in GOOD]),
     "empty GID index": (
         host(with_rail(roce(), 6, gids=(ROCE[0], ROCE[3])), **INDEX),
-        host(roce(), **INDEX),
-        ("gid", *FAILED),
-        ["mlx5_6:1"],
-    ),
-    "GID index of another type": (
-        host(with_rail(roce(), 6, gids=(ROCE[0], ROCE[1], ROCE[3], ROCE[2])), **INDEX),
         host(roce(), **INDEX),
         ("gid", *FAILED),
         ["mlx5_6:1"],
@@ -143,12 +128,11 @@ TWO = ["down", "missing", "half the rate", "one lane", "no address", "firmware"]
 
 
 @pytest.mark.parametrize("fault", TWO)
-def test_two_hosts_that_differ_are_both_named_and_none_is_blamed(fault, golden):
+def test_two_hosts_that_differ_are_both_named_and_none_is_blamed(fault):
     odd, usual, _, _ = FAULTS[fault]
     (finding,) = judged(usual, odd)
     assert only([finding]) == ("uneven", Severity.NOTE if fault == "firmware" else Severity.WARNING, ())
     assert finding.evidence["hosts"] == ["n0", "n1"]
-    golden(finding)
 
 
 def test_four_hosts_of_two_kinds_blame_none():
@@ -156,20 +140,11 @@ def test_four_hosts_of_two_kinds_blame_none():
 
 
 @pytest.mark.parametrize("fault", ["down", "half the rate", "one lane", "no address", "firmware"])
-def test_a_host_alone_is_compared_with_itself(fault, golden):
+def test_a_host_alone_is_compared_with_itself(fault):
     odd, _, (word, _, _), ports = FAULTS[fault]
     (finding,) = judged(odd)
     assert only([finding]) == (word, Severity.WARNING, ("n0",))
     assert finding.evidence["ports"] == ports
-    golden(finding)
-
-
-def test_a_single_lane_of_infiniband_needs_no_peer():
-    assert only(judged(host(rails(1, rate="50 Gb/sec (1X HDR)")))) == ("slow", Severity.WARNING, ("n0",))
-
-
-def test_an_empty_gid_index_needs_no_peer():
-    assert only(judged(host(roce(1), NCCL_IB_GID_INDEX="9"))) == ("gid", Severity.WARNING, ("n0",))
 
 
 # Healthy hosts --------------------------------------------------------------------------------------------------------
@@ -275,9 +250,3 @@ def test_hosts_without_rdma_are_skipped(rdma, measured):
     before = seen_of(limits.CHECK, dict.fromkeys(range(2), limits.Data(limits=None, rdma=rdma))).of(CHECK)
     assert bool(CHECK.plan(before)) is measured
     assert measured or skip_text(CHECK, before) == "no host has an RDMA device"
-
-
-def test_figures_show_the_weakest_host():
-    run = seen([host(GOOD), host(with_rail(with_rail(GOOD, 3, **DOWN), 0, rate="200 Gb/sec (4X HDR)"))])
-    assert CHECK.report(run).figures == {"rdma.ports": 7, "rdma.min_port_bytes_per_s": 25e9}
-    assert CHECK.report(seen([host(())])).figures == {}

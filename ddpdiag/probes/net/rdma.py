@@ -1,11 +1,11 @@
-"""RDMA adapters of this host as /sys shows them: model, firmware, driver, PCI address and GIDs.
+"""RDMA adapters of this host as /sys shows them: model, firmware, PCI address and GIDs.
 
 What a port's link does (state, rate) is read in `adapters.py`. What cannot be read is None.
 """
 
 import contextlib
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from ddpdiag.probes.host.kernel import names_in, read_text
 from ddpdiag.probes.net.adapters import Port, nccl_variable, pci_of
 
 # Variables of NCCL that decide which ports and GIDs it takes (net_ib/init.cc, net_ib/connect.cc).
-_CHOOSING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ROCE_VERSION_NUM")
+_CHOOSING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX")
 ROCE_V2 = "RoCE v2"
 _LINK_LOCAL = ipaddress.IPv6Network("fe80::/64")  # as NCCL has it (linkLocalGid in net_ib/connect.cc)
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -32,7 +32,6 @@ class Adapter(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str | None = None
     board: str | None = None
     firmware: str | None = None
-    driver: str | None = None
     kind: str | None = None
     virtual: bool = False
     pci: str | None = None
@@ -63,15 +62,11 @@ def rdma_adapters(sys: Path) -> tuple[Adapter, ...] | None:
     adapters = []
     for name in names_in(sys / "class" / "infiniband") or ():
         device = sys / "class" / "infiniband" / name
-        driver = None
-        with contextlib.suppress(OSError):  # made of software
-            driver = (device / "device" / "driver").readlink().name
         adapter = Adapter(
             name=name,
             model=read_text(device / "hca_type") or None,
             board=read_text(device / "board_id") or None,
             firmware=read_text(device / "fw_ver") or None,
-            driver=driver,
             kind=(read_text(device / "node_type") or "").rpartition(": ")[2] or None,
             virtual=(device / "device" / "physfn").exists(),
             pci=pci_of(device),
@@ -90,16 +85,6 @@ def roce_gids(sys: Path, port: Port) -> tuple[Gid, ...]:
         for number, address in known
         if address != _NO_GID
     )
-
-
-def port_interfaces(sys: Path, port: Port, gids: Iterable[Gid]) -> tuple[str, ...]:
-    """Network interfaces that go over a port: those of its GIDs (bonds and VLANs too), and IPoIB's."""
-    device = sys / "class" / "infiniband" / port.adapter
-    folder = device / "ports" / port.number / "gid_attrs" / "ndevs"
-    named = [read_text(folder / str(gid.index)) for gid in gids]
-    # Of an adapter with several ports /sys does not say which interface belongs to which.
-    own = names_in(device / "device" / "net") if len(names_in(device / "ports") or ()) == 1 else ()
-    return tuple(dict.fromkeys(filter(None, (*named, *(own or ())))))
 
 
 def gpu_models(sys: Path) -> tuple[str, ...]:
