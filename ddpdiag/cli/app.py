@@ -181,11 +181,9 @@ def train(
 
 @_command(
     "ddpdiag watch -- torchrun --nproc-per-node 8 train.py",
-    "ddpdiag watch --stall 120 --kill -- torchrun --nproc-per-node 8 train.py",
-    "srun --ntasks-per-node 1 ddpdiag watch --bundle . -- torchrun ... train.py",
+    "srun --ntasks-per-node 1 ddpdiag watch --stall 120 -- torchrun ... train.py",
     "srun ddpdiag watch -- python train.py   (one report per host)",
     "ddpdiag watch --output 'logs/**/*.log' -- torchrun --log-dir logs --redirects 3 train.py",
-    "ddpdiag watch --read watch-*.jsonl   (of all hosts together)",
     "kill -USR1 PID   (report now)",
     allow_interspersed_args=False,  # what follows the command's name is the command's own
 )
@@ -198,12 +196,11 @@ def watch(
     Stalled means: no output, and no new collective if NCCL's flight recorder can be read. The report goes to standard
     error; SIGUSR1 requests one at once. Stacks need py-spy (`pip install py-spy`).
 
-    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started; after --kill 1 (a rank is blamed)
-    or 3 (no rank is).
+    Exit code: the command's own, or its signal; 126 and 127 if it cannot be started.
     """
     from ddpdiag.watch import command as watch
 
-    leave(guarded(lambda: (watch.read if how.read else watch.run)(command, how)))
+    leave(guarded(lambda: watch.run(command, how)))
 
 
 @_command(

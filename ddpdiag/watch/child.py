@@ -9,14 +9,13 @@ not, because a second SIGTERM keeps torchrun from ending its ranks. A probe proc
 import contextlib
 import os
 import resource
+import select
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ddpdiag.codec import readable
 from ddpdiag.errors import UserError
-from ddpdiag.probes.host.kernel import PROC, read_pairs
 from ddpdiag.watch.processes import read_process
 
 # Passed on to the command. SIGUSR1 requests a look.
@@ -24,14 +23,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PASSED = (*ENDING, signal.SIGUSR2, signal.SIGCONT, signal.SIGTSTP)
 AWAITED = frozenset({*PASSED, signal.SIGUSR1, signal.SIGCHLD})
 _SI_KERNEL = 0x80  # include/uapi/asm-generic/siginfo.h
-_POLL_SECONDS = 0.1
 # The exit codes of env, nohup and timeout (coreutils: EXIT_CANNOT_INVOKE, EXIT_ENOENT).
 _CANNOT_INVOKE, _NOT_FOUND = 126, 127
 # Python ignores these in itself; the command shall not.
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 # slurmstepd reads a file of each process before it signals the next one.
-_PROBE_SECONDS, _PROBE_POLL_SECONDS = 0.1, 0.005
-_PROBE_PROGRAM = "cat"  # a program of its own, for `pkill ddpdiag` shall not meet it
+_PROBE_SECONDS, _PARENT_SECONDS = 0.1, 1.0
+_PROBE_NAME = "watch-signals"  # `pkill ddpdiag` shall not match it
 
 
 class NotStarted(UserError):
@@ -72,14 +70,13 @@ class Child:
         """The next signal within so many seconds, or None."""
         info = signal.sigtimedwait(AWAITED, max(0.0, seconds))
         if info is None:
-            self._probe.forget()
             return None
         if info.si_signo not in PASSED or self.is_over() or os.getpgid(self.pid) != os.getpgrp():
             return Signal(info.si_signo, shared=False)
-        seen = self._probe.received(info.si_signo)
-        if seen:
+        shared = self._probe.received(info.si_signo)
+        if shared:
             signal.sigtimedwait({info.si_signo}, 0)  # timeout(1) signals this process first, then its group
-        return Signal(info.si_signo, info.si_code == _SI_KERNEL if seen is None else seen)
+        return Signal(info.si_signo, shared or (info.si_code == _SI_KERNEL and not self._probe.runs))
 
     def is_over(self) -> bool:
         """Whether it has ended; its children may still run."""
@@ -92,9 +89,15 @@ class Child:
 
     def send(self, signum: int) -> str:
         """A signal for it; it was not waited for yet, so its number is still its own. A sentence if it is refused."""
-        if self.is_over() or _kill(self.pid, signum):
-            return ""
-        return f"{signal.Signals(signum).name} is not passed on: {_refused([self.pid])}"
+        if not self.is_over():
+            try:
+                os.kill(self.pid, signum)
+            except PermissionError:  # sudo started it
+                process = read_process(self.pid)
+                name = f"pid {self.pid}" + (f" ({readable(process.name)})" if process is not None else "")
+                refused = f"user {os.geteuid()} is not permitted to signal {name}."
+                return f"{signal.Signals(signum).name} is not passed on: {refused}"
+        return ""
 
 
 class SignalProbe:
@@ -102,117 +105,57 @@ class SignalProbe:
 
     A signal carries its sender, not its target: `kill -- -PGID` of a shell looks like `kill PID`; `timeout` sends to
     this process and to the group; slurmstepd to the group (proctrack/pgid), to its own children only (proctrack/cgroup)
-    or to every process of the step (SignalChildrenProcesses); systemd and `docker stop` as configured. So a `cat` in
-    the group waits, with all signals blocked, for the end of a pipe that this process holds, and ends whenever this
-    process ends. A signal to the group is pending there (ShdPnd of proc(5)), and stays so: the `cat` is replaced then.
+    or to every process of the step (SignalChildrenProcesses); systemd and `docker stop` as configured. So a child in
+    the group waits for signals, writes each into a pipe, and ends soon after this process has ended.
     """
 
     def __init__(self) -> None:
-        self._pid: int | None = None
-        self._pipe: int | None = None
-        self._simultaneous = 0
-        self._start()
+        """Start it; the signals are blocked already."""
+        self._pipe, writer = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _report_signals(writer, parent)
+        os.close(writer)
+        self._signals: set[int] = set()  # received, and not asked for yet
+        self.runs = True
 
-    def received(self, signum: int) -> bool | None:
-        """Whether it also received a signal that this process has just received; None if it does not run."""
-        bit, end = 1 << signum - 1, time.monotonic() + _PROBE_SECONDS
-        while (pending := self._pending()) is not None and not pending & bit:
-            if time.monotonic() > end:
-                return False
-            time.sleep(_PROBE_POLL_SECONDS)
-        self._replace()
-        if pending is None:
-            return None
-        self._simultaneous = pending & ~bit  # sent at the same time, received one after the other
-        return True
-
-    def forget(self) -> None:
-        """This process received no signal: what is pending was for the probe alone (`pkill cat`), and means nothing."""
-        if self._pending() and not signal.sigpending():
-            self._replace()
+    def received(self, signum: int) -> bool:
+        """Whether it received the signal as well as this process."""
+        while signum not in self._signals and select.select([self._pipe], [], [], _PROBE_SECONDS)[0]:
+            received = os.read(self._pipe, len(PASSED))
+            if not received:
+                self.runs = False
+                break
+            self._signals.update(received)
+        shared = signum in self._signals
+        self._signals.discard(signum)
+        return shared
 
     def end(self) -> None:
         """End it."""
-        if self._pid is None or self._pipe is None:
-            return
         os.kill(self._pid, signal.SIGKILL)  # it was not waited for yet, so its number is still its own
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
         os.close(self._pipe)
-        self._pid = self._pipe = None
-
-    def _replace(self) -> None:
-        self._simultaneous = 0
-        if self._pid is not None:
-            self.end()
-            self._start()
-
-    def _start(self) -> None:
-        held, pipe = os.pipe()
-        actions = [
-            (os.POSIX_SPAWN_DUP2, held, 0),
-            *((os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_WRONLY, 0) for descriptor in (1, 2)),
-        ]
-        mask = signal.valid_signals()
-        try:
-            self._pid = os.posix_spawnp(_PROBE_PROGRAM, [_PROBE_PROGRAM], {}, file_actions=actions, setsigmask=mask)
-            self._pipe = pipe
-        except OSError:
-            os.close(pipe)
-        finally:
-            os.close(held)
-
-    def _pending(self) -> int | None:
-        """Signals that are pending there, as a mask; None if it does not run."""
-        if self._pid is None:
-            return None
-        status = read_pairs(PROC / str(self._pid) / "status", ":")
-        if status.get("State", "Z")[0] in "ZX":
-            return None
-        return self._simultaneous | int(status.get("ShdPnd", "0"), 16)
+        self.runs = False
 
 
-def end_all(command: Child, others: Sequence[int], living: Callable[[], Sequence[int]], grace_seconds: float) -> str:
-    """SIGTERM to the command and to those of its peers on this host, which end their ranks; SIGKILL to what still runs
-    after the grace. A sentence on these, and on processes that this user may not signal."""
-    command.send(signal.SIGTERM)
-    for pid in others:
-        _kill(pid, signal.SIGTERM)
-    killed: dict[int, str] = {}
-    refused: list[int] = []
-    end = time.monotonic() + grace_seconds
-    while time.monotonic() < end and not (command.is_over() and not living()):
-        time.sleep(_POLL_SECONDS)
-    while (left := living()) and time.monotonic() < end + grace_seconds:
-        names = dict(zip(left, _named(left), strict=True))
-        refused = [pid for pid in left if not _kill(pid, signal.SIGKILL)]
-        killed |= {pid: name for pid, name in names.items() if pid not in refused}
-        command.is_over()
-        time.sleep(_POLL_SECONDS)
-    sentences = [f"--kill: SIGKILL to {', '.join(killed.values())}, still running {grace_seconds:g} s after SIGTERM."]
-    return " ".join([*(sentences if killed else ()), *([f"Not ended: {_refused(refused)}"] if refused else ())])
-
-
-def _kill(pid: int, signum: int) -> bool:
-    """False if the signal is not permitted, as to a process that sudo started."""
+def _report_signals(pipe: int, parent: int) -> None:
+    """The probe's process. It must hold no descriptor that a reader waits for, and never return."""
     try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
-        pass
-    except PermissionError:
-        return False
-    return True
-
-
-def _refused(pids: Sequence[int]) -> str:
-    known = ", ".join(name for name in _named(pids) if name.endswith(")"))
-    return f"user {os.geteuid()} is not permitted to signal {known or 'its processes'}."
-
-
-def _named(pids: Sequence[int]) -> list[str]:
-    """Such as "pid 7 (python)"; "pid 7" where it has ended."""
-    seen = [(pid, read_process(pid)) for pid in pids]
-    return [f"pid {pid}" + (f" ({readable(process.name)})" if process is not None else "") for pid, process in seen]
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+        with open("/proc/self/comm", "w") as name:
+            name.write(_PROBE_NAME)
+        while os.getppid() == parent:
+            if (info := signal.sigtimedwait(PASSED, _PARENT_SECONDS)) is not None:
+                os.write(pipe, bytes((info.si_signo,)))
+    finally:
+        os._exit(0)
 
 
 def leave_as(status: int) -> int:

@@ -10,8 +10,7 @@ written into it, the thread that watches NCCL's heartbeat, which looks there eac
 TORCH_FR_DUMP_TEMP_FILE<rank> (TORCH_NCCL_DEBUG_INFO_TEMP_FILE before torch 2.9) and the job goes on. It does so while
 the main thread hangs, without the GIL. It is the same file that NCCL's own watchdog writes at its time-out. gloo's
 recorder is read inside of the process only. (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, FlightRecorder.cpp)
-The class of process groups that torch 2.15 takes for NCCL makes no pipe: it writes the file at a time-out only, some
-15 s before it ends the process (c10d/hooks/FlightRecorderHook.cpp, c10d/nccl2/ProcessGroupNCCL.cpp).
+The class of process groups that torch 2.15 takes for NCCL makes no pipe (c10d/nccl2/ProcessGroupNCCL.cpp).
 The file is a pickle. It is read by a loader that knows plain data only: no name is ever looked up, so nothing can run.
 """
 
@@ -187,12 +186,7 @@ def _is_undumpable(pid: int, users: list[str], root: Path) -> bool:
 PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE_STEM, _FILE_STEM = "ask-", "rank-"
-# Ranks time out within moments of each other.
-_SETTLED_SECONDS = 1.0
-_NO_PIPE = (
-    "its process group cannot be asked for its recorder: only the older class for NCCL can; the one that torch 2.15 "
-    "and newer use, unless TORCH_DIST_USE_NCCL2=0, writes its recorder at a time-out only"
-)
+_NO_PIPE = "its process group has no recorder that can be read; in torch 2.15 and newer it needs TORCH_DIST_USE_NCCL2=0"
 _LARGEST_BYTES = 16 << 20
 # Entries that NCCL's flight recorder keeps; torch's tutorials use it.
 _BUFFER_ENTRIES = "2000"
@@ -206,33 +200,23 @@ def recorder_variables(folder: str) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
-def timed_out(folder: str) -> bool:
-    """Whether a rank wrote its recorder there some moments ago although none can be asked to."""
-    written = [_changed_ns(file) for file in Path(folder).glob(f"{_FILE_STEM}*")]
-    asked = any(Path(folder).glob(f"{_PIPE_STEM}*"))
-    return bool(written) and not asked and time.time() - max(written) / 1e9 > _SETTLED_SECONDS
-
-
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A process that was asked for its recorder, the file that it writes, and when that was written before."""
 
     file: Path
     before_ns: int
 
 
-def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0, root: Path = PROC) -> Asked | str:
-    """Ask a process that `began` then (Unix time); a sentence without its full stop where that cannot be done.
-
-    One that cannot be asked, but has written its recorder since it began, has answered already.
-    """
+def ask_recorder(pid: int, rank: int, env: Mapping[str, str], root: Path = PROC) -> Request | str:
+    """Ask a process for its recorder; a sentence without its full stop where that cannot be done."""
     stem = env.get(PIPE_NAME)
     file = next((env[name] for name in FILE_NAMES if env.get(name)), None)
     if not stem or not file:
         return f"{PIPE_NAME} and {FILE_NAMES[0]} are not both set (--flight-recorder sets them)"
     pipe, written = _seen_from(pid, f"{stem}{rank}.pipe", root), _seen_from(pid, f"{file}{rank}", root)
-    before = _changed_ns(written)
     if not os.path.lexists(pipe):
-        return Asked(written, 0) if before / 1e9 > began else _NO_PIPE
+        return _NO_PIPE
+    before_ns = _changed_ns(written)
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
@@ -244,13 +228,13 @@ def ask_recorder(pid: int, rank: int, env: Mapping[str, str], began: float = 0.0
             os.write(descriptor, b"1\n")
     finally:
         os.close(descriptor)
-    return Asked(written, before)
+    return Request(written, before_ns)
 
 
-def recorder_answer(asked: Asked, end: float) -> TraceDump | str:
+def recorder_answer(request: Request, end: float) -> TraceDump | str:
     """The recorder that the process wrote, once it is whole, until `end` of the monotonic clock; or a sentence."""
     while time.monotonic() < end:
-        if _changed_ns(asked.file) > asked.before_ns and (trace := _load(asked.file)) is not None:
+        if _changed_ns(request.file) > request.before_ns and (trace := _load(request.file)) is not None:
             return trace
         time.sleep(0.05)
     return "it did not respond in time: it is stopped, or its heartbeat thread hangs, too"

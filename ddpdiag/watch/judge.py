@@ -1,4 +1,4 @@
-"""The judgement of a look at a silent training: which rank holds it up, and why; of a command that failed, the cause.
+"""The judgement of a look at a silent training: which rank holds it up, and why.
 
 Rules name ranks in this order: ranks that have ended, are stopped or stuck in the kernel; that get no data; that posted
 another collective, or fewer; for which the others wait in a collective; that are elsewhere in the code than most. A
@@ -18,8 +18,8 @@ from ddpdiag.checks.posted import in_words, lag, last, split
 from ddpdiag.model import Finding, Scalar, Severity
 from ddpdiag.stats import odd_ones_out
 from ddpdiag.text import begun
-from ddpdiag.watch.look import Activity, Failure, Look, Witness, subject
-from ddpdiag.watch.processes import is_remote
+from ddpdiag.watch.look import Activity, Look, Witness, subject
+from ddpdiag.watch.processes import LAUNCHERS
 
 # A waiting kernel of NCCL shows as 100 %.
 _BUSY_GPU, _IDLE_GPU = 0.9, 0.05
@@ -30,8 +30,6 @@ _PATHS_FIX = (
     "TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective before it runs."
 )
 _HELPER_STATES = {"T": "is stopped", "t": "is stopped by a debugger", "D": "is stuck in the kernel", "Z": "is dead"}
-# The code of the finding on ranks that still work after others have ended.
-LAST_TO_END = "watch.last"
 
 
 def judge(look: Look) -> Finding:
@@ -39,9 +37,7 @@ def judge(look: Look) -> Finding:
 
     Its evidence has a line for all ranks that do the same, and the stacks of some ranks.
     """
-    finding = next(found for rule in RULES if (found := rule(look)) is not None)
-    if look.failure is not None:
-        return _failed(look.failure, finding)
+    finding = next(finding for rule in RULES if (finding := rule(look)) is not None)
     lines: list[Scalar] = [f"{ranks_text(ranks)}: {text}" for ranks, text in groups(look, finding.ranks)]
     stacks = [(seen.rank, seen.stack) for seen in look.ranks if seen.stack]
     # Of some that are named, and of one of those that wait.
@@ -87,7 +83,7 @@ def _last_to_end(look: Look) -> Finding | None:
     if not ended or not left:
         return None
     return _finding(
-        LAST_TO_END.rpartition(".")[2],
+        "last",
         f"{subject(ended, 'has', 'have')} ended, but not {ranks_text(left)}{look.place_text(left)}",
         f"No rank is known to wait for another one; {subject(left, 'has', 'have')} not ended{look.where_text(left)}.",
         "Check what it does there: it may be the last save.",
@@ -189,28 +185,11 @@ def _posted(look: Look) -> Finding | None:
     )
 
 
-def _in_time(look: Look) -> Finding | None:
-    """Ranks that wrote no recorder where a collective of others timed out: they posted nothing that is overdue."""
-    overdue = [seen.rank for seen in look.ranks if seen.collectives]
-    ranks = tuple(seen.rank for seen in look.ranks if seen.collectives is None and seen.process is not None)
-    if not look.timed_out or not overdue or not ranks:
-        return None
-    return _finding(
-        "late",
-        f"{ranks_text(overdue)} waited for {ranks_text(ranks)} until the time-out",
-        f"{begun(look.waiting_text(overdue))}; no collective of {ranks_text(ranks)} is overdue"
-        f"{look.where_text(ranks)}.",
-        _ELSEWHERE_FIX,
-        ranks,
-    )
-
-
 def _alone(look: Look) -> Finding | None:
     if len(look.ranks) != 1 or (look.world_size or 1) > 1:
         return None
     seen = look.ranks[0]
-    launcher = look.remote_launcher or (look.command if is_remote(look.command) else "")
-    if look.guessed and launcher:
+    if look.guessed and (launcher := look.command) in LAUNCHERS:
         return _finding(
             "remote",
             "no rank was found on this host",
@@ -389,7 +368,6 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _starved,
     _last_to_end,
     _posted,
-    _in_time,
     _alone,
     _apart,
     _awaited,
@@ -399,33 +377,6 @@ RULES: tuple[Callable[[Look], Finding | None], ...] = (
     _all_wait,
     _undecided,
 )
-
-
-# The command failed --------------------------------------------------------------------------------------------------
-
-
-def _failed(failure: Failure, looked: Finding) -> Finding:
-    """The known cause; `looked` is the finding of the last look at the silence before the end.
-
-    A rank that only waited is not named, but the ranks for which it waited: those of its text, else those of the look.
-    """
-    cause = failure.known
-    seen = looked.ranks if failure.look_seconds is not None else ()
-    missing = failure.missing or (seen if cause.is_wait else ())
-    awaited = f" It waited for {ranks_text(missing)}." if missing else ""
-    earlier = f" A look {failure.look_seconds:.0f} s before the end: {looked.title}." if seen else ""
-    lead = f"{ranks_text(failure.ranks)}: " if failure.ranks else ""
-    return structs.replace(
-        _finding(
-            "failed",
-            f"{lead}{cause.title}",
-            f'{cause.more}{awaited} The command printed "{cause.quote}".{earlier}'.strip(),
-            cause.fix,
-            missing if cause.is_wait else failure.ranks,
-        ),
-        severity=Severity.ERROR,
-        evidence=cause.evidence,
-    )
 
 
 # The activity of each rank -------------------------------------------------------------------------------------------
@@ -460,8 +411,6 @@ def _doing(seen: Witness) -> str:
 
 def notes(look: Look) -> tuple[str, ...]:
     """Sentences on what could not be seen, besides those that were recorded."""
-    if look.failure is not None:
-        return look.notes
     guessed = "No variable names the ranks, so they are numbered in the order of their start."
     # Only NCCL's recorders can be read, so that a job without GPUs lacks nothing, unless they were requested.
     traceless = {seen.rank: seen.no_collectives for seen in look.ranks if seen.holds_gpu or look.recorder}

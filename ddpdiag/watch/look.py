@@ -10,21 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from ddpdiag.checks.failure_evidence import state_text
 from ddpdiag.checks.hosts import ranks_text
-from ddpdiag.checks.known_errors import KnownError
 from ddpdiag.checks.posted import in_words, last
 from ddpdiag.model import Collective, ProcessState
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.text import begun
-
-# Up to the year 5138, which clocks can show.
-Seconds = Annotated[float, Meta(ge=0, le=1e11)]
-WATCH_SCHEMA = "ddpdiag.watch/1"
 
 # Files of torch in whose innermost Python frame a rank waits for others (torch 2.6-2.13): c10d's calls, among them the
 # barrier and the rendezvous of a new group; functional collectives; what DDP does over all ranks at its construction.
@@ -177,55 +171,31 @@ def _file_of(frame: str) -> str:
     return os.path.basename(frame.rpartition(" (")[2].rpartition(":")[0])
 
 
-class Failure(Struct, frozen=True, kw_only=True):
-    """The end of the command (`ended`), the known text that explains it, and the ranks that printed it.
-
-    `missing` are ranks that others waited for in vain, as far as their text names them. `look_seconds` is how long
-    before the end the ranks were seen, if they were in the silence before it.
-    """
-
-    ended: str
-    known: KnownError
-    ranks: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
-    look_seconds: float | None = None
-
-
 class Look(Struct, frozen=True, kw_only=True, dict=True):
     """One look at the ranks of one host.
 
     `unix_seconds` is when; `silent_seconds` is how long nothing had been written, `asked` that a signal requested the
-    look, `timed_out` that a rank had written its recorder, `recorder` that --flight-recorder was given, and
-    `stall_seconds` the patience. `number` counts the silences of the run from 1, `looks` the looks at this one.
-    `guessed` says that no variable named the ranks, so that they are numbered in the order of their start;
-    `remote_launcher` is a program below the command that starts ranks on other hosts, where there is one.
-    `blocked_seconds` is how long the reader of the command's output has not taken any. `unmoved` says that an earlier
-    look at this silence saw all ranks in the same places. `notes` are sentences on what could not be seen, and on ranks
-    that earlier looks at this silence named. If the command has ended with a known error, `failure` is set, and the
-    ranks are as the last look at the silence before the end saw them.
+    look, `recorder` that --flight-recorder was given, and `stall_seconds` the patience. `guessed` says that no variable
+    named the ranks, so that they are numbered in the order of their start. `blocked_seconds` is how long the reader of
+    the command's output has not taken any. `unmoved` says that an earlier look at this silence saw all ranks in the
+    same places. `notes` are sentences on what could not be seen.
     """
 
     host: str
-    unix_seconds: Seconds
-    silent_seconds: Seconds
-    stall_seconds: Seconds
+    unix_seconds: float
+    silent_seconds: float
+    stall_seconds: float
     command: str
     asked: bool = False
-    timed_out: bool = False
     recorder: bool = False
-    number: int = 1
-    looks: int = 1
     world_size: int | None = None
     guessed: bool = False
-    remote_launcher: str = ""
     ranks: tuple[Witness, ...] = ()
     gpus: tuple[GpuUse, ...] = ()
     gpus_unseen: str = ""
     blocked_seconds: float = 0.0
     unmoved: bool = False
     notes: tuple[str, ...] = ()
-    failure: Failure | None = None
-    schema: str = WATCH_SCHEMA
 
     @cached_property
     def by_rank(self) -> Mapping[int, Witness]:
@@ -261,8 +231,8 @@ class Look(Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.ranks) and has_others and self.progress_age is None and 0 not in self.by_rank
 
     def is_unmoved(self, before: "Look | None") -> bool:
-        """Whether every rank was in the same place at an earlier look at the same silence."""
-        if before is None or before.number != self.number or len(before.ranks) != len(self.ranks):
+        """Whether every rank was in the same place at an earlier look at the same silence, if there was one."""
+        if before is None or len(before.ranks) != len(self.ranks):
             return False
         return all(now.is_unmoved(then) for now, then in zip(self.ranks, before.ranks, strict=True))
 

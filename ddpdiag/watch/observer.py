@@ -5,14 +5,13 @@ The processes are found by reading /proc, which is limited to a fiftieth of the 
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from ddpdiag.codec import readable
 from ddpdiag.model import ProcessState
 from ddpdiag.probes.collectives import TraceDump
 from ddpdiag.probes.gpu.nvml import GpuUse
@@ -29,8 +28,6 @@ from ddpdiag.watch.processes import (
     descendants,
     find_ranks,
     read_process,
-    remote_launcher,
-    start_unix_seconds,
     thread_names,
 )
 
@@ -50,15 +47,14 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Knows the ranks below `tops`, the processes that were started."""
+    """Knows the ranks below `tops()`, the processes that were started."""
 
-    def __init__(self, tops: Sequence[int]) -> None:
-        self.tops = list(tops)
+    def __init__(self, tops: Callable[[], Sequence[int]]) -> None:
+        self._tops = tops
         self._known = KnownProcesses()
         self._ranks = Ranks({})
         self._processes: list[Process] = []
         self._again = 0.0
-        self.remote_launcher = ""
 
     def refresh(self) -> None:
         """Find the processes of the command again, if it is time to."""
@@ -70,10 +66,8 @@ class Observer:
         self._again = begin + max(_LEAST_TREE_SECONDS, took / _TREE_SHARE)
 
     def _find(self) -> None:
-        self._processes = self._known.complete(descendants(self.tops))
+        self._processes = self._known.complete(descendants(self._tops()))
         self._ranks = self._with_lost(find_ranks(self._processes))
-        launcher = remote_launcher(self._processes)
-        self.remote_launcher = readable(launcher.name) if launcher is not None else ""
 
     def _with_lost(self, now: Ranks) -> Ranks:
         """These ranks, and lost ones: a rank that ended is kept while the other ranks continue, or none is found."""
@@ -86,13 +80,6 @@ class Observer:
         if not stayed or any(before.ranks[rank].start != now.ranks[rank].start for rank in stayed):
             return now
         return Ranks({**before.ranks, **now.ranks}, now.world_size, now.guessed)
-
-    def living(self) -> list[int]:
-        """All processes of the command that still run, also those whose parent has ended."""
-        self._find()
-        wanted = {(process.pid, process.start) for process in self._processes} | set(self._known.all())
-        now = [(start, process) for pid, start in sorted(wanted) if (process := read_process(pid)) is not None]
-        return [process.pid for start, process in now if process.start == start and process.state not in "ZX"]
 
     def look(self, look: Look) -> Look:
         """`look` with the state of all ranks and GPUs, within LOOK_SECONDS."""
@@ -121,7 +108,6 @@ class Observer:
             unix_seconds=time.time(),
             world_size=self._ranks.world_size,
             guessed=self._ranks.guessed,
-            remote_launcher=self.remote_launcher,
             ranks=seen,
             gpus=cards,
             gpus_unseen=unseen,
@@ -129,11 +115,10 @@ class Observer:
 
     def _traces(self, end: float) -> Mapping[int, TraceDump | str]:
         """Each rank's recorder: all are asked first, and then waited for."""
-        asked = {
-            rank: ask_recorder(process.pid, rank, process.environ, start_unix_seconds(process))
-            for rank, process in self._ranks.ranks.items()
+        requests = {
+            rank: ask_recorder(process.pid, rank, process.environ) for rank, process in self._ranks.ranks.items()
         }
-        return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in asked.items()}
+        return {rank: one if isinstance(one, str) else recorder_answer(one, end) for rank, one in requests.items()}
 
     def _rank(self, rank: int, process: Process, dump: Stacks, trace: TraceDump | str, before: "_Use") -> Witness:
         known = read_process(process.pid)

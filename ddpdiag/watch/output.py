@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from ddpdiag.checks.known_errors import as_known, first_reason
 from ddpdiag.codec import open_file
-from ddpdiag.watch.look import Failure
+from ddpdiag.text import ranks_text
 
 # The kernel notes when a terminal was written to in steps of so many seconds, so that typing cannot be timed.
 TERMINAL_STEP_SECONDS = 8.0
@@ -203,7 +203,6 @@ class CommandOutput(Struct):
 
     sinks: list[Sink]  # none where nothing shows that it was written to
     relays: dict[int, Relay]  # by descriptor of the command, 1 and 2
-    files: Sink | None  # one of the sinks, for files beside them
     step_seconds: float  # what was written is at most so much older than it seems
 
 
@@ -225,20 +224,15 @@ def open_output(patterns: Sequence[str]) -> CommandOutput:
         elif not stat.S_ISCHR(seen.st_mode):
             relays[descriptor] = Relay(descriptor)
             sinks.append(relays[descriptor])
-    files = FileSink(patterns) if patterns else None
-    sinks += [files] if files is not None else []
+    sinks += [FileSink(patterns)] if patterns else []
     on_terminal = any(isinstance(sink, TerminalSink) for sink in sinks)
-    return CommandOutput(sinks, relays, files, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
+    return CommandOutput(sinks, relays, TERMINAL_STEP_SECONDS if on_terminal else 0.0)
 
 
 class OutputMonitor:
-    """A thread for each sink: a file system that does not respond holds up its own sink only.
-
-    `active` are the sinks that were written to at all.
-    """
+    """A thread for each sink: a file system that does not respond holds up its own sink only."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
-        self.active: set[Sink] = set()
         self._last: dict[Sink | None, float] = dict.fromkeys((None, *sinks), time.monotonic())
         self._wake = {sink: threading.Event() for sink in sinks}
         self._reports = 0
@@ -260,7 +254,6 @@ class OutputMonitor:
                     written = sink.last_write()
                     if written is not None and self._reports == reports:  # else it may have been ddpdiag itself
                         self._last[sink] = max(self._last[sink], written)
-                        self.active.add(sink)
                 else:
                     sink.forget()
                     forgotten = reports
@@ -284,22 +277,22 @@ class OutputMonitor:
 # Why the command failed ----------------------------------------------------------------------------------------------
 
 
-def read_failure(sinks: Iterable[Sink], status: int) -> Failure | None:
-    """The failure of a command with this wait status; None if it did not fail or no known text explains it in time."""
-    if status == 0:
-        return None
-    failures: list[Failure | None] = []
+def failure_text(sinks: Iterable[Sink], status: int) -> str:
+    """Sentences on why a command with this wait status failed; empty if no known text explains it in time."""
+    texts: list[str] = []
     written = chain.from_iterable(sink.written() for sink in sinks)
-    reader = threading.Thread(target=lambda: failures.append(failure_of(written, status)), daemon=True)
+    reader = threading.Thread(target=lambda: texts.append(_reason(written, status)), daemon=True)
     reader.start()
     reader.join(_READ_SECONDS)
-    return failures[0] if failures else None
+    return texts[0] if texts else ""
 
 
-def failure_of(written: Iterable[bytes], status: int) -> Failure | None:
-    """The reason that `written` gives for the end of a command with this wait status."""
-    if (sighting := first_reason(written)) is None:
-        return None
-    code = os.waitstatus_to_exitcode(status)
+def _reason(written: Iterable[bytes], status: int) -> str:
+    if status == 0 or (sighting := first_reason(written)) is None:
+        return ""
+    cause, code = as_known(sighting), os.waitstatus_to_exitcode(status)
     ended = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return Failure(ended=ended, known=as_known(sighting), ranks=sighting.ranks, missing=sighting.missing)
+    lead = f"{ranks_text(sighting.ranks)}: " if sighting.ranks else ""
+    waited = f"It waited for {ranks_text(sighting.missing)}." if sighting.missing else ""
+    parts = (f"the command failed ({ended}): {lead}{cause.title}.", cause.more, waited, f"Fix: {cause.fix}")
+    return " ".join(filter(None, parts))

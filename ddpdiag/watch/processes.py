@@ -1,5 +1,4 @@
-"""The process tree below a command: which processes are ranks, what /proc shows of each, and programs that start ranks
-where a look from here does not see them, on other hosts or through a daemon.
+"""The process tree below a command: which processes are ranks, and what /proc shows of each.
 
 Ranks are found by what their launcher put into their environment (/proc/PID/environ holds it as it was at exec). All
 that a rank starts inherits that, so that of a rank's processes the topmost counts.
@@ -7,16 +6,12 @@ that a rank starts inherits that, so that of a rank's processes the topmost coun
 
 import contextlib
 import os
-import re
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct, structs
 
-from ddpdiag.errors import UsageError
 from ddpdiag.probes.host.environment import is_pseudo_step
 from ddpdiag.probes.host.kernel import PROC, environ, names_in, read_text, stat_of
 from ddpdiag.watch.evidence import FILE_NAMES, PIPE_NAME
@@ -67,12 +62,6 @@ class Ranks(Struct, frozen=True):
     ranks: dict[int, Process]
     world_size: int | None = None
     guessed: bool = False
-
-
-def start_unix_seconds(process: Process) -> float:
-    """The time of its start, Unix time."""
-    since_boot = process.start / os.sysconf("SC_CLK_TCK")
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
 
 
 def read_process(pid: int, root: Path = PROC) -> Process | None:
@@ -209,51 +198,12 @@ class KnownProcesses:
         kept = {name: env[name] for name in _KEPT if name in env}
         return structs.replace(process, environ=kept, program=program, spawned=_SPAWNED in words)
 
-    def all(self) -> Collection[tuple[int, int]]:
-        """The pids and starts of all processes that were ever seen."""
-        return self._known.keys()
 
-
-# Launchers of other hosts ---------------------------------------------------------------------------------------------
-
-# Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and CORAL; Cray ALPS and PALS; TACC; PBS; Tianhe; CEA;
-# Horovod. ReFrame's list of launchers (reframe/core/launchers) has most.
+# Launchers of other hosts: Slurm; Open MPI and PRRTE; MPICH, Intel MPI, MVAPICH; Flux; LSF and CORAL; Cray ALPS and
+# PALS; TACC; PBS; Tianhe; CEA; Horovod. ReFrame's list of launchers (reframe/core/launchers) has most.
 LAUNCHERS = frozenset(
     {
         "srun", "mpirun", "mpiexec", "orterun", "prterun", "prun", "mpirun_rsh", "flux", "jsrun", "lrun", "blaunch",
-        "aprun", "ibrun", "pbsdsh", "yhrun", "ccc_mprun", "horovodrun",
+        "aprun", "ibrun", "pbsdsh", "yhrun", "ccc_mprun", "horovodrun", "ssh", "pdsh", "clush",
     }
 )  # fmt: skip
-# Programs that train, start ranks on this host or run a script: the words behind them name no launchers.
-_TRAINS_HERE = re.compile(r"(python|pypy)[\d.]*t?|torchrun|accelerate|deepspeed|(ba|da|z|k)?sh|.*\.(py|sh)")
-# These may as well do something else beside a training, as git does with ssh.
-_REMOTE = LAUNCHERS | {"ssh", "rsh", "pdsh", "clush"}
-
-
-def is_remote(word: str) -> bool:
-    """Whether a word of a command line names a program that starts ranks on other hosts: "/opt/bin/mpiexec.hydra"."""
-    return os.path.basename(word).partition(".")[0] in _REMOTE
-
-
-def remote_launcher(processes: Sequence[Process]) -> Process | None:
-    """Such a program among these processes; a remote shell only where no Python runs beside it."""
-    wanted = LAUNCHERS if any(process.is_python for process in processes) else _REMOTE
-    names = ((process, {process.program or process.name, process.name}) for process in processes)
-    return next(
-        (process for process, called in names if any(name.partition(".")[0] in wanted for name in called)), None
-    )
-
-
-def refuse_remote_launchers(command: Sequence[str]) -> None:
-    """UsageError where the command starts ranks on other hosts: NCCL ends a rank that cannot make its pipe there.
-
-    A launcher that a script starts is known once it runs.
-    """
-    # Behind the program that trains, words are arguments of it.
-    words = takewhile(lambda word: not _TRAINS_HERE.fullmatch(os.path.basename(word)), command)
-    if (word := next(filter(is_remote, words), None)) is not None:
-        launcher = os.path.basename(word)
-        raise UsageError(
-            f"--flight-recorder: {launcher} starts ranks on other hosts, where its files do not exist; start "
-            f"`ddpdiag watch` on each host: `{launcher} ddpdiag watch --flight-recorder -- COMMAND`"
-        )

@@ -1,5 +1,6 @@
 """Reports of `ddpdiag watch` on standard error."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -7,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ddpdiag.cli.options import DisplayOptions
 from ddpdiag.cli.outputs import terminal
-from ddpdiag.codec import readable
 from ddpdiag.model import Finding
 from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.render import files
@@ -15,8 +15,7 @@ from ddpdiag.render.blocks import Block, Code, Items, Mark, Text
 from ddpdiag.render.page import Page, one_line
 from ddpdiag.render.painter import paint
 from ddpdiag.text import byte_count, percent
-from ddpdiag.watch.bundle import Bundle
-from ddpdiag.watch.judge import notes
+from ddpdiag.watch.judge import judge, notes
 from ddpdiag.watch.look import Look
 
 _MOST_THREADS = 8
@@ -24,52 +23,32 @@ _SHOW_SECONDS = 2.0
 
 
 class Reporter:
-    """Shows looks, each with its new notes, and each sentence once.
+    """Shows looks on standard error, each with its new notes.
 
-    `show` gets a look, its finding and notes, `say` a sentence. Both get a short time: the terminal or the file system
-    itself may hang.
+    It takes a short time only: the terminal or the file system itself may hang.
     """
 
-    def __init__(self, show: Callable[[Look, Finding, Sequence[str]], None], say: Callable[[str], None]) -> None:
-        self._show = show
-        self._say = say
+    def __init__(self, how: DisplayOptions, show: Callable[[str], None] | None = None) -> None:
+        self._how = how
+        self._show = show or _show
         self._shown: set[str] = set()
 
-    def report(self, look: Look, finding: Finding, why: str = "") -> None:
-        """Show a look. A note, such as on refused stacks, is shown once, and again on request; `why` every time."""
+    def report(self, look: Look) -> None:
+        """Show a look. A note, such as on refused stacks, is shown once, and again on request."""
         every = notes(look)
-        new = [note for note in every if look.asked or note == why or note not in self._shown]
+        new = [note for note in every if look.asked or note not in self._shown]
         self._shown.update(every)
-        _briefly(lambda: self._show(look, finding, new))
-
-    def say_once(self, sentence: str) -> None:
-        """Show a sentence that is neither empty nor was shown before."""
-        if sentence and sentence not in self._shown:
-            self._shown.add(sentence)
-            _briefly(lambda: self._say(sentence))
-
-
-def _briefly(write: Callable[[], None]) -> None:
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    thread.join(_SHOW_SECONDS)
+        width, color = terminal(sys.stderr, self._how.color)
+        # A progress bar leaves the cursor in the middle of its line.
+        text = "\n" + render(look, judge(look), new, color=color, width=width, quiet=self._how.quiet)
+        thread = threading.Thread(target=self._show, args=(text,), daemon=True)
+        thread.start()
+        thread.join(_SHOW_SECONDS)
 
 
-def show(look: Look, finding: Finding, notes: Sequence[str], bundle: Bundle | None, how: DisplayOptions) -> None:
-    """Write a look to standard error, and keep it."""
-    width, color = terminal(sys.stderr, how.color)
-    # A progress bar leaves the cursor in the middle of its line.
-    text = "\n" + render(look, finding, notes, color=color, width=width, quiet=how.quiet)
-    if bundle is not None:
-        try:
-            bundle.keep(look)
-            text += f"all that was seen is saved in {readable(str(bundle.path))}\n"
-        except OSError as error:
-            text += f"not saved: {readable(str(bundle.path))}: {error.strerror or error}\n"
-    try:
+def _show(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
         files.show(text, sys.stderr)
-    except (OSError, ValueError):
-        return
 
 
 def render(
@@ -98,7 +77,7 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -
     lists = {name: tuple(map(str, value)) for name, value in finding.evidence.items() if isinstance(value, list)}
     if groups := lists.pop("ranks", ()):
         yield Items(groups)
-    if not quiet and look.failure is None:
+    if not quiet:
         for name, frames in lists.items():
             yield Code("\n".join(map(one_line, frames)), f"{name.replace('_', ' ')}, innermost first:")
         for seen in [seen for seen in look.ranks if seen.no_stack and seen.threads][:_MOST_THREADS]:
@@ -111,10 +90,6 @@ def blocks(look: Look, finding: Finding, notes: Sequence[str], *, quiet: bool) -
 
 def _reason(look: Look) -> str:
     """The reason of a look."""
-    if look.failure:
-        return f"the command failed ({look.failure.ended})"
-    if look.timed_out:
-        return "a collective timed out"
     return "requested" if look.asked else f"nothing new for {look.silent_seconds:.0f} s"
 
 

@@ -4,11 +4,8 @@ import contextlib
 import json
 import os
 import pty
-import re
-import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -18,9 +15,7 @@ from pathlib import Path
 import pytest
 from jobs import Job, processes, torchrun
 
-from ddpdiag.codec import decode
 from ddpdiag.watch.evidence import find_py_spy
-from ddpdiag.watch.look import Look
 
 WATCH = ("-m", "ddpdiag", "watch")
 STALL = 3.0
@@ -62,7 +57,7 @@ needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="py-spy is not i
 
 @pytest.fixture
 def training(start, tmp_path):
-    """training("--kill", prefix=...): a watched training of two ranks that has begun, and how often it was told of."""
+    """training(prefix=...): a watched training of two ranks that has begun, and how often it was told of."""
 
     def begin(*options: str, prefix: Sequence[str] = ()) -> tuple[Job, int]:
         script = tmp_path / "train.py"
@@ -81,22 +76,15 @@ def reports(job: Job) -> list[str]:
 
 
 def next_report(job: Job, told: int) -> str:
-    """The next report, once it is whole: it names its file at its end."""
+    """The next report, once it is whole: a stack or the notes are at its end."""
     job.wait_until(lambda: len(reports(job)) > told, 60)
-    job.wait_until(lambda: re.search(r"watch-\S+\.jsonl\s*$", reports(job)[told]), 60)
+    job.wait_until(lambda: "innermost first" in reports(job)[told] or "notes" in reports(job)[told], 60)
     return " ".join(reports(job)[told].split())
-
-
-def looks(job: Job) -> list[Look]:
-    """What was kept of them, for nobody else to read."""
-    (kept,) = job.folder.glob("watch-*.jsonl")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    return [decode(line, Look) for line in kept.read_bytes().splitlines()]
 
 
 @needs_py_spy
 def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
-    job, before = training("--bundle", ".")
+    job, before = training()
     own = [p for p in processes(job.mark) if p.environ.get("LOCAL_RANK") == "1" and "train.py" in p.command]
     stopped = min(own, key=lambda process: process.pid)
     stopped.kill(signal.SIGSTOP)
@@ -106,37 +94,31 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on(training):
     stopped.kill(signal.SIGCONT)
     steps = job.stdout.count("step")
     job.wait_until(lambda: job.stdout.count("step") > steps, 60)
-    look = looks(job)[before]
-    assert look.number == before + 1
-    assert [seen.process.state for seen in look.ranks] == ["S", "T"]
 
 
 @pytest.mark.deep
 @needs_py_spy
 def test_a_slow_job_is_left_alone_and_a_rank_that_spins_in_c_is_named(training):
-    job, before = training("--bundle", ".")
+    job, before = training()
     time.sleep(1.5 * STALL)
     assert len(reports(job)) == before, f"a step takes a third of the stall\n{job.told()}"
     (job.folder / "spin").touch()
     told = next_report(job, before)
     assert [word for word in ("rank 0", "rank 1", "spin (train.py:", "GIL") if word not in told] == []
-    assert looks(job)[before].number == before + 1
 
 
 @pytest.mark.deep
 @needs_py_spy
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="takes a capability from itself")
-def test_a_rank_whose_stack_is_refused_is_named_and_the_job_killed(training):
+def test_a_rank_whose_stack_is_refused_is_named_(training):
     # A process that is not dumpable is closed even to its own user, unless that has the capability.
     without = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace")
-    job, before = training("--kill", prefix=without)
+    job, before = training(prefix=without)
     (job.folder / "hide").touch()
     (job.folder / "spin").touch()
-    assert job.wait(300) == 1, job.told()
-    told = " ".join(reports(job)[before].split())
+    told = next_report(job, before)
     expected = ("rank 0", "all_reduce", "rank 1", "dumpable", "--cap-add=SYS_PTRACE", "threads of rank 1: ")
     assert [word for word in expected if word not in told] == []
-    job.check_left_nothing()
 
 
 # Around any command ---------------------------------------------------------------------------------------------------
@@ -280,29 +262,6 @@ def test_another_file_that_grows_is_output_too(watch, tmp_path):
     program = f"import time\nfor _ in range(14):\n    open({str(log)!r}, 'a').write('x'); time.sleep(0.5)"
     own = watch(*PYTHON, program, options=("--stall", "5", "--output", str(tmp_path / "*.log")))
     assert own.communicate(timeout=SECONDS) == ("", "")
-
-
-def test_silence_alone_kills_neither_a_mute_job_nor_a_host_without_rank_0(watch, tmp_path):
-    mute = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    watches = []
-    for word, options, ranks in (
-        ("no-such-file", ("--output", "no-such-file"), {}),
-        ("rank 0", (), {"RANK": "3", "WORLD_SIZE": "4"}),
-    ):
-        # The command leaves a little after it was told why it is not ended.
-        log = tmp_path / f"{word}.log"
-        wait = f"while ! grep -q {shlex.quote(word)} {shlex.quote(str(log))}; do sleep 0.1; done; sleep 0.3"
-        with log.open("w") as stderr:
-            heard = {
-                "stdout": subprocess.PIPE if ranks else subprocess.DEVNULL,
-                "stderr": stderr,
-                "env": os.environ | ranks,
-            }
-            command = ("sh", "-c", f"echo up; {wait}")
-            watches.append(watch(*command, options=("--stall", "1", "--kill", *options), **heard))
-    assert watch("true", options=("--kill",), **mute).wait(SECONDS) == 2
-    assert watch("true", **mute).wait(SECONDS) == 0
-    assert [own.wait(SECONDS) for own in watches] == [0, 0]
 
 
 def test_the_flight_recorder_is_set_only_if_asked(watch, tmp_path):

@@ -7,16 +7,11 @@ from typing import NamedTuple
 
 from ddpdiag.cli import judge
 from ddpdiag.cli.outputs import LintOptions, Outputs
-from ddpdiag.codec import encode
 from ddpdiag.compare import command as compare
 from ddpdiag.explain import command as explain
 from ddpdiag.judgement.reading import read_baseline as read_run
 from ddpdiag.lint import command as lint
-from ddpdiag.model.trial import Collective, ProcessState
-from ddpdiag.probes.gpu.nvml import GpuUse
 from ddpdiag.runtime.launchers.slurm import read_topology
-from ddpdiag.watch import WatchOptions, command
-from ddpdiag.watch.look import Look, Witness
 
 TESTS = Path(__file__).parent.parent
 HEALTHY = TESTS / "recordings" / "healthy-2-ranks.jsonl"
@@ -37,27 +32,12 @@ def report_of(recording: Path) -> bytes:
         return Path(path).read_bytes()
 
 
-def stall(**more: object) -> Look:
-    """A look at two ranks."""
-    process = ProcessState(pid=7, state="S", wchan="futex", stack=("step (train.py:7)",), busy=True)
-    posted = Collective(seq=3, name="nccl:all_reduce", elements=4)
-    ranks = tuple(Witness(rank=rank, pid=7 + rank, process=process, collectives=(posted,)) for rank in range(2))
-    facts = {"host": "n0", "unix_seconds": 1.7e9, "silent_seconds": 300.0, "stall_seconds": 300.0, "command": "train"}
-    uses = (GpuUse(index=0, busy_share=0.5, memory_bytes=1 << 30, power_watts=80.0, pids=(7,)),)
-    return Look(**facts | {"world_size": 4, "ranks": ranks, "gpus": uses} | more)
-
-
 def _recordings() -> list[bytes]:
     return [path.read_bytes() for path in sorted((TESTS / "recordings").rglob("*.jsonl"))]
 
 
 def _reports() -> list[bytes]:
     return [report_of(HEALTHY), HEALTHY.read_bytes()]
-
-
-def _looks() -> list[bytes]:
-    other = stall(host="n1", ranks=(), unix_seconds=1.7e9 + 5)
-    return [b"".join(encode(look) + b"\n" for look in (stall(), stall(looks=2, unix_seconds=1.7e9 + 300), other))]
 
 
 def _judge(path: Path) -> None:
@@ -78,7 +58,6 @@ def _compare(path: Path) -> None:
 READERS = {
     "recording": Reader(_judge, _recordings),
     "report": Reader(_compare, _reports),
-    "watch": Reader(lambda path: command.read([str(path)], WatchOptions()), _looks),
     "lint": Reader(
         lambda path: lint.run([str(path)], LintOptions(details=True)),
         lambda: [path.read_bytes() for path in sorted((TESTS / "unit" / "scripts").glob("*.py"))],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from readers import HEALTHY, READERS, report_of
+from readers import HEALTHY, report_of
 
 from ddpdiag.checks.registry import all_checks
 from ddpdiag.cli import judge
@@ -32,13 +32,6 @@ def recording(path: Path, change: Callable[[list[Line]], object]) -> Path:
 def is_of_rank_1(line: Line) -> bool:
     place = line.get("place", {})
     return line.get("rank") == 1 or (isinstance(place, dict) and place.get("rank") == 1)
-
-
-@pytest.mark.parametrize("name", ["watch-year.jsonl", "watch-nan.jsonl", "watch-inf.jsonl"])
-def test_a_time_that_no_clock_shows_is_refused(golden, name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        READERS["watch"].read(CORPUS / name)
-    golden(str(caught.value).replace(str(CORPUS), "CORPUS"))
 
 
 def test_one_script_in_another_encoding_does_not_end_the_run(golden) -> None:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from readers import HEALTHY, READERS, stall
+from readers import HEALTHY, READERS
 
 from ddpdiag.errors import UsageError, UserError
 from ddpdiag.model import Header, Options
 from ddpdiag.probes.host.shared_files import open_private_folder
 from ddpdiag.render import files
 from ddpdiag.runtime.record import SharedRecord, run_folder
-from ddpdiag.watch.bundle import Bundle, read_bundle
 
 STRANGER = 65534
 
@@ -116,19 +115,6 @@ def test_no_output_goes_to_a_file_or_pipe_of_a_stranger(made: Callable[[Path], N
     assert path.stat().st_ino == before.st_ino
     assert os.read(reader, 100) in (b"", b"theirs")
     os.close(reader)
-
-
-@pytest.mark.usefixtures("alarm")
-@pytest.mark.parametrize("made", [a_file, os.mkfifo])
-def test_a_bundle_is_a_new_file(made: Callable[[Path], None], sticky: Path) -> None:
-    bundle = Bundle(str(sticky))
-    made(theirs := bundle.path)
-    by_a_stranger(theirs)
-    for number in (1, 2):
-        bundle.keep(stall(looks=number))
-    assert bundle.path != theirs
-    assert [look.looks for look in read_bundle(str(bundle.path))] == [1, 2]
-    assert theirs.stat().st_size == (len("theirs") if theirs.is_file() else 0)
 
 
 def a_link(folder: Path, own: Path) -> None:

@@ -16,21 +16,19 @@ from ddpdiag.probes.host.kernel import environ
 from ddpdiag.watch.evidence import (
     FILE_NAMES,
     PIPE_NAME,
-    Asked,
+    Request,
     Stacks,
     ask_recorder,
     dump_stacks,
     load_trace,
     recorder_answer,
     refusal,
-    timed_out,
 )
 from ddpdiag.watch.processes import (
     Process,
     descendants,
     find_ranks,
     read_process,
-    start_unix_seconds,
     thread_names,
 )
 
@@ -182,10 +180,10 @@ def test_a_process_is_asked_through_its_pipe(golden, tmp_path):
     variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
     thread = _nccl(tmp_path / "ask-3.pipe", tmp_path / "rank-3")
     asked = ask_recorder(os.getpid(), 3, variables)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, Request)
     assert recorder_answer(asked, time.monotonic() + 5).collectives[0].seq == 3
     thread.join()
-    again = Asked(asked.file, asked.file.stat().st_mtime_ns)
+    again = Request(asked.file, asked.file.stat().st_mtime_ns)
     golden(recorder_answer(again, time.monotonic()))  # an old file is no answer
 
 
@@ -196,31 +194,6 @@ def test_a_process_without_a_pipe_says_why(golden, tmp_path):
     told.append(ask_recorder(os.getpid(), 0, variables))
     assert (tmp_path / "ask-0.pipe").read_text() == ""
     golden(*(why.replace(str(tmp_path), "TMP") for why in told))
-
-
-def test_who_cannot_be_asked_has_answered_if_it_wrote_its_recorder_since_it_began(tmp_path):
-    """What torch 2.15's groups for NCCL do at a time-out: a file, and no pipe."""
-    variables = {PIPE_NAME: f"{tmp_path}/ask-", FILE_NAMES[0]: f"{tmp_path}/rank-"}
-    (tmp_path / "rank-2").write_bytes(pickle.dumps(TRACE, protocol=2))
-    asked = ask_recorder(os.getpid(), 2, variables, time.time() - 60)
-    assert recorder_answer(asked, time.monotonic() + 1).collectives[0].seq == 3
-    assert isinstance(ask_recorder(os.getpid(), 2, variables, time.time() + 60), str), "the file of an earlier job"
-
-
-def test_a_file_that_no_rank_was_asked_for_means_a_time_out(tmp_path):
-    assert not timed_out(str(tmp_path))
-    written = tmp_path / "rank-0"
-    written.write_bytes(b"")
-    assert not timed_out(str(tmp_path)), "the others may write theirs now"
-    os.utime(written, (time.time() - 5, time.time() - 5))
-    assert timed_out(str(tmp_path))
-    (tmp_path / "ask-0.pipe").write_bytes(b"")
-    assert not timed_out(str(tmp_path))
-
-
-def test_the_start_of_a_process_is_known():
-    own = read_process(os.getpid())
-    assert 0 < time.time() - start_unix_seconds(own) < 100_000
 
 
 # Stacks ---------------------------------------------------------------------------------------------------------------

@@ -6,12 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-import pytest
-
 from ddpdiag.watch.child import AWAITED
 from ddpdiag.watch.command import Silence
 from ddpdiag.watch.output import FileSink, OutputMonitor, Relay
-from ddpdiag.watch.peers import Identity, Peers, identity, job_name
+from ddpdiag.watch.peers import Peers, job_name
 
 
 def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
@@ -22,7 +20,7 @@ def test_a_silence_is_looked_at_once_and_then_ever_more_rarely():
             silence.looked()
             looked.append(second)
     assert looked == [10, 20, 40, 80]
-    assert (silence.number, silence.looks) == (1, 4)
+    assert silence.looks == 4
 
 
 def test_after_a_sound_the_next_silence_is_a_new_one():
@@ -33,7 +31,7 @@ def test_after_a_sound_the_next_silence_is_a_new_one():
     assert not silence.is_due(0.5)
     assert silence.is_due(11.0)
     silence.looked()
-    assert (silence.number, silence.looks) == (2, 1)
+    assert silence.looks == 1
 
 
 def test_a_file_that_grows_or_comes_is_heard_once(tmp_path):
@@ -99,34 +97,19 @@ def test_a_shell_of_salloc_is_no_launch():
     assert job_name(shell | {"OMPI_MCA_ess_base_jobid": "9"}) is not None
 
 
-def test_two_of_one_number_or_of_two_launches_lead_each_for_itself():
-    name = f"double-{os.getpid()}"
-    zero, one = (identity(SLURM | {"SLURM_PROCID": n}, kill=True) for n in "01")
-    other = identity(SLURM | {"SLURM_PROCID": "2"}, kill=False)
-    leader = Peers(name, zero)
-    double, peer, stranger = Peers(name, zero), Peers(name, one), Peers(name, other)
-    for pid, each in enumerate((double, peer, stranger), 2):
-        assert not each.exchange(pid, 1.0).leads
-    news = leader.exchange(1, 1.0)
-    assert news.pids == (3,)
-    assert [each.exchange(9, 1.0).leads for each in (double, peer, stranger)] == [True, False, True]
-    for each in (leader, double, peer, stranger):
-        each.close()
-
-
-def test_the_first_leads_and_another_takes_its_place():
-    name = f"test-{os.getpid()}"
-    first, second = Peers(name, Identity("0")), Peers(name, Identity("1"))
-    assert first.exchange(1, 5.0).leads
-    second.request_look()
-    assert not second.exchange(2, 1.0).leads
-    news = first.exchange(1, 5.0)
-    assert (news.pids, news.asked) == ((2,), True)
-    assert news.silent_seconds == pytest.approx(1.0, abs=0.5)
+def test_the_lowest_rank_leads_until_it_ends():
+    job = SLURM | {"SLURM_JOB_ID": str(os.getpid())}
+    second, first, other = (
+        Peers(job | more, pid)
+        for more, pid in (({"SLURM_PROCID": "3"}, 7), ({"SLURM_PROCID": "2"}, 8), ({"MASTER_PORT": "1"}, 9))
+    )
+    assert [peer.command_pid for peer in second.all()] == [8, 7]
+    assert (first.leads(), second.leads(), other.leads()) == (True, False, True), "the other is of another training"
+    assert first.request_look()
     first.close()
-    second.request_look()  # so that it tells at once
-    assert second.exchange(2, 1.0).leads
+    assert second.leads()
     second.close()
+    other.close()
 
 
 def test_sigkill_and_what_python_needs_is_left_alone():
@@ -165,7 +148,7 @@ def test_an_ear_that_hangs_holds_up_neither_a_report_nor_the_other_ears(tmp_path
     def heard() -> bool:
         with (tmp_path / "a.log").open("a") as file:  # again, until the other sink has forgotten what was ours
             file.write("x")
-        return listener.last > begin and listener.active == {log}
+        return listener.last > begin
 
     assert _soon(heard)
     hangs.answers.set()
@@ -175,5 +158,6 @@ def test_what_we_write_ourselves_is_not_heard(tmp_path):
     listener = OutputMonitor([FileSink([str(tmp_path / "*.log")])])
     with listener.ignoring():
         (tmp_path / "a.log").write_text("a report")
+    last = listener.last
     time.sleep(1.0)
-    assert listener.active == set()
+    assert listener.last == last
