@@ -147,7 +147,7 @@ _SEVERITIES = (Severity.NOTE, Severity.WARNING, Severity.ERROR)
 # They are about the run of ddpdiag, and no fault of the machine.
 _MINOR = ("RUN004.", "CMP001.")
 # Findings from times alone: where these are not judged, since others used the cores, neither are they.
-_OF_TIMES = ("TRN003.straggler", "TRN003.network")
+_OF_TIMES = ("TRN003.straggler",)
 # It judges how the trials of all checks ended.
 _OF_ALL_TRIALS = ("RUN003",)
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")

@@ -9,7 +9,7 @@ class Proof(Struct, frozen=True, kw_only=True):
     `first_weights` is the SHA-256 of the parameters before DDP sends rank 0's to all. `error` is the largest deviation
     of DDP's gradient from that of all images in one process, as a share of the largest element; `norm` its Euclidean
     norm. Gradients are compared by sketches, a few random sums of all elements: `handed` of the input of this rank to
-    the all-reduce, `averaged` of what came out, and `witnessed`, by rank, of what others should have handed to it.
+    the all-reduce, and `witnessed`, by rank, of what others should have handed to it.
     """
 
     first_weights: str
@@ -17,7 +17,6 @@ class Proof(Struct, frozen=True, kw_only=True):
     error: float
     norm: float
     handed: tuple[float, ...]
-    averaged: tuple[float, ...]
     witnessed: dict[int, tuple[float, ...]]
 
 
@@ -49,16 +48,13 @@ class Window(Struct, frozen=True):
 class Steps(Struct, frozen=True, kw_only=True):
     """Some training steps.
 
-    `bucket_seconds` is the shortest all-reduce of `bucket_bytes`; `edges` the shortest exchange of `edge_bytes` each
-    way with a neighbour, by its rank. `overlap` is the share of the communication that DDP hid behind the backward
-    pass, as its own logging has it; None if it has none.
+    `bucket_seconds` is the shortest all-reduce of `bucket_bytes`. `overlap` is the share of the communication that DDP
+    hid behind the backward pass, as its own logging has it; None if it has none.
     """
 
     windows: tuple[Window, ...]
     bucket_bytes: int
     bucket_seconds: float
-    edge_bytes: int
-    edges: dict[int, float]
     overlap: float | None
 
 

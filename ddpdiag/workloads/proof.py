@@ -6,8 +6,9 @@ each rank, and its gradients rightly differ from those of one process. It has GE
 another algorithm for another batch size or GPU, and where that rounds differently, ReLU and max pooling can switch an
 activation, which changes the gradient by up to a hundredth of its largest element (tests/benchmarks/rounding.py).
 
-To tell who spoilt a gradient, what each rank hands to DDP is kept by a communication hook, and two other ranks compute
-it again from the same images. Gradients are compared by sketches, a few numbers each: whole they would fit no report.
+A communication hook keeps the gradient that each rank hands to DDP, and two other ranks compute it again from the same
+images, so that a wrong one has a name. They are compared by sketches, a few numbers each: whole they would fit no
+report.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ SEED = 0
 IMAGES_PER_RANK = 4
 # All images at once would not fit a GPU of a large world.
 _CHUNK = 1024
-# How many sums a sketch has.
+# The number of sums in a sketch.
 _SUMS = 4
 
 
@@ -65,7 +66,6 @@ def prove(ctx: Context, digits: Digits, device: torch.device) -> Proof:
         error=float((averaged - whole).abs().max() / whole.abs().max()),
         norm=float(whole.norm()),
         handed=sketch(signs, handed),
-        averaged=sketch(signs, averaged),
         witnessed={ctx.group[other]: sketches for other, sketches in witnessed.items()},
     )
 
@@ -88,8 +88,8 @@ def shard(rank: int) -> range:
 
 
 def others(rank: int, world_size: int) -> list[int]:
-    """Whose gradients a rank computes again: two, so that there is a majority, and far away, since a bad host's ranks
-    are neighbours."""
+    """The two ranks whose gradients a rank computes again, for a majority: far away, since a bad host's ranks are
+    neighbours."""
     steps = {max(1, world_size // 3), max(2, 2 * world_size // 3)}
     return [(rank + step) % world_size for step in sorted(steps) if step < world_size]
 

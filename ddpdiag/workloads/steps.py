@@ -4,19 +4,16 @@ All ranks leave an all-reduce together, so a rank that comes late waits least: t
 the one at fault and long for the others. DDP hides it behind the backward pass, so here the gradients are kept back
 (`no_sync`) and averaged by an all-reduce of their own, which can be timed.
 
-The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well. And each
-rank exchanges messages with its two neighbours, since a slow link keeps everybody waiting alike.
+The gradients of a small network say nothing about bandwidth: a bucket of DDP's own size is averaged as well.
 """
 
 import time
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -36,10 +33,7 @@ BUCKET_BYTES = 25 << 20
 _BUCKET_CALLS = 3
 # A bucket that would take longer is made smaller, and no smaller than this.
 _BUCKET_SECONDS, _LEAST_BUCKET_BYTES = 1.0, 1 << 20
-_EDGE_BYTES, _EDGE_CALLS = 1 << 20, 4
 _OVERLAP_STEPS = 5
-# Backends that send to one rank; DDP needs none that does.
-_POINT_TO_POINT = ("gloo", "nccl", "mpi", "ucc")
 
 
 def watch_steps(ctx: Context, digits: Digits, device: torch.device, windows: int) -> Steps:
@@ -57,8 +51,6 @@ def watch_steps(ctx: Context, digits: Digits, device: torch.device, windows: int
         windows=tuple(map(window, laps_of_windows)),
         bucket_bytes=bucket_bytes,
         bucket_seconds=bucket_seconds,
-        edge_bytes=_EDGE_BYTES,
-        edges=edges(ctx, device),
         overlap=overlap,
     )
 
@@ -134,43 +126,14 @@ def overlap_of(
 def bucket(ctx: Context, device: torch.device) -> tuple[int, float]:
     """The bytes and the shortest seconds of an all-reduce as large as one of DDP's buckets, or as there is time for."""
     ctx.step("a small bucket")
-    seconds = exchange(dist.all_reduce, _LEAST_BUCKET_BYTES, 2, device)
+    seconds = reduced(_LEAST_BUCKET_BYTES, 2, device)
     affords = int(_LEAST_BUCKET_BYTES * _BUCKET_SECONDS / max(seconds, 1e-6))
     (size,) = least([max(_LEAST_BUCKET_BYTES, min(BUCKET_BYTES, affords - affords % 4))], device)
     ctx.step(f"a bucket of {size} B")
-    return size, exchange(dist.all_reduce, size, _BUCKET_CALLS, device)
+    return size, reduced(size, _BUCKET_CALLS, device)
 
 
-def edges(ctx: Context, device: torch.device) -> dict[int, float]:
-    """The shortest seconds in which this rank and each neighbour exchanged a message, by the neighbour's rank."""
-    found: dict[int, float] = {}
-    if dist.get_backend() not in _POINT_TO_POINT:
-        return found
-    for one, other in ring(dist.get_rank(), dist.get_world_size()):
-        peer = other if dist.get_rank() == one else one
-        ctx.step(f"exchange with rank {ctx.group[peer]}")
-        found[ctx.group[peer]] = exchange(partial(swap, peer=peer), _EDGE_BYTES, _EDGE_CALLS, device)
-    return found
-
-
-def ring(rank: int, world_size: int) -> tuple[tuple[int, int], ...]:
-    """The two links of this rank in the ring of all, in an order without circular waits: first those from
-    even ranks, then those from odd ones, and of an odd number the last one closes the ring."""
-    links = [(one, (one + 1) % world_size) for one in range(world_size if world_size > 2 else world_size - 1)]
-    even = [link for link in links if link[0] % 2 == 0 and link[1]]
-    odd = [link for link in links if link[0] % 2]
-    return tuple(link for link in dict.fromkeys((*even, *odd, *links[-1:])) if rank in link)
-
-
-def swap(tensor: Tensor, peer: int) -> None:
-    """Send to and receive from a peer at the same time."""
-    received = torch.empty_like(tensor)
-    both = [dist.P2POp(dist.isend, tensor, peer), dist.P2POp(dist.irecv, received, peer)]
-    for work in dist.batch_isend_irecv(both):
-        work.wait()
-
-
-def exchange(call: Callable[[Tensor], object], size: int, calls: int, device: torch.device) -> float:
-    """The shortest seconds of some calls with a tensor of so many bytes."""
+def reduced(size: int, calls: int, device: torch.device) -> float:
+    """The shortest seconds of some all-reduces of so many bytes."""
     tensor = torch.zeros(size // 4, device=device)
-    return min(timed(lambda: call(tensor), device) for _ in range(calls))
+    return min(timed(lambda: dist.all_reduce(tensor), device) for _ in range(calls))

@@ -64,35 +64,20 @@ SCHEDULES = {
 }
 
 
-class Seconds(Struct, frozen=True, kw_only=True):
-    """One rank's seconds in each phase, summed over all steps but the first.
-
-    A rank that waits for others waits in `backward` (the all-reduce of the gradients) or in `forward` (DDP sends rank
-    0's BatchNorm statistics to all before it).
-    """
-
-    data: float
-    forward: float
-    backward: float
-    optimizer: float
-    training: float
-    evaluation: float
-
-
 class TrainingData(Struct, frozen=True, kw_only=True):
     """The results of training on one rank.
 
     `losses` are means over all ranks, one per step; `accuracy` is the share of test images that were recognised, over
-    all ranks; `samples` counts this rank's training images in the steps that `seconds`
-    counts. `first_bad_step` is the first step in which this rank's own
-    loss or gradient, before any exchange, was not finite. `checksum` is the SHA-256 of the parameters.
+    all ranks; `samples` counts this rank's training images in `seconds`, those of all steps but the first.
+    `first_bad_step` is the first step in which this rank's own loss or gradient, before any exchange, was not finite.
+    `checksum` is the SHA-256 of the parameters.
     """
 
     losses: tuple[float, ...]
     accuracy: float
     test_loss: float
     samples: int
-    seconds: Seconds
+    seconds: float
     first_bad_step: int | None
     checksum: str
 
@@ -173,28 +158,6 @@ def prepared(images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tens
     return scaled.unsqueeze(1), labels.to(device).long()
 
 
-class Stopwatch:
-    """Seconds by phase. The device is waited for at every lap, which costs a GPU some overlap between phases and is
-    what makes the numbers of a short run mean something."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str | None = None) -> None:
-        """Add the time since the last lap to `phase`; without one, forget it."""
-        synchronize(self._device)
-        now = time.perf_counter()
-        if phase is not None:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
-
-    def restart(self) -> None:
-        """Forget all phases: the first step also loads kernels, builds DDP's buckets and opens connections."""
-        self.seconds.clear()
-
-
 def watch_gradients(model: nn.Module, device: torch.device) -> Tensor:
     """A sum that stops being finite when a gradient of this rank, before the all-reduce, is not.
 
@@ -223,10 +186,8 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     model = DistributedDataParallel(
         seeded_network(schedule, device), device_ids=[device] if device.type == "cuda" else None
     )
-    watch = Stopwatch(device)
     indices = batches(len(digits.train_images), schedule, rank, world_size)
-    losses, first_bad_step = learn(ctx, model, digits, schedule, indices, watch)
-    training = sum(watch.seconds.values())
+    losses, first_bad_step, seconds = learn(ctx, model, digits, schedule, indices)
 
     ctx.step("send rank 0's BatchNorm statistics to all")
     # As DDP does before each of its forward passes. Until then they rightly differ: each rank has seen its own images.
@@ -235,9 +196,7 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
     for buffer in model.module.buffers():
         dist.broadcast(buffer, src=0)
     ctx.step("evaluate")
-    watch.lap()
     scores = evaluate(model.module, digits, rank, world_size, device)
-    watch.lap("evaluation")
     ctx.step("all-reduce the metrics")
     metrics = torch.cat([losses / world_size, scores])
     dist.all_reduce(metrics)
@@ -247,7 +206,7 @@ def train(ctx: Context, digits: Digits, schedule: Schedule, device: torch.device
         accuracy=correct / tests,
         test_loss=test_loss / tests,
         samples=(schedule.steps - 1) * schedule.rank_batch(world_size),
-        seconds=Seconds(training=training, **watch.seconds),
+        seconds=seconds,
         first_bad_step=first_bad_step,
         checksum=checksum(model.module),
     )
@@ -259,34 +218,32 @@ def learn(
     digits: Digits,
     schedule: Schedule,
     indices: Iterator[list[int]],
-    watch: Stopwatch,
-) -> tuple[Tensor, int | None]:
-    """The training loop: this rank's loss in each step, and the first step in which its own numbers were not finite."""
+) -> tuple[Tensor, int | None, float]:
+    """The training loop: this rank's loss in each step, the first step in which its own numbers were not finite, and
+    the seconds of all steps but the first, which also loads kernels, builds DDP's buckets and opens connections."""
     device = next(model.parameters()).device
     optimizer, scheduler = optimizer_of(model, schedule)
     gradients = watch_gradients(model, device)
     losses = torch.zeros(schedule.steps, device=device)
     first_bad_step: int | None = None
+    begin = time.perf_counter()
     model.train()
     for step, batch in zip(range(schedule.steps), indices, strict=False):
         ctx.step(f"training step {step + 1} of {schedule.steps}")
-        watch.lap()
         images, labels = prepared(digits.train_images[batch], digits.train_labels[batch], device)
-        watch.lap("data")
         loss = cross_entropy(model(images), labels)
-        watch.lap("forward")
         optimizer.zero_grad()
         loss.backward()  # meanwhile DDP's reducer averages the gradients over the ranks
-        watch.lap("backward")
         optimizer.step()
         scheduler.step()
-        watch.lap("optimizer")
         losses[step] = loss.detach()
         if first_bad_step is None and not (gradients + loss.detach()).isfinite():
             first_bad_step = step
         if step == 0:
-            watch.restart()
-    return losses, first_bad_step
+            synchronize(device)
+            begin = time.perf_counter()
+    synchronize(device)
+    return losses, first_bad_step, time.perf_counter() - begin
 
 
 @torch.no_grad()

@@ -72,9 +72,8 @@ def ours(digits, rank, ranks):
     device = torch.device("cpu")
     model = DistributedDataParallel(training.seeded_network(schedule, device))
     indices = training.batches(len(digits.train_images), schedule, rank, ranks)
-    watch = training.Stopwatch(device)
     begin = time.perf_counter()
-    training.learn(Quiet(), model, digits, schedule, indices, watch)
+    training.learn(Quiet(), model, digits, schedule, indices)
     return time.perf_counter() - begin, steps * BATCH
 
 

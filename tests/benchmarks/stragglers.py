@@ -7,7 +7,6 @@ Each run is a `ddpdiag check --select LCH003,TRN003` of its own on this machine.
     data      its images come 30 ms later (tests/inject)
     compute   its loss takes 30 ms more of a core (tests/inject)
     cores     both ranks are pinned to a core each, and a process burns one of these
-    network   three hosts (network namespaces, root only), and one cable carries a twentieth of the others
 
 Runs of the kinds take turns, so that what else the machine does meets all of them.
 """
@@ -24,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "hosts"), str(TESTS / "processes")]
+sys.path += [str(TESTS / "processes")]
 CHECK = ("-m", "ddpdiag", "check", "--select", "LCH003,TRN003", "--json", "{json}")
 SLOW_RANK = 1
 HEAD = (
@@ -95,39 +94,19 @@ def cores(_ranks: int) -> list[dict]:
         return json.loads(report.read_text())["findings"]
 
 
-def network(ranks: int) -> list[dict]:
-    """Three hosts of one rank each."""
-    from launch import Bed, Launcher, launch
-    from network import Network
-
-    with tempfile.TemporaryDirectory() as folder, Network(ranks, Path(folder)) as hosts:
-        for host in hosts:
-            rate = "50mbit" if host.index == SLOW_RANK else "1gbit"
-            host.slow(rate)
-            host.slow(rate, incoming=True)
-        running = launch(hosts, Bed(ranks=(1,) * ranks, launcher=Launcher.HAND), CHECK, Path(folder) / "run")
-        try:
-            if not running.is_over(120):
-                sys.exit(running.told())
-            return json.loads(running.json.read_text())["findings"]
-        finally:
-            running.destroy()
-
-
 KINDS: dict[str, tuple[int, Callable[[int], list[dict]]]] = {
     "data": (3, data),
     "compute": (3, compute),
     "cores": (2, cores),
-    "network": (3, network),
 }
 
 
 def outcome(kind: str, findings: list[dict]) -> str:
     """What one run came to."""
-    own = [finding for finding in findings if finding["code"] in ("TRN003.straggler", "TRN003.network")]
+    own = [finding for finding in findings if finding["code"] == "TRN003.straggler"]
     if not own:
         return "nobody"
-    named = [finding for finding in own if finding["ranks"] == [SLOW_RANK] or finding["hosts"] == [f"h{SLOW_RANK}"]]
+    named = [finding for finding in own if finding["ranks"] == [SLOW_RANK]]
     if len(named) < len(own):
         return "others"
     return "right" if all(finding["evidence"]["class"] == kind for finding in named) else "class"

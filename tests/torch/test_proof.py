@@ -56,7 +56,6 @@ def proofs_with_rounding(
             error=float((averaged - whole).abs().max() / whole.abs().max()),
             norm=float(whole.norm()),
             handed=proof.sketch(signs, handed[rank]),
-            averaged=proof.sketch(signs, averaged),
             witnessed={other: proof.sketch(signs, gradient(proof.shard(other)) / RANKS) for other in others},
         )
     return found

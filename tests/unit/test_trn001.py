@@ -21,12 +21,7 @@ GOOD = Training(
     samples=2000,
     first_bad_step=None,
     checksum="a" * 64,
-    data_seconds=0.01,
-    forward_seconds=0.2,
-    backward_seconds=0.3,
-    optimizer_seconds=0.04,
     training_seconds=0.5,
-    evaluation_seconds=0.1,
 )
 
 
@@ -112,24 +107,24 @@ def test_nan_explains_different_parameters():
     assert words(rows) == ["nan"]
 
 
-def test_flat_loss_shows_both_numbers(golden):
-    (found,) = findings({0: trained(last_loss=2.30)})
-    assert found.code == "TRN001.flat"
+@pytest.mark.parametrize(
+    ("changes", "options", "is_inaccurate"),
+    [
+        ({"last_loss": 2.30}, {}, True),
+        ({"last_loss": 2.30}, {"settings": {"TRN001.loss_share": "1.0"}}, False),
+        ({"accuracy": 0.9}, {}, False),
+        ({"accuracy": 0.899}, {}, True),
+        ({"accuracy": 0.899}, {"settings": {"TRN001.accuracy": "0.75"}}, False),
+        ({"accuracy": 0.94}, {"depth": Depth.STANDARD}, True),
+    ],
+)
+def test_least_loss_and_accuracy(changes: dict[str, Any], options: dict[str, Any], is_inaccurate: bool):
+    assert words({0: trained(**changes)}, options=Options(**options)) == ["inaccurate"] * is_inaccurate
+
+
+def test_a_network_that_learns_nothing_shows_all_numbers(golden):
+    (found,) = findings({0: trained(accuracy=0.1, last_loss=2.30)})
     golden(found)
-    assert words({0: trained(last_loss=2.30)}, options=Options(settings={"TRN001.loss_share": "1.0"})) == []
-
-
-@pytest.mark.parametrize(("depth", "accuracy", "bad"), [("quick", 0.9, 0), ("quick", 0.899, 1), ("standard", 0.94, 1)])
-def test_the_bar_depends_on_the_depth(depth: str, accuracy: float, bad: int):
-    assert len(findings({0: trained(accuracy=accuracy)}, options=Options(depth=Depth(depth)))) == bad
-
-
-def test_the_bar_can_be_set(golden):
-    rows = {0: trained(accuracy=0.8)}
-    (found,) = findings(rows)
-    assert found.code == "TRN001.inaccurate"
-    golden(found)
-    assert words(rows, options=Options(settings={"TRN001.accuracy": "0.75"})) == []
 
 
 def test_above_128_ranks_accuracy_is_only_shown():

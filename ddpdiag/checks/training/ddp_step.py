@@ -3,8 +3,7 @@
 What: over one process group, one step of DDP is compared with one process that has all images (a ConvNet with
 GroupNorm: BatchNorm gets other images on each rank, and its gradients differ without a fault; GELU and mean pooling: a
 rounding changes no more than a rounding). Then the parts of some
-steps are timed: data, forward, backward, all-reduce, optimizer; a bucket of 25 MiB, DDP's own size, is averaged; and
-each rank exchanges 1 MiB with its two neighbours in the ring of ranks.
+steps are timed: data, forward, backward, all-reduce, optimizer; and a bucket of 25 MiB, DDP's own size, is averaged.
 
 Why: training can succeed although one rank sometimes computes wrong gradients, and it is as slow as its slowest rank.
 An all-reduce ends on all ranks together, so the rank at fault is the one that waits least.
@@ -12,7 +11,7 @@ An all-reduce ends on all ranks together, so the rank at fault is the one that w
 Findings and their causes:
 
 Fix: for data, check the disk or file server of that host; for cores, other processes, pinning and cgroup limits; for
-compute and clocks, GPU005 and the GPU itself; for network, its links (RDZ004, FAB001).
+compute and clocks, GPU005 and the GPU itself. RDZ004 and FAB001 compare the links of hosts.
 
 Confirm by hand: Torch.profiler on two ranks, or NVIDIA Nsight Systems: the rank that waits least in all-reduce is the
 slow one; `pidstat -u -w 1` shows cores, `nvidia-smi dmon` clocks.
@@ -46,18 +45,15 @@ FINDINGS = {
         "a rank gives the all-reduce a different gradient than two others compute from the same images: its arithmetic "
         "or memory is at fault, or another model of CPU or GPU rounds differently."
     ),
-    "average": FindingSpec.error("DDP's result is not the mean of the gradients of the ranks."),
-    "unequal": FindingSpec.error("it is not the gradient that one process computes.", same_item=True),
+    "unequal": FindingSpec.error(
+        "DDP's result is not the mean of the gradients of the ranks, which one process computes from all images."
+    ),
     "straggler": FindingSpec.warning(
         "a rank's own work is above `ratio` (1.10) times the median, by 2 ms at least, and it waits less than the "
         "median, in `windows` (80 %) of the windows. 9 % of GPU time varies in a healthy fleet (arXiv 2510.15596). The "
         "part that is longer gives the class: data (files, decoding), compute, cores (the process has less of its "
         "cores than others: the processes there are named), clocks (GPU005 found them held down). Where more than two "
         "ranks share a core, none is named.",
-        slows=True,
-    ),
-    "network": FindingSpec.warning(
-        "the ranks work equally long, and one host, or rank, is slow with both of its neighbours.",
         slows=True,
     ),
 }

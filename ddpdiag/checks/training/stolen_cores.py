@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
-from ddpdiag.checks.hosts import leave_out, names_text, ranks_text
-from ddpdiag.model import Finding, Scalar
+from ddpdiag.checks.hosts import names_text, ranks_text
+from ddpdiag.model import Finding
 from ddpdiag.probes.host.programs import BusyProcess, CoreUse
 from ddpdiag.text import begun, count, share_text
 
@@ -19,8 +19,8 @@ OTHERS_SHARE, WAITED_SHARE = 0.2, 0.1
 _CROWDED = 2.0
 # Chosen here: beside cores that were idle for longer, ranks wait for another reason, such as a quota.
 _LEAST_BUSY = 0.75
-# A process that used less of a core is not named, nor are more than the busiest few.
-_LEAST_CORES, _MOST_NAMED = 0.05, 5
+# A process that used less of a core is not named.
+_LEAST_CORES = 0.05
 
 
 class Others(NamedTuple):
@@ -96,12 +96,8 @@ def processes_beside(seen: Seen[D], rank: int, uses: Mapping[int, CoreUse]) -> t
 
 
 def processes_text(processes: Sequence[BusyProcess]) -> str:
-    """Such as "pid 4711 (python burn.py, user root) used 0.7 cores", of several the busiest."""
-    shown = [
-        f"pid {own.pid} ({own.command}, user {own.user}) used {own.cores:.2f} cores" for own in processes[:_MOST_NAMED]
-    ]
-    hidden = len(processes) - len(shown)
-    return "; ".join(shown) + (f"; and {hidden} more" if hidden else "")
+    """Such as "pid 4711 (python burn.py, user root) used 0.7 cores", the busiest first."""
+    return "; ".join(f"pid {own.pid} ({own.command}, user {own.user}) used {own.cores:.2f} cores" for own in processes)
 
 
 def stolen_cores(
@@ -111,38 +107,29 @@ def stolen_cores(
     for others in machines(seen, uses):
         least = others_share * (_CROWDED if len(others.ranks) > others.cores else 1)
         waiting, waited = max(others.waited.items(), key=lambda item: item[1])
-        is_virtual = others.steal > others.used
         is_felt = waited >= waited_share and others.busy >= _LEAST_BUSY * others.cores
-        if others.share < least or not (is_felt or is_virtual):
+        if others.share < least or not (is_felt or others.steal > others.used):
             continue
         nodes = seen.world.hosts_of(others.ranks)
-        where, cores = names_text(nodes), count(others.cores, "core")
-        evidence: dict[str, Scalar | list[Scalar]] = {"others_share": others.share, "cores": others.cores}
-        evidence |= {"waited_share": waited, "pids": [process.pid for process in others.processes]}
-        if is_virtual:
-            yield seen.finding(
-                "stolen-cores",
-                f"the hypervisor gives others {share_text(others.share)} of the cores of {where}",
-                f"While {ranks_text(others.ranks)} on {where} trained, {others.steal:.1f} of their {cores} were given "
-                "to other virtual machines (steal time in /proc/stat).",
-                hosts=nodes,
-                evidence=evidence,
-                fix=f"Ask the provider for dedicated processors, or {leave_out(nodes)}.",
-            )
-            continue
+        where, names = names_text(nodes), processes_text(others.processes)
+        stolen = f", and other virtual machines {others.steal:.1f} (steal time)" if others.steal >= _LEAST_CORES else ""
         yield seen.finding(
             "stolen-cores",
-            f"other processes use {share_text(others.share)} of the cores of {where}",
+            f"others use {share_text(others.share)} of the cores of {where}",
             f"While {ranks_text(others.ranks)} on {where} trained, other processes used {others.used:.1f} of their "
-            f"{cores}, and rank {waiting} waited for a core in {share_text(waited)} of the time in which it could run. "
+            f"{count(others.cores, 'core')}{stolen}. Rank {waiting} waited for a core in "
+            f"{share_text(waited)} of the time in which it could run. "
             + (
-                f"{begun(processes_text(others.processes))}."
-                if others.processes
-                else "No busy process can be seen from here: they are in other containers, of another user, or ended "
-                "meanwhile."
+                f"{begun(names)}." if names else "No busy process is visible: it has ended, or is in another container."
             ),
             hosts=nodes,
-            evidence=evidence | {"slower_share": waited},
+            evidence={
+                "others_share": others.share,
+                "cores": others.cores,
+                "waited_share": waited,
+                "slower_share": max(waited, others.steal / others.cores),
+                "pids": [process.pid for process in others.processes],
+            },
             fix=f"Run `top` on {where}, and end what need not run there. Or ask for cores that no other job has: "
-            "`sbatch --exclusive`.",
+            "`sbatch --exclusive`, or from a cloud provider dedicated processors.",
         )

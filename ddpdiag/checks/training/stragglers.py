@@ -2,19 +2,16 @@
 
 An all-reduce ends on all ranks together, so the last rank to enter it waits least. A rank is a straggler if its own
 work takes longer than the median, by some ms at least, and it waits less than the median, in nearly all windows: one
-window proves nothing, since ranks are disturbed by chance. Where the ranks work equally long, links are judged: each
-rank exchanged messages with two neighbours, and a rank that is slow with both, while others are not, has a slow
-network.
+window proves nothing, since ranks are disturbed by chance.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from enum import StrEnum
 from statistics import median
 from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu import devices
-from ddpdiag.checks.hosts import ranks_text
 from ddpdiag.checks.training.stolen_cores import processes_beside, processes_text
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.model import Finding
@@ -24,11 +21,6 @@ from ddpdiag.text import times_text
 
 D = TypeVar("D")
 
-# Chosen here: a cable at a twentieth of the others' rate was found in 20 of 20 runs (tests/benchmarks/stragglers.py).
-# An exchange with a neighbour that takes so many times as long as those of others, and so much longer, is slow. Inside
-# a host messages go through memory, and its cores are shared with the other ranks.
-_SLOW_EDGE, _SLOW_EDGE_INSIDE = 1.5, 3.0
-_LEAST_SECONDS, _LEAST_SECONDS_INSIDE = 2e-4, 2e-3
 # A process that has less than so much of what others have of their cores shares them with another one.
 _LESS_CORE = 0.8
 # On a GPU the step of so small a network takes a few ms, which Python and the launch of kernels take: a rank on the
@@ -43,7 +35,6 @@ class Why(StrEnum):
     COMPUTE = "compute"
     CORES = "cores"
     CLOCKS = "clocks"
-    NETWORK = "network"
 
 
 _CLASSES = {
@@ -64,10 +55,12 @@ _FIXES = {
 
 
 class Straggler(NamedTuple):
-    """A rank (or, of the network, all ranks of a host) that others wait for: medians in seconds, its own and those of
-    most; `windows` is the share in which it was so."""
+    """A rank that others wait for: medians in seconds, its own and those of most.
 
-    ranks: tuple[int, ...]
+    `windows` is the share of the windows in which it was so.
+    """
+
+    rank: int
     why: Why
     own: float
     usual: float
@@ -112,35 +105,12 @@ def _straggler(rank: int, steps: Mapping[int, Steps], windows: float) -> Straggl
     usual_core = median(_of(own, "core_share") for own in others)
     if why is Why.COMPUTE and _of(steps[rank], "core_share") < _LESS_CORE * usual_core:
         why = Why.CORES
-    return Straggler((rank,), why, _of(steps[rank], "own"), median(_of(own, "own") for own in others), windows)
+    return Straggler(rank, why, _of(steps[rank], "own"), median(_of(own, "own") for own in others), windows)
 
 
 def _of(steps: Steps, part: str) -> float:
     """The median over the windows of one of their figures."""
     return median(float(getattr(window, part)) for window in steps.windows)
-
-
-def slow_links(steps: Mapping[int, Steps], hosts: Sequence[tuple[int, ...]]) -> tuple[Straggler, ...]:
-    """The host, or on a single one the rank, that is slow with both its neighbours; of two it cannot be decided."""
-    units = hosts if len(hosts) > 1 else [(rank,) for rank in sorted(steps)]
-    unit_of = {rank: number for number, ranks in enumerate(units) for rank in ranks}
-    # The shortest exchange between two units, as either end has it.
-    edges: dict[frozenset[int], float] = {}
-    for rank, steps_of_rank in steps.items():
-        for other, seconds in steps_of_rank.edges.items():
-            if rank in unit_of and other in unit_of and unit_of[rank] != unit_of[other]:
-                ends = frozenset((unit_of[rank], unit_of[other]))
-                edges[ends] = min(seconds, edges.get(ends, seconds))
-    slow = _SLOW_EDGE if len(hosts) > 1 else _SLOW_EDGE_INSIDE
-    least = _LEAST_SECONDS if len(hosts) > 1 else _LEAST_SECONDS_INSIDE
-    found = []
-    for number, ranks in enumerate(units):
-        own = [seconds for ends, seconds in edges.items() if number in ends]
-        others = [seconds for ends, seconds in edges.items() if number not in ends]
-        if len(own) > 1 and others and min(own) > max(slow * median(others), median(others) + least):
-            found.append(Straggler(tuple(ranks), Why.NETWORK, min(own), median(others), 1.0))
-    # Two neighbours that are both slow with all others would leave one healthy link or none to compare with.
-    return tuple(found) if 2 * len(found) < len(units) else ()
 
 
 def typical_window(steps: Steps) -> Window:
@@ -160,17 +130,16 @@ def step_findings(
     uses: Mapping[int, CoreUse],
     limits: tuple[float, float],
 ) -> Iterator[Finding]:
-    """Stragglers by their own work; where there are none, slow links. `throttled` are GPUs with clocks held down.
+    """Stragglers by their own work. `throttled` are GPUs with clocks held down.
 
     Where ranks share a core (HST001), one that gets less of it than the others is no straggler: it may be another one's
     turn in the next run. Where more than two share each, the scheduler decides on the times of all, and none is named.
     """
     ranks_per_core = seen.world.ranks_per_core
-    found = stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ()
-    for own in found:
+    for own in stragglers(steps, *limits) if ranks_per_core <= USUAL_RANKS_PER_CORE else ():
         if ranks_per_core > 1 and own.why is Why.CORES:
             continue
-        (rank,), gpus = own.ranks, devices.uuids_of(seen, own.ranks)
+        rank, gpus = own.rank, devices.uuids_of(seen, [own.rank])
         why = Why.CLOCKS if own.why is Why.COMPUTE and not throttled.isdisjoint(gpus) else own.why
         beside = processes_beside(seen, rank, uses) if why in (Why.COMPUTE, Why.CORES) else ()
         why = Why.CORES if beside else why
@@ -190,37 +159,4 @@ def step_findings(
                 "slower_share": own.slower_share,
             },
             fix=_FIXES[why],
-        )
-    if not found:
-        yield from _network_findings(seen, steps)
-
-
-def _network_findings(seen: Seen[D], steps: Mapping[int, Steps]) -> Iterator[Finding]:
-    """The host, or on a single one the rank, whose network all wait for."""
-    if any(finding.code == "HST006.resent" for finding in seen.findings_of("HST006")):
-        return  # packets are lost, and who loses them is not known
-    hosts = [tuple(rank for rank in ranks if rank in steps) for ranks in seen.world.hosts.values()]
-    # A host that loses packets delays its neighbours' exchanges as well, now and then more than its own.
-    known = {host for finding in seen.findings_of("RDZ004") for host in finding.hosts}
-    for own in slow_links(steps, [ranks for ranks in hosts if ranks]):
-        nodes, within_one = seen.world.hosts_of(own.ranks), len(seen.world.hosts) == 1
-        if known.difference(nodes):
-            continue
-        first = f"rank {own.ranks[0]}"
-        who = f"{first} on {nodes[0]}" if within_one else f"{', '.join(nodes)} ({ranks_text(own.ranks)})"
-        yield seen.finding(
-            "network",
-            f"all ranks wait for the network of {first if within_one else nodes[0]}",
-            f"The ranks work equally long, but {who} is {times_text(own.ratio)} slower than the others "
-            f"({1e3 * own.own:.1f} against {1e3 * own.usual:.1f} ms to exchange 1 MiB with a neighbour).",
-            ranks=own.ranks if within_one else (),
-            hosts=nodes,
-            evidence={
-                "class": own.why.value,
-                "own_seconds": own.own,
-                "usual_seconds": own.usual,
-                "slower_share": own.slower_share,
-            },
-            fix="Run `ddpdiag check --stage rendezvous,fabric`: RDZ004 measures its links, FAB001 compares it "
-            "with more hosts. Compare `ethtool INTERFACE` (speed, errors) with another host.",
         )
