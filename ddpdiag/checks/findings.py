@@ -79,13 +79,12 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 class Workarounds(NamedTuple):
-    """Variables with which the job's backend works better; with `needed` it fails without them.
+    """Variables without which the job's backend fails, if any.
 
     `fix` is a sentence that says to set them, for findings whose own fix is a guess.
     """
 
     variables: Mapping[str, str | None] = {}
-    needed: bool = False
     fix: str = ""
 
 

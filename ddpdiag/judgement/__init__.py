@@ -39,7 +39,7 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
     doubt = doubt_of(world, run.recording, judged, lines.stages)
     hosts, on_hosts = sort_hosts(world, run.recording, judged, doubt)
     workarounds = judgements.workarounds
-    needed = workarounds.variables if workarounds.needed and world.options.uses_workarounds else {}
+    needed = workarounds.variables if world.options.uses_workarounds else {}
     conclusion = conclude(world, run, judged, doubt, hosts, needed)
     rows = _rank_rows(world, judged)
     sections = [own.added.section for own in judged if own.added.section is not None]

@@ -90,7 +90,7 @@ def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
 
 def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
     """Findings in which a workaround that was confirmed takes the place of a guess."""
-    if not workarounds.needed:
+    if not workarounds.variables:
         return judged
 
     def confirmed(finding: Finding) -> Finding:

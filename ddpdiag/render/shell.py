@@ -13,7 +13,6 @@ _LONGEST_LIST = 1_000
 _WITHOUT = {
     "P2P003.unfinished": "no variables: the search for them was not finished",
     "P2P003.nothing": "no variables: the job's backend failed with all that were tried",
-    "P2P003.unreliable": "no variables: those that worked first failed again",
 }
 
 
@@ -34,8 +33,7 @@ def render(report: Report) -> str:
     """A file to be sourced before the job starts; a comment alone where nothing has to be set."""
     found = {finding.code for finding in report.findings}
     if report.workarounds:
-        does = "needs here" if "P2P003.fallback" in found else "is faster with"
-        why = f"variables that {report.world.backend} {does}, as tested"
+        why = f"variables that {report.world.backend} needs here, as tested"
     elif known := [said for code, said in _WITHOUT.items() if code in found]:
         why = known[0]
     else:
@@ -44,7 +42,7 @@ def render(report: Report) -> str:
         skipped = f" ({' '.join(search.skipped_because.split())})" if search and search.skipped_because else ""
         why = f"no variables: none were tried{skipped}"
         if search is not None and search.statuses:
-            why = "no variables: none is needed, and none makes it faster"
+            why = "no variables: none is needed"
     # What a line end in a name would begin is a command.
     lines = (f"# {one_line(f'ddpdiag, run {report.run_id}: {why}')}", *shell_lines(report.workarounds))
     return "".join(f"{line}\n" for line in lines)

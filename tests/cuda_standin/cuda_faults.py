@@ -109,7 +109,7 @@ FAULTS = {
     ),
     "slow_with_p2p": CudaFault(
         about="All-reduces are 400 times slower while NCCL copies directly between GPUs.",
-        expect=("P2P003.slow", "P2P005.far-below"),
+        expect=("P2P005.far-below",),
         severity="warning",
         exit_code=1,
         fix=P2P,

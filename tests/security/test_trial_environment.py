@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddpdiag.checks.host.alone import LOOPBACK
-from ddpdiag.checks.p2p.fallback import conditions
+from ddpdiag.checks.p2p.fallback import members
 from ddpdiag.codec import read_recording
 from ddpdiag.model.trial import refused_override
 
@@ -20,13 +20,10 @@ def test_whatever_a_check_has_ever_set_is_allowed(path: Path) -> None:
 
 
 MEMBERS = [
-    *(value for value in vars(conditions).values() if isinstance(value, conditions.Member)),
-    *conditions.ACROSS,
-    *conditions.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
-    *conditions.own_overrides(
-        {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth9"},
-        {"/etc/nccl.conf": {"NCCL_IB_DISABLE": "1"}, "/home/me/.nccl.conf": {"NCCL_DEBUG": "INFO"}},
-    ),
+    *members.INSIDE,
+    *members.ACROSS,
+    *members.interface_overrides(["eth0", "ib0.8001", "enp1s0f0np0"]),
+    members.Member("no NCCL_ALGO", {"NCCL_ALGO": None}),
 ]
 
 

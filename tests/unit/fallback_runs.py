@@ -14,7 +14,6 @@ from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.codec import encode
 from ddpdiag.judgement.stages import trials_seconds
 from ddpdiag.model import End, Event, EventKind, Finding, Options, Outcome, Recording, Status, Trial
-from ddpdiag.model.bench import Limits
 from ddpdiag.model.recording import Header
 from ddpdiag.runtime.coordinator.dispatch import with_number
 from ddpdiag.runtime.deadlines import DEADLINES
@@ -54,24 +53,17 @@ class Run:
         per_host: int = 8,
         gloo: float | None = 0.05,
         variables: Mapping[int, Mapping[str, str]] | None = None,
-        files: Mapping[str, Mapping[str, str]] | None = None,
-        limits: Limits | None = None,
         options: Options | None = None,
     ) -> None:
         self.world = world_of(ranks, ranks_per_node=per_host, gpus=per_host, options=options or Options())
-        self._answer, self._limits = answer, limits
+        self._answer = answer
         header = Header(
             run_id="hand", world_size=ranks, launcher="hand", options=self.world.options, created="", version="0"
         )
         self.recording = Recording(header=header, arrivals=self.world.arrivals)
         self.told(
             lch002.CHECK,
-            {
-                rank: lch002.Data(
-                    dict((variables or {}).get(rank, {})), {path: dict(rows) for path, rows in (files or {}).items()}
-                )
-                for rank in range(ranks)
-            },
+            {rank: lch002.Data(dict((variables or {}).get(rank, {})), {}) for rank in range(ranks)},
         )
         gpus = {
             rank: devices.Data(torch="2", cuda="12", gpus=(devices.TorchGpu("H100", uuid_of(rank)),), chosen=0)
@@ -123,7 +115,7 @@ class Run:
 
     def _outcomes(self, trial: Trial, group: tuple[int, ...]) -> list[Outcome]:
         status, seconds = self._answer(group, trial.env)
-        data = fallback.Data("nccl", len(group), LARGE, samples([seconds]), 0, self._limits)
+        data = fallback.Data("nccl", len(group), LARGE, samples([seconds]), 0)
         return [
             Outcome(
                 trial=trial.number,

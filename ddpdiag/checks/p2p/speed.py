@@ -275,9 +275,6 @@ def _causes(seen: Seen[Data], path: Path) -> Iterator[Cause]:
     again, around = again_of(seen), again_of(seen, AROUND)
     if again and around and around.busbw_bytes_per_s > _AROUND_RATIO * again.busbw_bytes_per_s:
         yield Cause(f"with {_ASSIGNED} the same all-reduce reaches {rate_text(around.busbw_bytes_per_s)}", _GO_AROUND)
-    for finding in seen.findings_of("P2P003"):
-        if finding.code == "P2P003.slow":
-            yield Cause(f"{finding.title} ({finding.code})", finding.fix)
     yield from limited_by(seen.of(transport.CHECK).by_rank)
     uuids = {*_uuids(seen)}
     codes = _SEEN_BY.get(path.part, ())

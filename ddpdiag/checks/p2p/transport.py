@@ -263,7 +263,7 @@ def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from unreadable(nccl)
     yield from versions(nccl)
     # With workarounds, NCCL uses the paths that are left.
-    if not fallback.needed(seen.of(fallback.CHECK)).needed:
+    if not fallback.job_workarounds(seen):
         yield from sockets(nccl)
         yield from gpudirect(nccl)
         yield from inside(nccl)

@@ -1,26 +1,23 @@
 """The variables that P2P003 tries: what each avoids, what points to it, and why it is needed."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddpdiag.checks.p2p.fallback.search import Member
+from ddpdiag.checks.p2p.fallback.search import Member, Members
 
 
 class Variable(NamedTuple):
     """One variable of NCCL. `texts` are parts of NCCL's messages about what it avoids.
 
     `seen_by` are codes of checks, or of their findings, that see the same cause. `usual` is the cause where none of
-    them does, and `cleared` the sentence where a check looked for the usual cause and did not find it.
+    them does.
     """
 
     member: Member
     texts: tuple[str, ...] = ()
     seen_by: tuple[str, ...] = ()
     usual: str = ""
-    cleared: str = ""
 
-
-# Findings about PCIe, which copies that arrive right refute; a cause also where they are a note.
-ON_PCIE = ("P2P001.acs", "P2P001.iommu")
 
 # `texts` are names of NCCL's source files (src/transport, src/misc, src/mnnvl.cc) and its messages.
 _INSIDE = (
@@ -28,13 +25,9 @@ _INSIDE = (
         Member("P2P", {"NCCL_P2P_DISABLE": "1"}, "direct copies between GPUs (P2P)"),
         texts=("p2p.cc", "P2P is disabled", "failed to peer", "peer mapping", "cudaIpc", "CUDA IPC"),
         # Without the fabric manager NVLinks carry nothing; NCCL takes /dev/shm for setting P2P up, and instead of it.
-        seen_by=("GPU007", "GPU001.isolated", "P2P001.disabled", *ON_PCIE, "HST003"),
+        seen_by=("GPU007", "GPU001.isolated", "P2P001.disabled", "P2P001.acs", "HST003"),
         usual="ACS or an IOMMU blocks direct copies between the GPUs. Look for ACSCtl in `lspci -vvv` (as root), turn "
         "ACS and the IOMMU off in the BIOS, or boot with iommu=pt; a virtual machine needs them on",
-        # What NCCL's ranks do, and copies within one process do not (transport/p2p.cc).
-        cleared="Not ACS or the IOMMU: direct copies between the GPUs arrived right inside one process (P2P002). "
-        "NCCL's ranks open each other's memory from process to process (CUDA IPC or cuMem): compare the IPC and PID "
-        "namespaces of their containers, and look for Xid lines in `dmesg`.",
     ),
     # Without it NCCL's shared memory is a file in /dev/shm again, as fast as before (transport/shm.cc, since 2.24).
     Variable(
@@ -48,17 +41,14 @@ _INSIDE = (
         Member("SHM", {"NCCL_SHM_DISABLE": "1"}, "shared memory (/dev/shm)"),
         texts=("/dev/shm", "shmutils", "transport/shm.cc", "posix_fallocate"),
         seen_by=("HST003",),
-        usual="/dev/shm is too small, or the ranks' containers do not share it. Use docker --shm-size=1g --ipc=host",
-        cleared="/dev/shm has room (HST003): check whether the ranks' containers share it (docker --ipc=host).",
+        usual="the ranks' containers do not share /dev/shm, or it is too small. Use docker --shm-size=1g --ipc=host",
     ),
     Variable(
         Member("NVLS", {"NCCL_NVLS_ENABLE": "0"}, "NVLink SHARP (NVLS)"),
         texts=("nvls", "NVLS", "multicast", "Multicast"),
         seen_by=("GPU007", "GPU006"),
-        usual="the fabric manager does not run, or its version is not the driver's. Run `systemctl status "
-        "nvidia-fabricmanager`, and reset the GPUs after a restart of it",
-        cleared="All GPUs have joined their NVSwitch fabric (GPU007): compare the version of nvidia-fabricmanager with "
-        "the driver's, and look for SXid lines in `dmesg`.",
+        usual="the version of nvidia-fabricmanager is not the driver's, or it does not run. Compare them, look for "
+        "SXid lines in `dmesg`, and reset the GPUs after a restart of the service",
     ),
     # Without it there is no CUMEM_HOST and no NVLS either.
     Variable(
@@ -104,3 +94,10 @@ IFNAME = Variable(
 INSIDE = tuple(own.member for own in _INSIDE)
 ACROSS = tuple(own.member for own in _ACROSS)
 VARIABLES = {own.member.name: own for own in (*_INSIDE, *_ACROSS, IFNAME)}
+
+
+def interface_overrides(names: Sequence[str]) -> Members:
+    """One alternative for each interface."""
+    return tuple(
+        IFNAME.member._replace(name=f"IFNAME {name}", env={"NCCL_SOCKET_IFNAME": f"={name}"}) for name in names
+    )

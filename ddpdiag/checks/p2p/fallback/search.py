@@ -60,46 +60,45 @@ class Step(NamedTuple):
 class Tried(NamedTuple):
     """The result of a step: `failed` are the groups that failed, and `how` the worst of them did ("hung", "wrong").
 
-    `busbw` is the slowest group's, None where that is not known. `error` is what a rank raised, if anything.
+    `busbw` is the slowest group's, None where one failed. `error` is what a rank raised, if anything.
     """
 
     step: Step
-    works: bool
     how: str = ""
     busbw: float | None = None
     failed: tuple[tuple[int, ...], ...] = ()
     error: str = ""
-    busbws: Mapping[tuple[int, ...], float] = {}
+
+    @property
+    def works(self) -> bool:
+        """Whether no group failed."""
+        return not self.failed
 
 
 class Ground(NamedTuple):
     """The known facts before a search: the places that it may try.
 
-    `broken`: the backend failed before, in the environment as it is. `slow_below` is there where it was slow: a bus
-    bandwidth below which it is. `own` are the user's own overrides as members that take them away. `inside` and
-    `across` are the overrides that may matter here; of these, `named` are those that an error names. The `alternatives`
-    come last, one at a time. `hosts` are the ranks of each host.
+    `broken`: the backend failed before, in the environment as it is. `own` are the user's own overrides as members that
+    take them away. `inside` and `across` are the overrides that may matter here; of these, `named` are those that an
+    error names. The `alternatives` come last, one at a time. `hosts` are the ranks of each host.
     """
 
     broken: bool
-    slow_below: float | None
     hosts: tuple[tuple[int, ...], ...]
     own: Members = ()
     inside: Members = ()
     across: Members = ()
     alternatives: Members = ()
     named: Members = ()
-    rescue: float = 2.0
 
 
 class Kind(Enum):
     """The kinds of an end of the search."""
 
-    WORKS = "works"  # nothing is wrong, and nothing to gain
+    WORKS = "works"  # nothing is wrong
     TRANSIENT = "transient"  # it failed before, and does not any more
-    FOUND = "found"  # a set with which it works, or is as fast as it should be
-    UNRELIABLE = "unreliable"  # a set worked, and then did not
-    NOTHING = "nothing"  # no set works
+    FOUND = "found"  # a set with which it works
+    NOTHING = "nothing"  # no set works, or one did and then failed
 
 
 class Ended(NamedTuple):
@@ -135,71 +134,61 @@ def replay(ground: Ground, answers: Answers) -> tuple[Step | Ended, tuple[Tried,
 
 def _search(ground: Ground) -> Search:
     first = yield Step(Part.WHOLE)
-    runs: tuple[Tried, ...] = (first,)
-    if first.works:
-        runs, _ = yield from _confirm((), first)
-        first = runs[-1]
-    best = max((run.busbw or 0.0 for run in runs), default=0.0)
-    # One run of a busy host proves little: all of them must be slow.
-    if first.works and (ground.slow_below is None or best >= ground.slow_below):
+    runs, steady = yield from _confirm((), first)
+    if steady:
         return Ended(Kind.TRANSIENT if ground.broken else Kind.WORKS, (), runs)
-    least = ground.rescue * best if first.works else 0.0
     failed: Failed = set()
-    found, inside_works = yield from _accumulate(ground, least, failed)
+    found, inside_works = yield from _accumulate(ground, failed)
     if found is None:
         return Ended(Kind.NOTHING, inside_works=inside_works)
-    members, last = yield from _minimise(found, least, failed)
+    members, last = yield from _minimise(found, failed)
     runs, steady = yield from _confirm(members, last)
-    return Ended(Kind.FOUND if steady else Kind.UNRELIABLE, members, runs, inside_works=inside_works)
+    return Ended(Kind.FOUND if steady else Kind.NOTHING, members, runs, inside_works=inside_works)
 
 
-def _is_fast_enough(tried: Tried, least: float) -> bool:
-    return tried.works and (tried.busbw or 0.0) >= least
-
-
-def _whole(members: Members, least: float, failed: Failed) -> Generator[Step, Tried, Found | None]:
+def _whole(members: Members, failed: Failed) -> Generator[Step, Tried, Found | None]:
     """The set with its run, where it works with all ranks; it does not run if it is known not to."""
     names = frozenset(member.name for member in members)
     if names in failed:
         return None
     tried = yield Step(Part.WHOLE, members)
-    if _is_fast_enough(tried, least):
+    if tried.works:
         return members, tried
     failed.add(names)
     return None
 
 
-def _accumulate(ground: Ground, least: float, failed: Failed) -> Generator[Step, Tried, tuple[Found | None, bool]]:
+def _accumulate(ground: Ground, failed: Failed) -> Generator[Step, Tried, tuple[Found | None, bool]]:
     """The first set that works, with its run, and whether all is well inside each host as it is."""
     inside_works = False
     if len(ground.hosts) > 1 and max(map(len, ground.hosts)) > 1:
-        inside_works = _is_fast_enough((yield Step(Part.HOSTS)), least)
+        inside_works = (yield Step(Part.HOSTS)).works
     members = ground.own
     for candidate in (*((members,) if members else ()), *((*members, override) for override in ground.named)):
-        if found := (yield from _whole(candidate, least, failed)):
+        if found := (yield from _whole(candidate, failed)):
             return found, inside_works
     several = len(ground.hosts) > 1
     for override in () if inside_works else ground.inside:
         members = (*members, override)
         # Of several hosts each is tried by itself first: all ranks together fail for other reasons, too.
-        if several and not _is_fast_enough((yield Step(Part.HOSTS, members)), least):
+        if several and not (yield Step(Part.HOSTS, members)).works:
             continue
-        if found := (yield from _whole(members, least, failed)):
+        if found := (yield from _whole(members, failed)):
             return found, inside_works
         if several:
             break
     across = [(*members, *ground.across[: count + 1]) for count in range(len(ground.across))]
     for candidate in (*across, *((*members, *ground.across, other) for other in ground.alternatives)):
-        if found := (yield from _whole(candidate, least, failed)):
+        if found := (yield from _whole(candidate, failed)):
             return found, inside_works
     return None, inside_works
 
 
-def _minimise(found: Found, least: float, failed: Failed) -> Generator[Step, Tried, Found]:
+def _minimise(found: Found, failed: Failed) -> Generator[Step, Tried, Found]:
     """Leave each member out once; the last run of the set that is left. The empty set is known not to do."""
     for member in found[0]:
         rest = tuple(other for other in found[0] if other is not member)
-        if rest and (smaller := (yield from _whole(rest, least, failed))):
+        if rest and (smaller := (yield from _whole(rest, failed))):
             found = smaller
     return found
 
