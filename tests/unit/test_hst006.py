@@ -103,18 +103,6 @@ def test_a_member_of_a_bond_is_a_warning_and_the_bond_an_error():
     assert only(judged({1: before}, {1: bond}))[1] is Severity.ERROR
 
 
-def test_an_older_kernel_counts_every_change():
-    old = PortCounters(name="eth0", up=True, counters={"carrier_changes": 2})
-    new = structs.replace(old, counters={"carrier_changes": 4})
-    assert only(judged({1: host(old)}, {1: host(new)}))[0] == "link-down"
-
-
-def test_a_link_that_came_up_was_not_lost():
-    old = PortCounters(name="eth0", up=False, counters={"carrier_changes": 2})
-    new = structs.replace(old, up=True, counters={"carrier_changes": 3})
-    assert judged({1: host(old)}, {1: host(new)}) == []
-
-
 def test_a_link_that_is_down_at_the_end_is_told_without_a_counter(golden):
     old, new = (PortCounters(name="eth0", up=up) for up in (True, False))
     (finding,) = judged({1: host(old)}, {1: host(new)})
@@ -183,21 +171,16 @@ def test_where_most_hosts_lost_their_links_nobody_is_blamed(golden):
         ("port_rcv_errors", 30, 300),
         ("local_link_integrity_errors", 30, 0),
         ("excessive_buffer_overrun_errors", 600, 0),
+        ("rx_crc_errors", 30, 2),
+        ("rx_frame_errors", 30, 2),
     ],
 )
-def test_errors_of_an_rdma_link_have_a_limit(golden, counter, seconds, most):
-    before, normal = host(nic(), rail()), host(nic(), rail(**{counter: most}))
+def test_errors_of_a_link_have_a_limit(counter, seconds, most):
+    before, normal = (host(nic(), rail(**{counter: number})) for number in (0, most))
     assert judged({1: before}, {1: normal}, seconds=seconds) == []
     (finding,) = judged({1: before}, {1: host(nic(), rail(**{counter: most + 1}))}, seconds=seconds)
     assert only([finding]) == ("link-errors", Severity.WARNING, ("n1",))
     assert (finding.evidence["counters"], finding.evidence["after"]) == ([counter], [most + 1])
-    golden(finding)
-
-
-@pytest.mark.parametrize("counter", ["rx_crc_errors", "rx_frame_errors"])
-def test_so_have_those_of_an_interface(counter):
-    assert judged({}, {1: host(nic(**{counter: 2}))}) == []
-    assert only(judged({}, {1: host(nic(**{counter: 3}))}))[0] == "link-errors"
 
 
 def test_the_limits_can_be_set():
@@ -224,10 +207,9 @@ def test_damaged_segments_name_the_host_that_got_them(golden):
     golden(finding)
 
 
-def test_the_only_host_that_gets_none_may_send_them(golden):
+def test_damaged_segments_on_most_hosts_blame_no_host():
     (finding,) = judged({}, {0: host(damaged=9), 2: host(damaged=9)})
     assert (finding.hosts, finding.evidence["hosts"]) == ((), ["n0", "n2"])
-    golden(finding)
 
 
 def test_an_older_kernel_does_not_count_them():
@@ -270,7 +252,7 @@ def test_loss_that_rdz004_measured_is_its_finding():
 
 # Any numbers ----------------------------------------------------------------------------------------------------------
 
-NAMES = [*RDMA_COUNTERS, *ETHERNET_COUNTERS, "carrier_changes", "rx_dropped"]
+NAMES = [*RDMA_COUNTERS, *ETHERNET_COUNTERS, "rx_dropped"]
 COUNTS = st.dictionaries(st.sampled_from(NAMES), st.integers(0, 1 << 40))
 PORTS = st.lists(
     st.builds(

@@ -9,16 +9,15 @@ a management network, loopback) are left out. On one host alone only RDMA ports 
 
 Findings and their causes, with the numbers before and after and the seconds between:
 
-If the links of more than half of the hosts are affected, no host is blamed: they share the cause. RDZ004 measures loss
-on connections of its own, before the job's traffic; what is lost later shows here, in TCP's counters of the whole
-host, which name no link. Counters that cannot be read (a container without /sys, a virtual function) are left out.
+If the links of more than half of the hosts are affected, no host is blamed: they share the cause. Counters that cannot
+be read (a container without /sys, a virtual function) are left out.
 
 Fix: reseat or replace the cable and the transceiver, then try another port of the switch; if the errors stay with the
 host, replace the card.
 
 Confirm by hand: Before and after a job, `ethtool -S INTERFACE; ip -s -s link show INTERFACE; cat
-/sys/class/net/INTERFACE/carrier_down_count; ibstat; perfquery; nstat -az TcpInCsumErrors`, and diff; `ethtool -m
-INTERFACE` for the light that a transceiver receives; `dmesg -T | grep -i link`.
+/sys/class/net/INTERFACE/carrier_down_count; ibstat; perfquery; nstat -az TcpInCsumErrors`, and
+diff; `dmesg -T | grep -i link`.
 
 Sources: Linux's ABI documents sysfs-class-infiniband, sysfs-class-net and sysfs-class-net-statistics; NVSentinel,
 docs/configuration/nic-health-monitor.md (which counters, and the limits of errors); InfiniBand architecture
@@ -58,66 +57,66 @@ FINDINGS = {
     "link-errors": FindingSpec.warning(
         "symbol_error, rx_crc_errors or rx_frame_errors rose faster than `bit_errors_per_hour` (what the standards "
         "allow), link_error_recovery faster than `recoveries_per_minute`, port_rcv_errors faster than "
-        "`receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors at all. The "
-        "time counts as a minute at least (for port_rcv_errors a second), since a single event has no rate."
+        "`receive_errors_per_second`, or local_link_integrity_errors or excessive_buffer_overrun_errors faster than "
+        "`overruns_per_hour` (0). The time counts as a minute at least (for port_rcv_errors a second), since a single "
+        "event has no rate."
     ),
     "damaged": FindingSpec.warning(
         "TCP discarded more than `damaged_segments` segments whose checksum was wrong (InCsumErrors). Ethernet drops "
-        "frames that a cable damaged, so this happened inside a switch, a card or a host's memory; about one of 65,536 "
-        "such segments has the right checksum although its data are wrong."
+        "frames that a cable damaged, so this happened inside a switch, a card or a host's memory."
     ),
     "resent": FindingSpec.error(
         "a host sent more than `resent_share` of its TCP segments again, at least `resent_segments`, although RDZ004 "
-        "had found its links without loss: the loss began later. TCP's rate falls with 1 over the square root of it "
-        "(Mathis, 1997). No host is blamed, since the sender, the receiver or a switch may lose them."
+        "had found its links without loss: the loss began later. No host is blamed, since the sender, the receiver or "
+        "a switch may lose them."
     ),
 }
-
+SETTINGS = {
+    # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
+    "bit_errors_per_hour": 120,
+    # NVSentinel's limits.
+    "recoveries_per_minute": 5,
+    "receive_errors_per_second": 10,
+    "overruns_per_hour": 0,
+    # Some may be stray packets from outside of the cluster.
+    "damaged_segments": 3,
+    # RDZ004's limit of an error. Dead connections of other programs send some segments again on a healthy host.
+    "resent_share": 1e-2,
+    "resent_segments": 100,
+}
+# Of each counter of errors the limit, the seconds of its unit, and the shortest time that counts.
+_BIT_ERRORS, _OVERRUNS = ("bit_errors_per_hour", 3600.0, 60.0), ("overruns_per_hour", 3600.0, 60.0)
+_LIMITS = {
+    "symbol_error": _BIT_ERRORS,
+    "rx_crc_errors": _BIT_ERRORS,
+    "rx_frame_errors": _BIT_ERRORS,
+    "link_error_recovery": ("recoveries_per_minute", 60.0, 60.0),
+    "port_rcv_errors": ("receive_errors_per_second", 1.0, 1.0),
+    "local_link_integrity_errors": _OVERRUNS,
+    "excessive_buffer_overrun_errors": _OVERRUNS,
+}
+# Each rises by one when the link is lost.
+_DOWNS = ("carrier_down_count", "link_downed")
 # For a worker that has to be started again, since the last one was ended.
 _START_SECONDS = 0.5
-# Each rises by one when the link is lost; carrier_changes once more when it is back.
-_DOWNS = ("carrier_down_count", "carrier_changes", "link_downed")
+
 _CABLE = (
-    "Ask the administrator to reseat or replace the cable and the transceiver, then to try another port of the switch, "
-    "then to replace the card."
+    "{commands} on {hosts} show more. Ask the administrator to reseat or replace the cable and the transceiver, then "
+    "to try another port of the switch, then to replace the card."
 )
-
-
-class Incident(NamedTuple):
-    """A kind of change of ports: `title` has a place for the hosts, `fix` for the commands that show more and for
-    the hosts. `sentence` is what is expected, or what it means. `breaks` a job that goes by the port.
-    """
-
-    word: str
-    title: str
-    sentence: str
-    fix: str
-    breaks: bool = False
-
-
-INCIDENTS = (
-    Incident(
-        "link-down",
-        "a network link of {} went down during the run",
-        " A link should stay up during a run.",
-        f"{{commands}} on {{hosts}} show more. {_CABLE}",
-        breaks=True,
-    ),
-    Incident(
-        "gone",
-        "a network port of {} disappeared during the run",
-        "",
+# By finding, the title and the fix, with places for the hosts and for the commands that show more.
+_TEXTS = {
+    "link-down": ("a network link of {hosts} went down during the run", _CABLE),
+    "gone": (
+        "a network port of {hosts} disappeared during the run",
         "Run `lspci | grep -i -E 'ethernet|infiniband'` on {hosts}, and as root `dmesg -T | tail -n 100`. If the card "
         "is not listed, ask the administrator to power-cycle the host, and to replace the card if it disappears again.",
-        breaks=True,
     ),
-    Incident(
-        "link-errors",
-        "a network link of {} had errors during the run",
-        " The limits are those of NVIDIA's node monitor NVSentinel.",
-        f"The job can run, but a link with errors is slow and may fail. {{commands}} on {{hosts}} show more. {_CABLE}",
+    "link-errors": (
+        "a network link of {hosts} had errors during the run",
+        f"The job can run, but a link with errors is slow and may fail. {_CABLE}",
     ),
-)
+}
 
 
 class Pair(NamedTuple):
@@ -131,6 +130,11 @@ class Pair(NamedTuple):
     def seconds(self) -> float:
         """The time between."""
         return max(0.0, self.after.seconds - self.before.seconds)
+
+    def rise(self, counter: str) -> int:
+        """The rise of a counter of TCP; 0 where it cannot be read."""
+        start, end = (look.tcp.get(counter) for look in (self.before, self.after))
+        return 0 if start is None or end is None else max(0, end - start)
 
     def ports(self) -> Iterator[tuple[PortCounters, PortCounters | None]]:
         """Ports that a job may use, then and now (None: gone), with those below them.
@@ -161,11 +165,6 @@ class CounterDelta(NamedTuple):
     after: int | None = None
 
 
-def _label(port: PortCounters) -> str:
-    """Such as "mlx5_0:1 (PCI 0000:1b:00.0)"."""
-    return f"{port.name}{f' (PCI {port.pci})' if port.pci else ''}"
-
-
 def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterator[CounterDelta]:
     """Find the changes of one host's ports; `allowed(counter, seconds)` is how far a counter may rise.
 
@@ -174,38 +173,25 @@ def counter_deltas(pair: Pair, allowed: Callable[[str, float], float]) -> Iterat
     """
     for old, new in pair.ports():
         used = old.name in pair.job_ports
+        label = f"{old.name}{f' (PCI {old.pci})' if old.pci else ''}"
         if new is None:
-            text = f"{_label(old)} disappeared: it was present at the beginning and is missing at the end"
+            text = f"{label} was present at the beginning and is missing at the end"
             yield CounterDelta("gone", old, text, used)
             continue
-        yield from _lost(old, new, used=used)
-        for counter, start, end in _risen(old.counters, new.counters):
-            most = allowed(counter, pair.seconds)
-            text = f"{counter} of {_label(old)} rose from {start} to {end}"
-            if counter not in _DOWNS and end - start > most:
+        risen = {name: end for name, start in old.counters.items() if (end := new.counters.get(name, start)) > start}
+        now = {True: " and is up again", False: " and is still down", None: ""}[new.up]
+        for counter, end in risen.items():
+            start, most = old.counters[counter], allowed(counter, pair.seconds)
+            text = f"{counter} of {label} rose from {start} to {end}"
+            if counter in _DOWNS:
+                text += f": its link was lost{now}"
+                yield CounterDelta("link-down", old, text, used, counter, start, end)
+            elif end - start > most:
                 text += f" (at most {most:g} expected)"
                 yield CounterDelta("link-errors", old, text, used, counter, start, end)
-
-
-def _lost(old: PortCounters, new: PortCounters, *, used: bool) -> Iterator[CounterDelta]:
-    """The link was lost, whether it is back or not."""
-    now = {True: " and is up again", False: " and is still down", None: ""}[new.up]
-    found = [delta for delta in _risen(old.counters, new.counters) if delta[0] in _DOWNS]
-    for counter, start, end in found:
-        # Up at the beginning, which the kernel counts as a change as well.
-        if counter != "carrier_changes" or old.up is not False or end - start > 1:
-            text = f"{counter} of {_label(old)} rose from {start} to {end}: its link was lost{now}"
-            yield CounterDelta("link-down", old, text, used, counter, start, end)
-    if not found and old.up and new.up is False:
-        text = f"the link of {_label(old)} was up at the beginning and is down at the end"
-        yield CounterDelta("link-down", old, text, used)
-
-
-def _risen(old: Mapping[str, int], new: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
-    for counter, start in old.items():
-        end = new.get(counter, start)
-        if end > start:
-            yield counter, start, end
+        if old.up and new.up is False and not risen.keys() & {*_DOWNS}:
+            text = f"the link of {label} was up at the beginning and is down at the end"
+            yield CounterDelta("link-down", old, text, used)
 
 
 def measure(ctx: Context) -> NetworkLook:
@@ -255,25 +241,20 @@ def _begun(seen: Seen[NetworkLook]) -> Mapping[int, NetworkLook]:
 def judge(seen: Seen[NetworkLook]) -> Iterator[Finding]:
     pairs = dict(_pairs(seen))
     deltas = {host: tuple(counter_deltas(pair, partial(allowed, seen))) for host, pair in pairs.items()}
-    yield from _incidents(seen, pairs, deltas)
+    for word in _TEXTS:
+        changes = {host: [delta for delta in own if delta.word == word] for host, own in deltas.items()}
+        changed = {host: own for host, own in changes.items() if own}
+        is_shared = _is_shared(len(changed), len(pairs))
+        for part in [changed] if is_shared else [{host: own} for host, own in changed.items()]:
+            yield _finding(seen, word, pairs, part)
     yield from _damages(seen, pairs)
     yield from _resent(seen, pairs)
 
 
 def allowed(seen: Seen[NetworkLook], counter: str, seconds: float) -> float:
-    """The allowed rise of a counter of errors; a few events have no rate, so in a minute at least."""
-    minutes = max(seconds / 60, 1.0)
-    match counter:
-        case "symbol_error" | "rx_crc_errors" | "rx_frame_errors":
-            return seen.number("bit_errors_per_hour") / 60 * minutes
-        case "link_error_recovery":
-            return seen.number("recoveries_per_minute") * minutes
-        case "port_rcv_errors":
-            return seen.number("receive_errors_per_second") * max(seconds, 1.0)
-        case "local_link_integrity_errors" | "excessive_buffer_overrun_errors":
-            return 0.0
-        case _:  # no known counter of errors
-            return math.inf
+    """The allowed rise of a counter; infinite for one that counts no errors."""
+    setting, unit, least = _LIMITS.get(counter, ("", 1.0, 0.0))
+    return seen.number(setting) / unit * max(seconds, least) if setting else math.inf
 
 
 def _pairs(seen: Seen[NetworkLook]) -> Iterator[tuple[Host, Pair]]:
@@ -302,41 +283,32 @@ def _job_ports(world: World, look: NetworkLook, own: rdz003.Data | None) -> froz
     return frozenset(filter(None, names - {"lo"} | taken))
 
 
-def _incidents(
-    seen: Seen[NetworkLook], pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
-) -> Iterator[Finding]:
-    """For each kind a finding for each host, or one that blames no host where more than half of them are concerned."""
-    for kind in INCIDENTS:
-        own = {host: [delta for delta in deltas if delta.word == kind.word] for host, deltas in found.items()}
-        concerned = {host: deltas for host, deltas in own.items() if deltas}
-        shared = _is_shared(len(concerned), len(pairs))
-        for part in [concerned] if shared else [{host: deltas} for host, deltas in concerned.items()]:
-            yield _finding(seen, kind, pairs, part)
-
-
-def _is_shared(concerned: int, hosts: int) -> bool:
-    """Whether more than half of several hosts are concerned, so that they share the cause."""
-    return concerned > 1 and 2 * concerned > hosts
+def _is_shared(affected: int, hosts: int) -> bool:
+    """Whether more than half of several hosts are affected, so that they share the cause."""
+    return affected > 1 and 2 * affected > hosts
 
 
 def _finding(
-    seen: Seen[NetworkLook], kind: Incident, pairs: Mapping[Host, Pair], found: Mapping[Host, Sequence[CounterDelta]]
+    seen: Seen[NetworkLook], word: str, pairs: Mapping[Host, Pair], changes: Mapping[Host, Sequence[CounterDelta]]
 ) -> Finding:
-    names, shared = [host.name for host in found], len(found) > 1
-    deltas = [delta for own in found.values() for delta in own]
-    used = {(host, delta.port.name) for host, own in found.items() for delta in own if delta.used_by_job}
-    breaks = kind.breaks and bool(used)
+    """The changes of one kind: of one host, or of most hosts, of which none is blamed."""
+    names, shared = [host.name for host in changes], len(changes) > 1
+    deltas = [delta for own in changes.values() for delta in own]
+    breaks = word != "link-errors" and any(delta.used_by_job for delta in deltas)
     lines = [
         f"on {host.name}, within the {pairs[host].seconds:.1f} s of the run, "
         + names_text([delta.text for delta in own])
-        for host, own in found.items()
+        for host, own in changes.items()
     ]
-    end = f" The job uses {'this port' if len(used) == 1 else 'these ports'}." if breaks else ""
+    end = " The job uses this port." if breaks else ""
     end += " More than half of the hosts are affected, so they share the cause." if shared else ""
+    title, fix = _TEXTS[word]
+    begin = f"{begun(leave_out(names))} until this is repaired. " if breaks else ""
+    begin = "First look at the switch that these hosts share, and at its log. " if shared else begin
     return seen.finding(
-        kind.word,
-        kind.title.format(f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
-        f"{begun('; '.join(lines))}.{kind.sentence}{end}",
+        word,
+        title.format(hosts=f"{len(names)} of {len(pairs)} hosts" if shared else names[0]),
+        f"{begun('; '.join(lines))}.{end}",
         severity=Severity.ERROR if breaks else None,
         hosts=() if shared else names,
         evidence={
@@ -345,122 +317,71 @@ def _finding(
             "counters": [delta.counter for delta in deltas],
             "before": [delta.before for delta in deltas],
             "after": [delta.after for delta in deltas],
-            "seconds": round(max(pairs[host].seconds for host in found), 3),
+            "seconds": round(max(pairs[host].seconds for host in changes), 3),
         },
-        fix=_fix(kind, names, deltas[0].port, breaks=breaks),
+        fix=begin + fix.format(commands=_commands(deltas[0].port), hosts=names_text(names)),
     )
 
 
-def _fix(kind: Incident, names: Sequence[str], port: PortCounters, *, breaks: bool) -> str:
-    # What shows the port's state and counters.
+def _commands(port: PortCounters) -> str:
+    """The commands that show a port's state and counters."""
     adapter, number = map(quote, port.name.partition(":")[::2])
-    commands = f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
     if port.rdma:
-        driver = quote(port.name.partition("_")[0])
-        commands = (
-            f"`ibstat {adapter} {number}`, `perfquery -C {adapter} -P {number}` and `dmesg -T | grep -i {driver}` (as "
-            "root)"
-        )
-    fix = kind.fix.format(commands=commands, hosts=names_text(names))
-    if len(names) > 1:
-        return f"First look at the switch that these hosts share, and at its log. {fix}"
-    if breaks:
-        return f"{begun(leave_out(names))} until this is repaired. {fix}"
-    return f"{fix} Until then you can {leave_out(names)}."
+        return f"`ibstat {adapter} {number}` and `perfquery -C {adapter} -P {number}` (as root)"
+    return f"`ethtool -S {adapter}`, `ip -s -s link show {adapter}` and `dmesg -T | grep -i {adapter}` (as root)"
 
 
 def _damages(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
     """Segments that failed TCP's checksum, more than `damaged_segments` on a host."""
-    most, lines, found = seen.number("damaged_segments"), [], list[tuple[Host, int, int]]()
-    for host, pair in pairs.items():
-        (start, all_before), (end, all_after) = (
-            (look.tcp.get("InCsumErrors"), look.tcp.get("InSegs")) for look in (pair.before, pair.after)
-        )
-        if start is not None and end is not None and end - start > most:
-            found.append((host, start, end))
-            arrived = None if all_before is None or all_after is None else all_after - all_before
-            of = f" of {arrived:,}" if arrived is not None and arrived > 0 else ""
-            lines.append(
-                f"on {host.name}, within the {pair.seconds:.1f} s of the run, {end - start:,}{of} received TCP "
-                f"segments had a wrong checksum (InCsumErrors rose from {start} to {end})"
-            )
-    if not found:
+    most = seen.number("damaged_segments")
+    damaged = {host: rise for host, pair in pairs.items() if (rise := pair.rise("InCsumErrors")) > most}
+    if not damaged:
         return
-    names = [host.name for host, _, _ in found]
-    blamed = [] if _is_shared(len(found), len(pairs)) else names
-    others = [host.name for host in pairs if host not in [own for own, _, _ in found]]
-    # The only one of several that gets whole segments may be the one whose segments are damaged.
-    sender = (
-        f" Only {others[0]} received none, so {others[0]} may send them." if len(others) == 1 and len(pairs) > 2 else ""
+    names = [host.name for host in damaged]
+    blamed = [] if _is_shared(len(damaged), len(pairs)) else names
+    counts = "; ".join(
+        f"{host.name} received {rise:,} TCP segments with a wrong checksum (InCsumErrors)"
+        for host, rise in damaged.items()
     )
     yield seen.finding(
         "damaged",
         f"damaged TCP segments arrived on {names_text(names)}",
-        f"{begun('; '.join(lines))}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
-        f"data are damaged in a switch, a network card or a host's memory.{sender}",
+        f"During the run {counts}; at most {most:g} are expected. Ethernet drops frames that a cable damages. So the "
+        "data are damaged in a switch, a network card or a host's memory, of the sender or of the receiver.",
         hosts=blamed,
-        evidence={
-            "hosts": list(names),
-            "before": [start for _, start, _ in found],
-            "after": [end for _, _, end in found],
-            "seconds": round(max(pairs[host].seconds for host, _, _ in found), 3),
-        },
+        evidence={"hosts": [*names], "damaged": [*damaged.values()]},
         fix=(f"{begun(leave_out(blamed))} until this is repaired. " if blamed else "")
         + f"To find the sender, run `iperf3 -s` on {names[0]}, `iperf3 -c {quote(names[0])}` on one other host at a "
-        "time, and "
-        f"`nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, leave that "
-        f"host out instead; if with all, {names[0]} or its switch is at fault. Give the result to the administrator, "
-        "who updates the "
-        "firmware of the card there, tries another switch, or replaces the card or the memory.",
+        f"time, and `nstat -az TcpInCsumErrors` on {names[0]} after each. If the errors come with one sender only, "
+        f"leave that host out instead; if with all, {names[0]} or its switch is at fault.",
     )
 
 
 def _resent(seen: Seen[NetworkLook], pairs: Mapping[Host, Pair]) -> Iterator[Finding]:
-    """Loss that began after the links were measured."""
+    """Loss that began after the links were measured; what RDZ004 has measured is its finding."""
     most, least = seen.number("resent_share"), seen.number("resent_segments")
-    found: dict[Host, tuple[int, int]] = {}
-    for host, pair in pairs.items():
-        sent, again = (_rise(pair, name) for name in ("OutSegs", "RetransSegs"))
-        if again >= least and again > most * (sent + again):
-            found[host] = again, sent + again
+    rises = {host: (pair.rise("RetransSegs"), pair.rise("OutSegs")) for host, pair in pairs.items()}
+    resent = {host: (again, again + new) for host, (again, new) in rises.items() if again >= least}
+    lossy = {host: counts for host, counts in resent.items() if counts[0] > most * counts[1]}
     cells = [cell for row in seen.of(by_code("RDZ004")).by_rank.values() for cell in row.cells]
-    # Loss that RDZ004 has measured is its finding.
-    if not found or any(cell.segments and (cell.retransmitted or 0) > most * cell.segments for cell in cells):
+    if not lossy or any(cell.segments and (cell.retransmitted or 0) > most * cell.segments for cell in cells):
         return
     before = "RDZ004 measured the links before, and lost less, so the loss began later. " if cells else ""
-    names = [host.name for host in found]
+    names = [host.name for host in lossy]
     counts = "; ".join(
         f"{host.name} sent {again:,} of {of:,} TCP segments again ({100 * again / of:.2g} %)"
-        for host, (again, of) in found.items()
+        for host, (again, of) in lossy.items()
     )
     yield seen.finding(
         "resent",
         f"TCP segments from {names_text(names)} were lost during the run",
-        f"During the run {counts}; at most {100 * most:g} % is expected. {before}These counters do not "
-        "tell the sender from its receivers.",
-        evidence={"affected": list(names), "resent": [again for again, _ in found.values()]},
+        f"During the run {counts}; at most {100 * most:g} % is expected. {before}These counters do not tell the sender "
+        "from its receivers.",
+        evidence={"affected": [*names], "resent": [again for again, _ in lossy.values()]},
         fix="Run `ddpdiag check --select RDZ004` again now: it measures each link, and names the host that loses "
         f"packets. `nstat -az TcpRetransSegs` on {names_text(names)} shows whether it goes on.",
     )
 
 
-def _rise(pair: Pair, counter: str) -> int:
-    """The rise of a counter of TCP; 0 where it cannot be read."""
-    before, after = (look.tcp.get(counter) for look in (pair.before, pair.after))
-    return 0 if before is None or after is None else max(0, after - before)
-
-
 Data = NetworkLook
-SETTINGS = {
-    # NVSentinel's limit for symbol errors, from the one bit error in 10^12 that InfiniBand (and Ethernet) allows.
-    "bit_errors_per_hour": 120,
-    # NVSentinel's limits.
-    "recoveries_per_minute": 5,
-    "receive_errors_per_second": 10,
-    # Some may be stray packets from outside of the cluster.
-    "damaged_segments": 3,
-    # RDZ004's limit of an error. Dead connections of other programs send some segments again on a healthy host.
-    "resent_share": 1e-2,
-    "resent_segments": 100,
-}
 CHECK: Check[Data] = Check(__name__, "HST006", "network-counters", Stage.HOST, Scope.HOST)
