@@ -1,8 +1,7 @@
 """LCH003: versions that differ."""
 
 import pytest
-from msgspec import structs
-from seen import seen_of, with_arrivals
+from seen import seen_of
 
 from ddpdiag.checks.launch.versions import CHECK, Data
 from ddpdiag.model import Options, Severity
@@ -61,18 +60,6 @@ def slow_imports(hosts, **options):
     return [finding.ranks for finding in findings if finding.code == "LCH003.slow-import"]
 
 
-def test_a_shared_import_counts_as_often_as_the_ranks_of_a_job_repeat_it(golden):
-    """Eight ranks of two cores each wait for three others; what waits for files is not multiplied."""
-    rows = [versions(import_seconds=4.0, import_core_seconds=3.0, import_pid=7) for _ in range(8)]
-    rows += [versions(import_seconds=4.0, import_core_seconds=3.0, import_pid=rank) for rank in range(8)]
-    seen = seen_of(CHECK, dict(enumerate(rows)), ranks_per_node=8)
-    two_cores = {rank: structs.replace(arrival, cpus="3") for rank, arrival in seen.world.arrivals.items()}
-    (finding,) = CHECK.judge(with_arrivals(seen, two_cores))
-    assert finding.ranks == tuple(range(8))
-    assert finding.evidence == {"seconds": 13.0, "core_seconds": 3.0, "usual_seconds": 4.0}
-    golden(finding)
-
-
 def test_the_ranks_that_share_an_import_are_counted():
     rows = {rank: versions(import_seconds=4.0, import_pid=7 + rank // 3) for rank in range(4)}
     assert CHECK.report(seen_of(CHECK, rows, ranks_per_node=4)).figures == {"seconds.import": 4.0, "import.ranks": 3}
@@ -93,11 +80,6 @@ def test_an_import_that_waits_for_files_is_slow_on_whatever_many_hosts():
 def test_an_import_is_slow_from_three_times_the_median_of_the_other_hosts():
     assert slow_imports([(42.0, 40.0), (14.0, 13.0), (13.0, 13.0)]) == [(0,)]
     assert slow_imports([(40.0, 40.0), (14.0, 13.0), (13.0, 13.0)]) == []
-    five = Options(settings={"LCH003.slow_import_ratio": "2.5"})
-    assert slow_imports([(40.0, 40.0), (14.0, 13.0), (13.0, 13.0)], options=five) == [(0,)]
+    lower = Options(settings={"LCH003.slow_import_ratio": "2.5"})
+    assert slow_imports([(40.0, 40.0), (14.0, 13.0), (13.0, 13.0)], options=lower) == [(0,)]
     assert slow_imports([(9.0, 9.0), (1.0, 1.0), (1.0, 1.0)]) == []
-
-
-def test_what_is_slow_can_be_set():
-    options = Options(settings={"LCH003.slow_import_seconds": "60"})
-    assert found(versions(import_seconds=42.0), options=options) == []

@@ -1,15 +1,12 @@
 """The job step, as Slurm laid it out.
 
-Only `srun` launches tasks; sbatch and salloc only allocate. The layout of a step depends on the job's options, on those
-of srun, and on variables that the job passes to srun, so it is often not as intended. This check reads Slurm's
-variables in every task, and names layouts that break a job.
+Only `srun` launches tasks; sbatch and salloc only allocate. This check reads Slurm's variables in every task, and names
+layouts that break a job.
 
 Findings:
 
 Other checks report: more ranks than GPUs, or idle GPUs (LCH001); GPUs that --gpus-per-task and --gpu-bind hide from
-other ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never joined, by host (RUN001). A step
-that waits ("Job step creation temporarily disabled") finds no free processors or GPUs, because another step holds them:
-since Slurm 20.11 steps share nothing unless both are started with --overlap.
+other ranks, so that NCCL cannot copy between them (GPU001.isolated); tasks that never joined, by host (RUN001).
 
 Fix: give --nodes, --ntasks and --cpus-per-task to srun itself, and take rank, size and coordinator from the step
 (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST), never from the job.
@@ -24,14 +21,14 @@ Sources: srun(1), output environment variables and --cpus-per-task; the release 
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ddpdiag.checks.api import Check, Contribution, Scope, Seen, SkipReason, Stage, optional
 from ddpdiag.checks.findings import FindingSpec
-from ddpdiag.checks.hosts import hosts_of, ranks_text
 from ddpdiag.model import EventKind, Finding, Scalar, Severity
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.environment import job_and_step, slurm_variables
@@ -47,10 +44,6 @@ FINDINGS = {
         "since Slurm 22.05 srun does not take --cpus-per-task from sbatch or salloc (srun(1)), so every task is bound "
         "to fewer processors than the job asked for; data loaders and threads then share them."
     ),
-    "order": FindingSpec.warning(
-        "tasks are numbered in turn over the hosts (srun -m cyclic). Scripts that use rank % GPUs as the local rank "
-        "then choose a wrong GPU, and groups of neighbouring ranks span hosts."
-    ),
     "few-tasks": FindingSpec.error(
         "WORLD_SIZE was exported from the job's size, but the step has fewer tasks: they wait forever for ranks that "
         "do not exist."
@@ -58,9 +51,7 @@ FINDINGS = {
     "time-left": FindingSpec(
         "the job ends before the budget is used up; the budget was shortened, so that the report is ready in time. "
         "With less than 10 s left this is an error, except if the time comes from SLURM_JOB_END_TIME, which does not "
-        "follow a changed time limit. A step that Slurm ends (time limit, scancel) writes its files and its report at "
-        "once. In a batch script, start it with `exec srun`, or write files (--json): Slurm ends the script's shell, "
-        "and srun with it, before the last output of the tasks is printed."
+        "follow a changed time limit."
     ),
 }
 
@@ -76,30 +67,16 @@ class Data(Struct, frozen=True, kw_only=True):
 
 
 def measure(ctx: Context) -> Data:
-    """The lists of hosts are long and the same in all tasks: only rank 0 records them."""
-    found = slurm_variables(os.environ)
-    if ctx.place.rank != 0:
-        found = {name: value for name, value in found.items() if not name.endswith("_NODELIST")}
-    return Data(variables=found, cpus=len(os.sched_getaffinity(0)))
+    return Data(variables=slurm_variables(os.environ), cpus=len(os.sched_getaffinity(0)))
 
 
 class SlurmStep(NamedTuple):
-    """A job step, by the variables of one of its tasks. `name` is "12.0"."""
+    """A job step, by the variables of one of its tasks: its name is "12.0"."""
 
     name: str
     tasks: int
     hosts: int
     variables: Mapping[str, str]
-
-    def count_in(self, variable: str) -> int | None:
-        """The number in a variable; None where Slurm does not set it."""
-        return _number(self.variables, variable)
-
-    @property
-    def gpus_per_task(self) -> str | None:
-        """SLURM_GPUS_PER_TASK, or what Slurm 23.11 sets instead: "cpu:2,gres/gpu:1" or "cpu=2,gres/gpu=1"."""
-        found = re.search(r"gres[/:]gpu[:=]([A-Za-z0-9_.:=-]+)", self.variables.get("SLURM_TRES_PER_TASK", ""))
-        return self.variables.get("SLURM_GPUS_PER_TASK") or (found[1] if found else None)
 
 
 def step_of(variables: Mapping[str, str]) -> SlurmStep | None:
@@ -122,61 +99,54 @@ def skip(seen: Seen[Data]) -> SkipReason | None:
 
 def judge(seen: Seen[Data]) -> Iterator[Finding]:
     yield from _time_left(seen)
-    if (step := _step(seen)) is not None:
+    for step in _steps(seen):
         yield from _torchruns(seen, step)
-        # RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined.
-        absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
-        if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
-            missing = seen.world.size - step.tasks
-            others = "The other rank does not exist" if missing == 1 else f"The other {missing} ranks do not exist"
-            yield seen.finding(
-                "few-tasks",
-                "WORLD_SIZE is larger than the number of tasks",
-                f"WORLD_SIZE is {seen.world.size}, but step {step.name} has only {count(step.tasks, 'task')}, and all "
-                f"of them joined. {others}, so the job would wait for {'it' if missing == 1 else 'them'} until its "
-                "time-out.",
-                evidence={"world_size": seen.world.size, "tasks": step.tasks},
-                fix=f"Start {seen.world.size} tasks: `srun --ntasks={seen.world.size} ...`. Or set the variables in "
-                "each task, not in the batch script: `srun bash -c 'export RANK=$SLURM_PROCID "
-                "LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
-                of_the_run=True,
-            )
+        yield from _few_tasks(seen, step)
         yield from _cpus(seen)
-        yield from _order(seen, step)
 
 
-def _step(seen: Seen[Data]) -> SlurmStep | None:
-    """The step as the first rank that answered from within one saw it."""
-    return next((step for row in seen.by_rank.values() if (step := step_of(row.variables)) is not None), None)
+def _steps(seen: Seen[Data]) -> Iterable[SlurmStep]:
+    """The step as the first rank that answered from within one saw it, if any."""
+    steps = (step_of(row.variables) for row in seen.by_rank.values())
+    return islice((step for step in steps if step is not None), 1)
+
+
+def _few_tasks(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
+    """RANK and WORLD_SIZE were set as variables, and only the tasks of this step joined."""
+    absent = any(event.kind is EventKind.ABSENT for event in seen.recording.events)
+    if absent and seen.world.launcher == "env" and len(seen.world.arrivals) == step.tasks < seen.world.size:
+        yield seen.finding(
+            "few-tasks",
+            "WORLD_SIZE is larger than the number of tasks",
+            f"WORLD_SIZE is {seen.world.size}, but step {step.name} has only {count(step.tasks, 'task')}, and all of "
+            "them joined. The job would wait for ranks that do not exist until its time-out.",
+            evidence={"world_size": seen.world.size, "tasks": step.tasks},
+            fix=f"Start {seen.world.size} tasks: `srun --ntasks={seen.world.size} ...`. Or set the variables in each "
+            "task, not in the batch script: `srun bash -c 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID "
+            "WORLD_SIZE=$SLURM_STEP_NUM_TASKS; exec python train.py'`.",
+            of_the_run=True,
+        )
 
 
 def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
     """Each task started a torchrun, and these take part in no common rendezvous."""
-    agents = step.count_in("GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
+    agents = _number(step.variables, "GROUP_WORLD_SIZE")  # how many torchruns met, where one started this process
     if seen.world.launcher != "torchrun" or agents is None or agents >= step.tasks:
         return
-    shared = step.tasks > step.hosts
     # If each task was given GPUs of its own, a torchrun for each may be intended: a sweep.
-    bound = step.gpus_per_task is not None
-    effect = (
-        "and those on one host use the same GPUs and ports" if shared else "and this run tests only a part of the hosts"
-    )
-    each = "gpu" if seen.world.gpus else max(1, step.tasks // step.hosts)
-    meet = "--standalone"
+    is_bound = "SLURM_GPUS_PER_TASK" in step.variables or "gpu" in step.variables.get("SLURM_TRES_PER_TASK", "")
+    is_shared = step.tasks > step.hosts
+    effect = "those on one host use the same GPUs and ports" if is_shared else "this run tests only a part of the hosts"
+    meet = f"--nnodes={step.hosts} --nproc-per-node={'gpu' if seen.world.gpus else max(1, step.tasks // step.hosts)}"
     if step.hosts > 1:
-        meet = (
-            f"--nnodes={step.hosts} --nproc-per-node={each} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
-            f"--rdzv-endpoint={seen.world.host_of(0)}:29500"
-        )
-    else:
-        meet += f" --nproc-per-node={each}"
+        meet += f" --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint={seen.world.host_of(0)}:29500"
     yield seen.finding(
         "torchruns",
         "each srun task started a torchrun of its own",
         f"Step {step.name} has {step.tasks} tasks on {count(step.hosts, 'host')}, and each task started a torchrun. "
-        f"Only {agents} of the {step.tasks} joined this rendezvous, so the torchruns train separately, {effect}. One "
-        "torchrun per host is expected, all in one rendezvous.",
-        severity=Severity.ERROR if shared and not bound else Severity.WARNING,
+        f"Only {agents} of the {step.tasks} joined this rendezvous, so the torchruns train separately, and {effect}. "
+        "One torchrun per host is expected, all in one rendezvous.",
+        severity=Severity.ERROR if is_shared and not is_bound else Severity.WARNING,
         evidence={"tasks": step.tasks, "hosts": step.hosts, "torchruns_that_met": agents},
         fix=f"Start one torchrun per host: `srun --nodes={step.hosts} --ntasks={step.hosts} torchrun {meet} -m ddpdiag "
         "check`, and your script in the same way. Or start it without torchrun: `srun ddpdiag check`.",
@@ -185,45 +155,22 @@ def _torchruns(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
 
 
 def _cpus(seen: Seen[Data]) -> Iterator[Finding]:
-    steps = ((rank, row.cpus, step_of(row.variables)) for rank, row in seen.by_rank.items())
-    wanted = ((rank, cpus, step.count_in("SLURM_CPUS_PER_TASK")) for rank, cpus, step in steps if step)
-    short = {rank: own for rank, cpus, own in wanted if own and cpus < own}
+    wanted = {rank: _number(row.variables, "SLURM_CPUS_PER_TASK") for rank, row in seen.by_rank.items()}
+    short = {rank: cpus for rank, cpus in wanted.items() if cpus and seen.by_rank[rank].cpus < cpus}
     if not short:
         return
     first = min(short)
-    cpus, where = seen.by_rank[first].cpus, f"rank {first} on {seen.world.host_of(first)}"
-    less = f"{where} may use only {count(cpus, 'CPU')}"
-    if len(short) > 1:
-        less = f"{ranks_text(tuple(short))} have fewer: {where} may use {count(cpus, 'CPU')}"
+    cpus = seen.by_rank[first].cpus
     yield seen.finding(
         "cpus",
         "tasks have fewer CPUs than --cpus-per-task",
-        f"The job asked for {count(short[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but {less}. Since Slurm 22.05 "
-        "srun does not take --cpus-per-task from sbatch.",
+        f"The job asked for {count(short[first], 'CPU')} per task (SLURM_CPUS_PER_TASK), but rank {first} on "
+        f"{seen.world.host_of(first)} may use only {count(cpus, 'CPU')}. Since Slurm 22.05 srun does not take "
+        "--cpus-per-task from sbatch.",
         ranks=tuple(short) if len(short) < len(seen.by_rank) else (),
         evidence={"cpus": cpus, "cpus_per_task": short[first]},
         fix=f"Give the option to srun as well: `srun --cpus-per-task={short[first]} ...`. Or add this line to the "
         "batch script before srun: `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK`.",
-        of_the_run=True,
-    )
-
-
-def _order(seen: Seen[Data], step: SlurmStep) -> Iterator[Finding]:
-    """Judged by the hosts of the ranks, not by the variables."""
-    scattered = [host for host in hosts_of(seen) if host.ranks[-1] - host.ranks[0] >= len(host.ranks)]
-    if not scattered or len(seen.world.arrivals) != seen.world.size:
-        return
-    host, distribution = scattered[0], step.variables.get("SLURM_DISTRIBUTION")
-    is_cause = (distribution or "").startswith(("cyclic", "plane"))
-    why = f", because Slurm's task distribution is {distribution}" if is_cause else ""
-    yield seen.finding(
-        "order",
-        "ranks are not numbered host by host",
-        f"{host.name} has {ranks_text(host.ranks)}{why}. A script that computes its local rank as rank % GPUs then "
-        "chooses the wrong GPU. Neighbouring ranks are on different hosts, which slows collectives down.",
-        evidence={"hosts": len(scattered), "distribution": distribution},
-        fix="Run `srun --distribution=block ...`. In the script read the local rank from SLURM_LOCALID (with torchrun: "
-        "LOCAL_RANK).",
         of_the_run=True,
     )
 
@@ -251,10 +198,11 @@ def _time_left(seen: Seen[Data]) -> Iterator[Finding]:
 
 def report(seen: Seen[Data]) -> Contribution:
     """The size of the step, and the time that the job has left."""
-    figures: dict[str, Scalar | None] = {"left_seconds": seen.options.job_left_seconds or None}
-    if step := _step(seen):
-        figures |= {"tasks": step.tasks, "hosts": step.hosts}
-    return Contribution(figures={f"slurm.{name}": value for name, value in figures.items() if value is not None})
+    left = seen.options.job_left_seconds
+    figures: dict[str, Scalar] = {"slurm.left_seconds": left} if left else {}
+    for step in _steps(seen):
+        figures |= {"slurm.tasks": step.tasks, "slurm.hosts": step.hosts}
+    return Contribution(figures=figures)
 
 
 CHECK: Check[Data] = Check(__name__, "LCH004", "slurm", Stage.LAUNCH, Scope.RANK)

@@ -35,7 +35,7 @@ MAX_VALUE = 4096
 
 
 def is_recorded(name: str) -> bool:
-    """May the value of this variable be recorded?"""
+    """Whether the value of this variable may be recorded."""
     return (name in NAMES or name.startswith(PREFIXES)) and not is_secret(name)
 
 
@@ -61,17 +61,11 @@ def nccl_files(env: Mapping[str, str], etc: Path = Path("/etc")) -> dict[str, di
     return {path: settings for path, settings in known.items() if settings}
 
 
-# Output variables of srun(1) and sbatch(1) that tell the layout, and torchrun's number of agents. An allow-list.
+# Variables of srun(1) and sbatch(1) that LCH004 reads, and torchrun's number of agents. An allow-list.
 SLURM_VARIABLES = frozenset(
     {
-        "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES",
-        "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_HET_SIZE",
-        "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
-        "SLURM_STEP_GPUS", "SLURM_DISTRIBUTION",
-        "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS_PER_NODE",
-        "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE", "SLURM_CPU_BIND", "SLURM_THREADS_PER_CORE",
-        "SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND",
-        "SLURM_NTASKS_PER_GPU", "SLURM_TRES_PER_TASK", "CUDA_VISIBLE_DEVICES", "GROUP_WORLD_SIZE",
+        "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+        "SLURM_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "GROUP_WORLD_SIZE",
     }
 )  # fmt: skip
 
