@@ -327,9 +327,8 @@ def _of_loss(name: str, direction: Direction, old: BenchPoint, new: BenchPoint) 
 
 
 def name_of(curve: BenchCurve) -> str:
-    """Such as "all_reduce over gloo (float sum)"."""
-    op = "" if curve.op == "none" else f" {curve.op}"
-    return f"{curve.collective} over {curve.backend} ({curve.dtype}{op})"
+    """Such as "all_reduce over gloo (float)"."""
+    return f"{curve.collective} over {curve.backend} ({curve.dtype})"
 
 
 def find(baseline: Sequence[BenchCurve], new: BenchCurve) -> BenchCurve | str:

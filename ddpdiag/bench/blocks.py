@@ -4,14 +4,13 @@ The text begins with the table between the comments that nccl-tests prints: each
 The results of the series and ranks, the findings and the verdict follow.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ddpdiag import __version__
 from ddpdiag.bench import rows as tables
-from ddpdiag.bench.rows import Part, devices, measured, parts, reaches, short_pci, traits
+from ddpdiag.bench.rows import Part, devices, measured, parts, reaches
 from ddpdiag.model import Report, WorldLine
-from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Measured, Series
+from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Expectation, Series
 from ddpdiag.render import Sample
 from ddpdiag.render.blocks import Block, Cell, Chart, Column, Fold, Items, Line, Mark, Section, Table, Text
 from ddpdiag.render.findings import LIST_SHOWN, write_findings
@@ -22,7 +21,7 @@ from ddpdiag.text import byte_count, count, fold_hosts, is_exceeded
 
 
 def blocks(report: Report) -> Iterator[Section]:
-    """The results of the series and ranks, and the rows behind folds, with curves over the size."""
+    """The results of the series and ranks, curves over the size, and the rows behind folds."""
     bench = measured(report)
     rows = (Fold(part.name, (_sizes(part),)) for part in parts(bench))
     yield Section("Benchmark", (*_results(report), *_curves(bench), *rows), name="benchmark")
@@ -73,12 +72,12 @@ def _series(every: Sequence[Series]) -> Table:
             (
                 one.collective,
                 one.backend,
-                ", ".join(traits(one.dtype, one.op, one.root)),
+                one.dtype,
                 one.peak_busbw_bytes_per_s,
                 one.best_bytes,
                 level.busbw_bytes_per_s if level else None,
                 one.share if level else None,
-                one.fit.latency_seconds if one.fit else None,
+                one.latency_seconds,
             )
             for one, level in zip(every, levels, strict=True)
         ),
@@ -123,12 +122,10 @@ def _ranks(title: str, ranks: Sequence[BenchRank]) -> Table:
 
 
 def _sizes(part: Part) -> Table:
-    known = [(row, mode) for row in part.rows if (mode := row.natural()) is not None]
     return Table(
         columns=(
             Column("size", "size_bytes"),
             Column("type"),
-            Column("op"),
             Column("time", "_seconds"),
             Column("algbw", "_bytes_per_s"),
             Column("busbw", "_bytes_per_s"),
@@ -138,43 +135,37 @@ def _sizes(part: Part) -> Table:
             (
                 row.size_bytes,
                 row.dtype,
-                row.op,
-                mode.seconds,
-                mode.algbw_bytes_per_s,
-                mode.busbw_bytes_per_s,
-                Cell(mode.wrong, Mark.ERROR if mode.wrong else Mark.NONE),
+                row.seconds,
+                row.algbw_bytes_per_s,
+                row.busbw_bytes_per_s,
+                Cell(row.wrong, Mark.ERROR if row.wrong else Mark.NONE),
             )
-            for row, mode in known
+            for row in part.rows
         ),
     )
 
 
 def _curves(bench: BenchReport) -> Iterator[Chart]:
-    """Bus bandwidth, with the expected one, and time of a call over the size."""
-    curves: dict[tuple[str, str, str, str, int], dict[float, Measured]] = {}
+    """Bus bandwidth over the size, with the expected one."""
+    curves: dict[tuple[str, str, str], dict[float, float]] = {}
     for row in bench.rows:
-        if (mode := row.natural()) is not None and row.size_bytes > 0:
-            curves.setdefault(_key(row), {})[float(row.size_bytes)] = mode
-    pairs = Counter(key[:2] for key in curves)
-    busbws, times = [], []
-    for key, modes in curves.items():
-        collective, backend, *_ = key
-        name = ", ".join((f"{collective} over {backend}", *(traits(*key[2:]) if pairs[key[:2]] > 1 else ())))
-        points = sorted(modes.items())
-        busbws.append(Line(name, tuple((size, mode.busbw_bytes_per_s) for size, mode in points)))
-        times.append(Line(name, tuple((size, mode.seconds) for size, mode in points)))
+        if row.size_bytes > 0:
+            curves.setdefault(_key(row), {})[float(row.size_bytes)] = row.busbw_bytes_per_s
+    lines = [
+        Line(f"{collective} over {backend}, {dtype}", tuple(sorted(points.items())))
+        for (collective, backend, dtype), points in curves.items()
+    ]
     for one in bench.series:
-        if (level := expectation_of(one)) is not None and (modes := curves.get(_key(one), {})):
+        if (level := expectation_of(one)) is not None and (points := curves.get(_key(one), {})):
             name = f"expected of {one.collective} over {one.backend}"
-            ends = tuple((size, level.busbw_bytes_per_s) for size in (min(modes), max(modes)))
-            busbws.append(Line(name, ends, dashed=True))
-    if times:
-        yield Chart(title="Bus bandwidth over size", x="size_bytes", y="busbw_bytes_per_s", lines=tuple(busbws))
-        yield Chart(title="Latency over size", x="size_bytes", y="seconds", lines=tuple(times), log=True)
+            ends = tuple((size, level.busbw_bytes_per_s) for size in (min(points), max(points)))
+            lines.append(Line(name, ends, dashed=True))
+    if lines:
+        yield Chart(title="Bus bandwidth over size", x="size_bytes", y="busbw_bytes_per_s", lines=tuple(lines))
 
 
-def _key(of: BenchRow | Series) -> tuple[str, str, str, str, int]:
-    return of.collective, of.backend, of.dtype, of.op, of.root
+def _key(of: BenchRow | Series) -> tuple[str, str, str]:
+    return of.collective, of.backend, of.dtype
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------------
@@ -185,15 +176,15 @@ def samples(report: Report) -> Iterator[Sample]:
     bench = measured(report)
     yield Sample("bench_complete", "0 for a benchmark that was cut short.", bench.complete, {})
     for one in bench.series:
-        labels = {name: str(getattr(one, name)) for name in ("backend", "collective", "dtype", "op", "root")}
+        labels = {name: str(getattr(one, name)) for name in ("backend", "collective", "dtype")}
         peak = one.peak_busbw_bytes_per_s
         yield Sample("bench_peak_busbw_bytes_per_second", "Best bus bandwidth over all sizes.", peak, labels)
         if one.expectation is not None:
             expected = one.expectation.busbw_bytes_per_s
             help = "Bus bandwidth that this hardware should reach."
             yield Sample("bench_expected_busbw_bytes_per_second", help, expected, labels)
-        if one.fit is not None:
-            yield Sample("bench_latency_seconds", "Time of an empty message.", one.fit.latency_seconds, labels)
+        if one.latency_seconds is not None:
+            yield Sample("bench_latency_seconds", "Shortest time of the smallest message.", one.latency_seconds, labels)
     for rank in bench.ranks:
         if rank.busbw_bytes_per_s is not None:
             labels = {
@@ -246,14 +237,12 @@ def _head(bench: BenchReport, world: WorldLine, *, details: bool) -> Iterator[st
     yield one_line(" ".join((f"# ddpdiag version {__version__}", *known)))
     backends = dict.fromkeys(row.backend for row in bench.rows) or asked.backend or (world.backend,)
     hosts = f" ({fold_hosts(world.hosts, limit=LIST_SHOWN)})" if world.hosts else ""
-    step = f"{asked.stepbytes}(bytes)" if asked.stepbytes else f"{asked.stepfactor or 2:g}(factor)"
     yield one_line(
         f"# nRanks {world.size} nHosts {len(world.hosts)}{hosts} backend {','.join(backends)} "
-        f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {step} warmup iters: {asked.warmup_iters} "
-        f"iters: {asked.iters} validation: {asked.check}"
+        f"minBytes {asked.minbytes} maxBytes {asked.maxbytes} step: {asked.stepfactor:g}(factor) "
+        f"warmup iters: {asked.warmup_iters} iters: {asked.iters} validation: {asked.check}"
     )
-    if any(name in asked.collective for name in ("all_reduce", "broadcast", "reduce")):
-        yield "# torch has no all_reduce, broadcast or reduce out of place: a copy is made first, and counts"
+    yield "# torch has all_reduce, broadcast and reduce in place only; the others are measured out of place"
     yield "# a row shows the slowest rank; K, M and G are powers of 1024; GB/s is 1e9 bytes/s"
     yield "# "
     yield from _devices(devices(bench), details=details)
@@ -265,8 +254,14 @@ def _devices(ranks: Sequence[BenchRank], *, details: bool) -> Iterator[str]:
     yield "# Using devices"
     shown = ranks if details else ranks[:ALL_SHOWN]
     for rank in shown:
-        number = "" if rank.device_index is None else f"{rank.device_index:2d} [{short_pci(rank.pci or '?')}] "
+        number = "" if rank.device_index is None else f"{rank.device_index:2d} [{_short_pci(rank.pci or '?')}] "
         where = f"#  Rank {rank.rank:2d} Group  0 Pid {rank.pid:6d} on {one_line(rank.host):>10} device "
         yield f"{where}{number}{one_line(rank.device)}"
     if len(shown) < len(ranks):
         yield f"#  ... {count(len(ranks) - len(shown), 'more rank')}"
+
+
+def _short_pci(pci: str) -> str:
+    """ "0000:17:00", nccl-tests' form of NVML's "00000000:17:00.0"."""
+    domain, _, rest = one_line(pci).partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}" if rest else domain

@@ -52,10 +52,10 @@ FINDINGS = {
         "the `--baseline` is of another world or hardware, or has other sizes, so that something was not compared."
     ),
     "unmeasured": FindingSpec.not_seen(
-        "there was no time or no memory for some rows, whose sizes, types or operations are listed, or for all of them."
+        "there was no time or no memory for some rows, whose sizes and types are listed, or for all of them."
     ),
     "unsupported": FindingSpec.error(
-        "backend, dtype, op or root that this torch, this backend or this world does not have.", effect=Effect.USAGE
+        "a backend, type or collective that this torch or this backend does not have.", effect=Effect.USAGE
     ),
 }
 

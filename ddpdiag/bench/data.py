@@ -10,59 +10,43 @@ from functools import cached_property
 
 from msgspec import Struct
 
-from ddpdiag.bandwidth import algbw, busbw
+from ddpdiag.bandwidth import Counts, algbw, busbw
 from ddpdiag.checks.api import Seen
 from ddpdiag.model import Trial
-from ddpdiag.model.bench import BenchRow, Limits, Measured, Spread, Timing
+from ddpdiag.model.bench import BenchRow, Limits, RankRow
 from ddpdiag.stats import quantile
 
 
-class RankRow(Struct, frozen=True, kw_only=True, gc=False):
-    """One line of nccl-tests' table on one rank; see `model.bench.BenchRow`."""
-
-    size_bytes: int
-    count: int
-    dtype: str
-    op: str
-    root: int
-    in_place: Timing | None = None
-    out_of_place: Timing | None = None
-
-    @property
-    def key(self) -> tuple[str, str, int, int]:
-        """The values that are equal on all ranks."""
-        return self.dtype, self.op, self.root, self.size_bytes
-
-    @property
-    def modes(self) -> tuple[Timing, ...]:
-        """The modes that were measured, in place first."""
-        return tuple(mode for mode in (self.in_place, self.out_of_place) if mode is not None)
-
-
-def spread(seconds: Sequence[float]) -> Spread:
-    """Summary of at least one call; ValueError if there is none."""
-    if not seconds:
-        raise ValueError("no calls to summarise")
+def row_of(
+    sizes: Counts,
+    dtype: str,
+    seconds: Sequence[float],
+    wrong: int | None,
+    extremes: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> RankRow:
+    """The row of a rank from its calls; `extremes` are the shortest and the longest time of any rank in each call."""
     ordered, mean = sorted(seconds), sum(seconds) / len(seconds)
-    return Spread(
-        min=ordered[0],
-        median=quantile(ordered, 0.5),
-        p95=quantile(ordered, 0.95),
-        max=ordered[-1],
-        mean=mean,
-        stdev=math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds)),
-        count=len(seconds),
+    deviation = math.sqrt(sum((each - mean) ** 2 for each in seconds) / len(seconds))
+    lag = last = transfer = None
+    if extremes is not None:
+        shortest, longest = extremes
+        lag = quantile(sorted(most - own for own, most in zip(seconds, longest, strict=True)), 0.5)
+        last = sum(own <= least for own, least in zip(seconds, shortest, strict=True))
+        transfer = quantile(sorted(shortest), 0.5)
+    return RankRow(
+        size_bytes=sizes.size_bytes,
+        count=sizes.count,
+        dtype=dtype,
+        calls=len(seconds),
+        min_seconds=ordered[0],
+        median_seconds=quantile(ordered, 0.5),
+        mean_seconds=mean,
+        cv=deviation / mean if mean > 0 else 0.0,
+        wrong=wrong,
+        lag_seconds=lag,
+        last=last,
+        transfer_seconds=transfer,
     )
-
-
-def together(own: Sequence[float], shortest: Sequence[float], longest: Sequence[float]) -> tuple[float, int, float]:
-    """Lag, number of calls that this rank started last, and transfer, from the times of each call."""
-    lag = sorted(most - mine for mine, most in zip(own, longest, strict=True))
-    last = sum(mine <= least for mine, least in zip(own, shortest, strict=True))
-    return quantile(lag, 0.5), last, quantile(sorted(shortest), 0.5)
-
-
-# One rank's part -----------------------------------------------------------------------------------------------------
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -89,9 +73,6 @@ class Data(Struct, frozen=True, kw_only=True):
     whole: bool = True
 
 
-# Sweeps --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Sweep:
     """One trial that took all ranks: one collective over one backend."""
@@ -107,13 +88,15 @@ class Sweep:
         return len(self.trial.ranks)
 
     @cached_property
-    def rows(self) -> Mapping[tuple[str, str, int, int], Mapping[int, RankRow]]:
-        """Each row on each rank that has it, by its key, in the order of the first rank that has any."""
-        rows: dict[tuple[str, str, int, int], dict[int, RankRow]] = {}
+    def rows(self) -> Mapping[tuple[str, int], Mapping[int, RankRow]]:
+        """Each row by dtype and size, on each rank, where all ranks measured it; a rank without any row was lost and
+        does not count."""
+        rows: dict[tuple[str, int], dict[int, RankRow]] = {}
         for rank, data in self.ranks.items():
             for row in data.rows:
-                rows.setdefault(row.key, {})[rank] = row
-        return rows
+                rows.setdefault((row.dtype, row.size_bytes), {})[rank] = row
+        measured = sum(bool(data.rows) for data in self.ranks.values())
+        return {key: by_rank for key, by_rank in rows.items() if len(by_rank) == measured}
 
 
 def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
@@ -129,43 +112,23 @@ def sweeps(seen: Seen[Data]) -> tuple[Sweep, ...]:
     )
 
 
-# Rows ----------------------------------------------------------------------------------------------------------------
-
-
 def rows(sweep: Sweep) -> Iterator[BenchRow]:
-    """The rows of a sweep that all its ranks measured; a rank without any row was lost and does not count."""
-    measured = sum(bool(data.rows) for data in sweep.ranks.values())
+    """The rows of a sweep over all its ranks."""
     for by_rank in sweep.rows.values():
-        if len(by_rank) < measured:
-            continue
-        first = next(iter(by_rank.values()))
-        row = BenchRow(
+        rank, slowest = max(by_rank.items(), key=lambda each: each[1].mean_seconds)
+        wrong = [row.wrong for row in by_rank.values() if row.wrong is not None]
+        yield BenchRow(
             backend=sweep.backend,
             collective=sweep.collective,
-            size_bytes=first.size_bytes,
-            count=first.count,
-            dtype=first.dtype,
-            op=first.op,
-            root=first.root,
-            out_of_place=_measured(sweep, first, {rank: row.out_of_place for rank, row in by_rank.items()}),
-            in_place=_measured(sweep, first, {rank: row.in_place for rank, row in by_rank.items()}),
+            size_bytes=slowest.size_bytes,
+            count=slowest.count,
+            dtype=slowest.dtype,
+            seconds=slowest.mean_seconds,
+            algbw_bytes_per_s=algbw(slowest.size_bytes, slowest.mean_seconds),
+            busbw_bytes_per_s=busbw(sweep.collective, slowest.size_bytes, slowest.mean_seconds, sweep.size),
+            wrong=sum(wrong) if wrong else None,
+            calls=min(row.calls for row in by_rank.values()),
+            slowest_rank=rank,
+            min_seconds=max(row.min_seconds for row in by_rank.values()),
+            cv=slowest.cv,
         )
-        if row.natural() is not None:
-            yield row
-
-
-def _measured(sweep: Sweep, row: RankRow, found: Mapping[int, Timing | None]) -> Measured | None:
-    """One mode over all ranks; None where no rank measured it."""
-    timings = {rank: timing for rank, timing in found.items() if timing is not None}
-    if not timings:
-        return None
-    seconds = max(timing.seconds.mean for timing in timings.values())
-    wrong = [timing.wrong for timing in timings.values() if timing.wrong is not None]
-    return Measured(
-        seconds=seconds,
-        algbw_bytes_per_s=algbw(row.size_bytes, seconds),
-        busbw_bytes_per_s=busbw(sweep.collective, row.size_bytes, seconds, sweep.size),
-        wrong=sum(wrong) if wrong else None,
-        calls=min(timing.seconds.count for timing in timings.values()),
-        ranks=timings,
-    )

@@ -1,6 +1,5 @@
 """The benchmark's report from a recording, its result in one sentence, and the findings of COL002."""
 
-import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -12,9 +11,8 @@ from ddpdiag.checks.launch import versions as lch003
 from ddpdiag.checks.run.baseline import RUN_AGAIN
 from ddpdiag.checks.snapshots import shape_of
 from ddpdiag.comparison import Direction, compared_curves, incomparable
-from ddpdiag.model import Finding, Scalar
-from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, BenchRow, Measured, Series
-from ddpdiag.stats import quantile
+from ddpdiag.model import Finding
+from ddpdiag.model.bench import Bench, BenchCurve, BenchPoint, BenchRank, BenchReport, RankRow, Series
 from ddpdiag.text import begun, count, rate_text, share_text, size_text
 
 # At most so many sentences; of more, only their number.
@@ -40,8 +38,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
     by_sweep = [(sweep, tuple(rows(sweep))) for sweep in done]
     every = tuple(row for _, own in by_sweep for row in own)
     found = tuple(one for sweep, own in by_sweep for one in series(seen, sweep, own))
-    modes = [mode for row in every for mode in row.modes().values()]
-    rates, checked = [mode.busbw_bytes_per_s for mode in modes], [own.wrong for own in modes if own.wrong is not None]
+    rates, checked = [row.busbw_bytes_per_s for row in every], [row.wrong for row in every if row.wrong is not None]
     notes = [note for sweep in done for data in sweep.ranks.values() for note in data.notes]
     notes += [
         f"{sweep.collective} over {sweep.backend} was cut short; the table has the sizes that all ranks measured"
@@ -53,7 +50,7 @@ def bench_of(seen: Seen[Data]) -> BenchReport:
         asked=asked,
         rows=every,
         series=found,
-        ranks=tuple(line for sweep, own in by_sweep for line in ranks(seen, sweep, own)),
+        ranks=tuple(line for sweep in done for line in ranks(seen, sweep)),
         notes=tuple(dict.fromkeys(notes)),
         average_busbw_bytes_per_s=sum(rates) / len(rates) if rates else None,
         wrong=sum(checked) if checked else None,
@@ -99,8 +96,8 @@ def findings(seen: Seen[Data]) -> Iterator[Finding]:
         return
     report = bench_of(seen)
     yield from _unsupported(seen)
-    yield from _unmeasured(seen, report)
-    yield from _wrong(seen, report)
+    yield from _unmeasured(seen)
+    yield from _wrong(seen)
     yield from _slow(seen, report)
     yield from _far_below(seen, report)
     yield from _below(seen, report)
@@ -115,54 +112,45 @@ def _unsupported(seen: Seen[Data]) -> Iterator[Finding]:
             missing[0],
             f"{'; '.join(missing)}.",
             evidence={"unsupported": list(missing)},
-            fix="Leave this combination out (-d, -o), or use another backend (--backend).",
+            fix="Leave this type or collective out (-d, --collective), or use another backend (--backend).",
             of_the_run=True,
         )
 
 
-def _unmeasured(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Successful sweeps with missing rows, for which time or memory was too short; never healthy.
-
-    `_below` reports those that do not reach a gate.
-    """
-    least = report.asked.min_busbw_bytes_per_s or 0.0
-    open_gates = {(one.backend, one.collective) for one in report.series if one.peak_busbw_bytes_per_s < least}
-    measured = {(row.backend, row.collective) for row in report.rows}
+def _unmeasured(seen: Seen[Data]) -> Iterator[Finding]:
+    """Successful sweeps with missing rows, for which time or memory was too short; never healthy."""
     for sweep in sweeps(seen):
-        key = sweep.backend, sweep.collective
-        excused = key in open_gates or any(data.unsupported for data in sweep.ranks.values())
-        if excused or not seen.succeeded(sweep.trial) or (key in measured and _is_whole(seen, sweep)):
+        unsupported = any(data.unsupported for data in sweep.ranks.values())
+        if unsupported or not seen.succeeded(sweep.trial) or (sweep.rows and _is_whole(seen, sweep)):
             continue
         notes = "; ".join(dict.fromkeys(text for data in sweep.ranks.values() for text in data.notes))
-        what = f"{'a part' if key in measured else 'no size'} of {sweep.collective} over {sweep.backend}"
+        what = f"{'a part' if sweep.rows else 'no size'} of {sweep.collective} over {sweep.backend}"
         yield seen.finding(
             "unmeasured",
-            f"{what} was {'not ' if key in measured else ''}measured",
-            f"{begun(what)} was {'not ' if key in measured else ''}measured{f': {notes}' if notes else ''}.",
+            f"{what} was {'not ' if sweep.rows else ''}measured",
+            f"{begun(what)} was {'not ' if sweep.rows else ''}measured{f': {notes}' if notes else ''}.",
             fix="Measure fewer sizes (`-b`, `-e`) with fewer calls (`-n 5`), or allow more time (`-T SECONDS`).",
             of_the_run=True,
         )
 
 
-def _wrong(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
+def _wrong(seen: Seen[Data]) -> Iterator[Finding]:
     """One finding for each backend; COL001 finds the rank whose values were wrong."""
-    by_backend: dict[str, list[tuple[BenchRow, Measured]]] = {}
-    for row in report.rows:
-        for mode in row.modes().values():
-            if mode.wrong:
-                by_backend.setdefault(row.backend, []).append((row, mode))
-    for backend, bad in by_backend.items():
-        got = sorted({rank for _, mode in bad for rank, timing in mode.ranks.items() if timing.wrong})
-        total = sum(mode.wrong or 0 for _, mode in bad)
-        row = bad[0][0]
-        rows: list[Scalar] = [f"{each.collective} {size_text(each.size_bytes)}: {mode.wrong}" for each, mode in bad]
+    by_backend: dict[str, list[tuple[int, str, RankRow]]] = {}
+    for sweep in sweeps(seen):
+        for by_rank in sweep.rows.values():
+            bad = [(rank, sweep.collective, row) for rank, row in by_rank.items() if row.wrong]
+            by_backend.setdefault(sweep.backend, []).extend(bad)
+    for backend, bad in ((backend, bad) for backend, bad in by_backend.items() if bad):
+        got, total = sorted({rank for rank, _, _ in bad}), sum(row.wrong or 0 for _, _, row in bad)
+        _, collective, first = bad[0]
         yield seen.finding(
             "wrong",
             f"wrong values from {backend}",
-            f"{row.collective} over {backend} gave {count(total, 'wrong element')} on {ranks_text(got)}, first with "
-            f"{size_text(row.size_bytes)}; 0 expected. The rank with the wrong result may not be the rank that sent a "
+            f"{collective} over {backend} gave {count(total, 'wrong element')} on {ranks_text(got)}, first with "
+            f"{size_text(first.size_bytes)}; 0 expected. The rank with the wrong result may not be the one that sent a "
             "wrong value.",
-            evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]], "rows": rows[:_SHOWN]},
+            evidence={"wrong": total, "arrived_at": [*got[:_SHOWN]]},
             fix="Do not train here. Run `ddpdiag check --select COL001,P2P` with the same ranks: it finds the rank or "
             "the path that changes values.",
         )
@@ -209,73 +197,52 @@ def _far_below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
 
 
 def _below(seen: Seen[Data], report: BenchReport) -> Iterator[Finding]:
-    """Series below `--min-busbw`; after a sweep that was cut short it is not known whether they reach it."""
+    """Series below `--min-busbw`; of a sweep that was cut short it is not known (`_unmeasured`, or the run's end)."""
     if (least := report.asked.min_busbw_bytes_per_s) is None:
         return
     whole = {(sweep.backend, sweep.collective) for sweep in sweeps(seen) if _is_whole(seen, sweep)}
     for one in report.series:
-        if one.peak_busbw_bytes_per_s >= least:
+        if one.peak_busbw_bytes_per_s >= least or (one.backend, one.collective) not in whole:
             continue
-        if (one.backend, one.collective) not in whole:
-            yield seen.finding(
-                "unmeasured",
-                f"whether {one.collective} over {one.backend} reaches {rate_text(least)} is not known",
-                f"It was cut short; its best rate until then is {rate_text(one.peak_busbw_bytes_per_s)} busbw at "
-                f"{size_text(one.best_bytes)}.",
-                fix="Allow more time (`-T SECONDS`), or measure fewer sizes (-b, -e) with fewer calls (`-n 5`).",
-                of_the_run=True,
-            )
-            continue
+        rate = rate_text(one.peak_busbw_bytes_per_s)
         yield seen.finding(
             "below",
             f"{one.collective} over {one.backend} does not reach {rate_text(least)}",
-            f"{one.collective} over {one.backend} reaches {rate_text(one.peak_busbw_bytes_per_s)} busbw at best, at "
-            f"{size_text(one.best_bytes)}; --min-busbw requires {rate_text(least)}. {one.sentence}",
-            evidence={
-                "busbw_bytes_per_s": one.peak_busbw_bytes_per_s,
-                "min_busbw_bytes_per_s": least,
-                "size_bytes": one.best_bytes,
-            },
+            f"{one.collective} over {one.backend} reaches {rate} busbw at best, at {size_text(one.best_bytes)}; "
+            f"--min-busbw requires {rate_text(least)}. {one.sentence}",
+            evidence={"busbw_bytes_per_s": one.peak_busbw_bytes_per_s, "min_busbw_bytes_per_s": least},
             fix=_below_fix(one, least),
         )
 
 
 def _below_fix(one: Series, least: float) -> str:
-    best = one.expectation.busbw_bytes_per_s if one.expectation is not None else math.inf
-    if best < least:
+    if one.expectation is not None and one.expectation.busbw_bytes_per_s < least:
         return (
-            f"These hosts allow {rate_text(best)} over {one.backend}: use another backend (nccl, with GPUs), or set "
-            f"--min-busbw below that. To come closer, end other processes there (`top`)."
+            f"These hosts allow {rate_text(one.expectation.busbw_bytes_per_s)} over {one.backend}: use another backend "
+            f"(nccl, with GPUs), or set --min-busbw below that."
         )
     return "Run `ddpdiag check` with the same ranks: it measures each link, and names a slow rank or host."
 
 
 def curves_of(seen: Seen[Data]) -> tuple[BenchCurve, ...]:
-    """This run for comparisons: a curve for each collective, backend, dtype and op."""
-    curves: dict[tuple[str, str, str, str], BenchCurve] = {}
+    """This run for comparisons: a curve for each collective, backend and dtype."""
+    curves: dict[tuple[str, str, str], list[BenchPoint]] = {}
+    fabrics: dict[tuple[str, str], dict[str, str]] = {}
     for sweep in sweeps(seen):
-        fabric = _fabric(seen, sweep)
-        kinds: dict[tuple[str, str], dict[int, list[Measured]]] = {}
+        fabrics[sweep.collective, sweep.backend] = _fabric(seen, sweep)
         for row in rows(sweep):
-            if (mode := row.natural()) is not None:
-                kinds.setdefault((row.dtype, row.op), {}).setdefault(row.size_bytes, []).append(mode)
-        for (dtype, op), sizes in kinds.items():
-            curves[sweep.collective, sweep.backend, dtype, op] = BenchCurve(
-                collective=sweep.collective,
-                backend=sweep.backend,
-                dtype=dtype,
-                op=op,
-                fabric=fabric,
-                points=tuple(_point(size_bytes, modes) for size_bytes, modes in sorted(sizes.items())),
-            )
-    return tuple(curves.values())
-
-
-def _point(size_bytes: int, modes: Sequence[Measured]) -> BenchPoint:
-    """The median over several roots; the variation is that of the slowest rank, whose time a row shows."""
-    cvs = sorted(mode.slowest[1].seconds.cv if mode.slowest else 0.0 for mode in modes)
-    rates = sorted(mode.busbw_bytes_per_s for mode in modes)
-    return BenchPoint(size_bytes=size_bytes, busbw_bytes_per_s=quantile(rates, 0.5), cv=quantile(cvs, 0.5))
+            point = BenchPoint(size_bytes=row.size_bytes, busbw_bytes_per_s=row.busbw_bytes_per_s, cv=row.cv)
+            curves.setdefault((row.collective, row.backend, row.dtype), []).append(point)
+    return tuple(
+        BenchCurve(
+            collective=collective,
+            backend=backend,
+            dtype=dtype,
+            fabric=fabrics[collective, backend],
+            points=tuple(sorted(points, key=lambda point: point.size_bytes)),
+        )
+        for (collective, backend, dtype), points in curves.items()
+    )
 
 
 def _compared(seen: Seen[Data]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ddpdiag.codec import readable
 from ddpdiag.model import Report
-from ddpdiag.model.bench import BenchRank, BenchReport, BenchRow, Measured
+from ddpdiag.model.bench import IN_PLACE, BenchRank, BenchReport, BenchRow
 from ddpdiag.render.page import one_line
 
 
@@ -27,22 +27,6 @@ class Part(NamedTuple):
     def name(self) -> str:
         """ "all_reduce over gloo"."""
         return f"{self.collective} over {self.backend}"
-
-    @property
-    def modes(self) -> tuple[Measured, ...]:
-        """All modes of all rows."""
-        return tuple(mode for row in self.rows for mode in row.modes().values())
-
-    @property
-    def wrong(self) -> int | None:
-        """Wrong elements in all rows; None if nothing was checked."""
-        checked = [mode.wrong for mode in self.modes if mode.wrong is not None]
-        return sum(checked) if checked else None
-
-    @property
-    def average_busbw_bytes_per_s(self) -> float | None:
-        """The mean over all rows and modes, as in nccl-tests; None without rows."""
-        return fmean(mode.busbw_bytes_per_s for mode in self.modes) if self.modes else None
 
 
 def measured(report: Report) -> BenchReport:
@@ -76,17 +60,6 @@ def devices(bench: BenchReport) -> list[BenchRank]:
     return list(lines.values())
 
 
-def traits(dtype: str, op: str, root: int) -> tuple[str, ...]:
-    """The traits that distinguish series of one collective, such as ("float", "sum")."""
-    return (dtype, *([] if op == "none" else [op]), *([] if root < 0 else [f"root {root}"]))
-
-
-def short_pci(pci: str) -> str:
-    """ "0000:17:00", nccl-tests' form of NVML's "00000000:17:00.0"."""
-    domain, _, rest = one_line(pci).partition(":")
-    return f"{domain[-4:]}:{rest.partition('.')[0]}" if rest else domain
-
-
 # nccl-tests' lines ---------------------------------------------------------------------------------------------------
 
 
@@ -116,55 +89,42 @@ def number(value: float, width: int) -> str:
 
 
 def line(row: BenchRow) -> str:
-    """One row. Out of place is blank where it was not measured, as in nccl-tests; in place it is N/A, so that scripts
-    can distinguish it from a row that has only that."""
-    dtype, op = one_line(row.dtype), one_line(row.op)
-    key = f"{row.size_bytes:12d}  {row.count:12d}  {dtype:>8}  {op:>6}  {row.root:6d}"
-    out = _half(row.out_of_place) if row.out_of_place else ("",) * 4
-    return key + _spread(out) + _spread(_half(row.in_place))
-
-
-def _half(mode: Measured | None) -> tuple[str, ...]:
-    """Time in us, algbw and busbw in GB/s, wrong elements."""
-    if mode is None:
-        return ("N/A",) * 4
-    return (
-        number(mode.seconds * 1e6, 7),
-        number(mode.algbw_bytes_per_s / 1e9, 6),
-        number(mode.busbw_bytes_per_s / 1e9, 6),
-        "N/A" if mode.wrong is None else f"{float(mode.wrong):g}",
+    """One row, with N/A for the mode that torch does not have."""
+    op = "sum" if "reduce" in row.collective else "none"
+    root = 0 if row.collective in ("broadcast", "reduce") else -1
+    key = f"{row.size_bytes:12d}  {row.count:12d}  {one_line(row.dtype):>8}  {op:>6}  {root:6d}"
+    figures = (
+        number(row.seconds * 1e6, 7),
+        number(row.algbw_bytes_per_s / 1e9, 6),
+        number(row.busbw_bytes_per_s / 1e9, 6),
+        "N/A" if row.wrong is None else f"{float(row.wrong):g}",
     )
+    halves = (("N/A",) * 4, figures) if row.collective in IN_PLACE else (figures, ("N/A",) * 4)
+    return key + "".join(map(_spread, halves))
 
 
 def footer(part: Part, okay: bool | None) -> Iterator[str]:
     """The two lines below the rows; values that were not checked are not OK."""
-    wrong, average = part.wrong, part.average_busbw_bytes_per_s
-    checked = "N/A not checked" if wrong is None else f"{wrong:d} {'FAILED' if wrong else 'OK'}"
+    wrong = [row.wrong for row in part.rows if row.wrong is not None]
+    checked = f"{sum(wrong):d} {'FAILED' if sum(wrong) else 'OK'}" if wrong else "N/A not checked"
     yield f"# {'Out of bounds values':<20} : {checked}"
     word = {None: "", True: "OK", False: "FAILED"}[okay]
-    figure = "N/A" if average is None else f"{average / 1e9:g}"
-    yield f"# {'Avg bus bandwidth':<20} : {figure} {word}"
+    yield f"# {'Avg bus bandwidth':<20} : {fmean(row.busbw_bytes_per_s for row in part.rows) / 1e9:g} {word}"
 
 
 # CSV -----------------------------------------------------------------------------------------------------------------
 
 
-_ROW = ("backend", "collective", "size_bytes", "count", "dtype", "op", "root")
-_MODE = ("seconds", "algbw_bytes_per_s", "busbw_bytes_per_s", "wrong", "calls")
-COLUMNS = (*_ROW, "mode", *_MODE, "slowest_rank", "slowest_host")
+COLUMNS = (*BenchRow.__struct_fields__, "slowest_host")
 
 
 def to_csv(report: Report) -> str:
     """The rows in SI units as CSV with a header; an unknown value is empty, a non-finite number nan, inf or -inf."""
     text, bench = StringIO(), measured(report)
-    hosts = {line.rank: readable(one_line(line.host)) for line in devices(bench)}
+    hosts = {line.rank: line.host for line in devices(bench)}
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in bench.rows:
-        key = [getattr(row, name) for name in _ROW]
-        key = [readable(one_line(value)) if isinstance(value, str) else value for value in key]
-        for name, mode in row.modes().items():
-            rank = mode.slowest[0] if mode.slowest else None
-            figures = (getattr(mode, figure) for figure in _MODE)
-            writer.writerow((*key, name, *figures, rank, None if rank is None else hosts.get(rank)))
+        values = (*(getattr(row, name) for name in COLUMNS[:-1]), hosts.get(row.slowest_rank))
+        writer.writerow([readable(one_line(value)) if isinstance(value, str) else value for value in values])
     return text.getvalue()

@@ -1,7 +1,10 @@
-"""The result of a sweep: a line through it, its bottleneck, its ranks side by side, and the slow ones among them.
+"""The result of a sweep: its bottleneck, its ranks side by side, and the slow ones among them.
 
-A rank is slow if it copies more slowly than its peers, or starts its calls late. All evidence is relative to
-the other ranks of the same run, so that it needs no table of hardware.
+A slow rank explains everything else; more ranks than cores explain away all numbers; messages too short for bandwidth
+are bound by latency; then comes the part of the machine whose limit was reached. Anything else is reported as unknown.
+
+A rank is slow if it copies more slowly than its peers, or starts its calls late. That evidence is relative to the other
+ranks of the same run, so that it needs no table of hardware.
 """
 
 import math
@@ -10,58 +13,39 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from ddpdiag.bandwidth import bound, busbw
-from ddpdiag.bench.bottleneck import Facts, Slow, assess, fit
+from ddpdiag.bandwidth import Bound, bound, busbw
 from ddpdiag.bench.data import Data, Sweep
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.host import cores as hst001
 from ddpdiag.comparison import median_without
-from ddpdiag.model.bench import BenchRank, BenchRow, Measured, Series, Timing
+from ddpdiag.model.bench import BenchRank, BenchRow, Bottleneck, RankRow, Series
 from ddpdiag.stats import quantile
-from ddpdiag.text import share_text, times_text
+from ddpdiag.text import rate_text, reached_text, share_text, size_text, time_text, times_text
 
 
-def series(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator[Series]:
-    """The result of each dtype, op and root over all sizes."""
-    kinds: dict[tuple[str, str, int], list[tuple[BenchRow, Measured]]] = defaultdict(list)
-    for row in found:
-        if (mode := row.natural()) is not None:
-            kinds[row.dtype, row.op, row.root].append((row, mode))
+def series(seen: Seen[Data], sweep: Sweep, rows: Sequence[BenchRow]) -> Iterator[Series]:
+    """The result of each dtype over all sizes."""
+    among = standing(seen, sweep.backend)
+    hosts = hosts_of_ranks(seen, sweep.trial.ranks)
+    limits = {rank: data.limits for rank, data in sweep.ranks.items()}
+    # Ranks that wait for each other's cores do not measure a limit of the machine.
+    limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
+    slow = {f"rank {rank} on {seen.world.host_of(rank)}": why for rank, why in among.slow.items()}
+    kinds: dict[str, list[BenchRow]] = defaultdict(list)
+    for row in rows:
+        kinds[row.dtype].append(row)
     for own in kinds.values():
-        peak, peak_mode = max(own, key=lambda each: each[1].busbw_bytes_per_s)
-        # The shortest call of the slowest rank.
-        points = [(row.size_bytes, max(timing.seconds.min for timing in mode.ranks.values())) for row, mode in own]
-        known = fit(sweep.collective, sweep.size, points)
-        among = standing(seen, sweep.backend)
-        hosts = hosts_of_ranks(seen, sweep.trial.ranks)
-        limits = {rank: data.limits for rank, data in sweep.ranks.items()}
-        # Ranks that wait for each other's cores do not measure a limit of the machine.
-        limit = bound(sweep.collective, sweep.backend, hosts, limits) if among.crowd is None else None
-        facts = Facts(
-            collective=sweep.collective,
-            backend=sweep.backend,
-            ranks=sweep.size,
-            hosts=len(hosts),
-            peak_busbw_bytes_per_s=peak_mode.busbw_bytes_per_s,
-            best_bytes=peak.size_bytes,
-            fit=known,
-            bound=limit,
-            points=points,
-            oversubscribed=among.crowd,
-            slow=tuple(Slow(rank, seen.world.host_of(rank), why) for rank, why in among.slow.items()),
-        )
-        part, sentence = assess(facts)
+        peak, smallest = max(own, key=lambda row: row.busbw_bytes_per_s), min(own, key=lambda row: row.size_bytes)
+        part, sentence = assess(own, limit, hosts=len(hosts), crowd=among.crowd, slow=slow)
         yield Series(
             backend=sweep.backend,
             collective=sweep.collective,
             dtype=peak.dtype,
-            op=peak.op,
-            root=peak.root,
-            peak_busbw_bytes_per_s=facts.peak_busbw_bytes_per_s,
-            best_bytes=facts.best_bytes,
-            fit=known,
+            peak_busbw_bytes_per_s=peak.busbw_bytes_per_s,
+            best_bytes=peak.size_bytes,
+            latency_seconds=smallest.min_seconds if smallest.size_bytes <= SMALL_BYTES else None,
             expectation=limit.expectation if limit else None,
-            share=facts.share,
+            share=_share(peak, limit),
             bottleneck=part,
             sentence=sentence,
         )
@@ -79,22 +63,91 @@ def hosts_of_ranks(seen: Seen[Data], ranks: Iterable[int]) -> dict[str, tuple[in
     return hosts
 
 
+# The bottleneck ------------------------------------------------------------------------------------------------------
+
+# At least this much of the expectation counts as reached (stas00, ml-engineering: 80 %).
+GOOD_SHARE = 0.8
+# Of what copies and loopback allow: gloo's threads hand each segment to each other. Two ranks on an idle host of two
+# cores reached 0.59 to 0.68 of it.
+GOOD_COPY_SHARE = 0.5
+# Up to here the call itself costs more than its bytes on every fabric with known numbers.
+SMALL_BYTES = 64 << 10
+# Times that do not even double from the smallest size to one 8 times as large are all latency.
+FLAT_RATIO = 2.0
+_FLAT_RANGE = 8
+# Chosen: with smaller messages a rate that still rises with the size says nothing about the hardware.
+_LARGE_ENOUGH_BYTES = 64 << 20
+# NCCL over TCP sockets instead of InfiniBand is 5 to 20 times slower.
+SOCKET_SHARE = 0.2
+_PARTS = {Bottleneck.NIC: "the network cards", Bottleneck.NVLINK: "NVLink", Bottleneck.PCIE: "PCIe"}
+
+
+def assess(
+    rows: Sequence[BenchRow],
+    limit: Bound | None,
+    *,
+    hosts: int,
+    crowd: tuple[int, int] | None = None,
+    slow: Mapping[str, str] = {},
+) -> tuple[Bottleneck, str]:
+    """The bottleneck of a sweep of one dtype, and a sentence that names the subject, the number and the expectation.
+
+    `crowd` is (ranks, cores) of a host with fewer cores than ranks; `slow` has the reason for each slow rank by its
+    name.
+    """
+    smallest, largest = (pick(rows, key=lambda row: row.size_bytes) for pick in (min, max))
+    peak = max(rows, key=lambda row: row.busbw_bytes_per_s)
+    subject = f"{peak.collective} over {peak.backend}"
+    if len(slow) == 1:
+        return Bottleneck.SLOW_RANK, " ".join(f"{name} slows the others down: it {why}." for name, why in slow.items())
+    if slow:
+        reasons = "; ".join(f"{name} {why}" for name, why in slow.items())
+        return Bottleneck.SLOW_RANK, f"{len(slow)} ranks slow the others down: {reasons}."
+    if crowd is not None:
+        why = "the numbers do not describe this machine, and are not judged"
+        return Bottleneck.NOT_JUDGED, f"More ranks ({crowd[0]}) than cores ({crowd[1]}): {why}."
+    flat = largest.min_seconds < FLAT_RATIO * smallest.min_seconds
+    if largest.size_bytes <= SMALL_BYTES or (flat and largest.size_bytes >= _FLAT_RANGE * smallest.size_bytes):
+        call = time_text(smallest.min_seconds)
+        return Bottleneck.LATENCY, f"{subject} is latency-bound up to {size_text(largest.size_bytes)}: {call} a call."
+    rate, share = f"{rate_text(peak.busbw_bytes_per_s)} busbw at {size_text(peak.size_bytes)}", _share(peak, limit)
+    if limit is None or share is None:
+        return Bottleneck.UNKNOWN, f"{subject}: {rate}; what this hardware should reach is not known."
+    reached = reached_text(peak.busbw_bytes_per_s, limit.busbw_bytes_per_s).removesuffix(" expected")
+    compared = f"{rate}, {reached} expected ({limit.source})"
+    if share >= (GOOD_COPY_SHARE if limit.part is Bottleneck.COPY else GOOD_SHARE):
+        copies = "copies on this host's CPU" if hosts == 1 else "copies on the hosts' CPUs"
+        return limit.part, f"{subject} is bound by {_PARTS.get(limit.part, copies)}: {compared}."
+    if limit.network_unknown:
+        why = "the limit may be the network between the hosts, whose cards do not report their speed"
+    elif peak is largest and largest.size_bytes < _LARGE_ENOUGH_BYTES:
+        why = "larger messages (-e) may reach more"
+    elif peak.backend == "nccl" and hosts > 1 and share <= SOCKET_SHARE:
+        why = "this is usual where NCCL uses TCP sockets instead of InfiniBand (NCCL_DEBUG=INFO then shows NET/Socket)"
+    else:
+        why = "the bottleneck is not known"
+    return Bottleneck.UNKNOWN, f"{subject} stays below what this hardware should reach: {compared}; {why}."
+
+
+def _share(peak: BenchRow, limit: Bound | None) -> float | None:
+    """The peak over the expectation."""
+    expected = limit.busbw_bytes_per_s if limit else 0.0
+    return peak.busbw_bytes_per_s / expected if expected > 0 else None
+
+
 # Ranks ---------------------------------------------------------------------------------------------------------------
 
 
-def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator[BenchRank]:
-    """The table of ranks at the largest size of the sweep's first dtype, op and root."""
-    if not found:
+def ranks(seen: Seen[Data], sweep: Sweep) -> Iterator[BenchRank]:
+    """The table of ranks at the largest size of the sweep's first dtype."""
+    if not sweep.rows:
         return
-    first = found[0]
-    alike = [row for row in found if (row.dtype, row.op, row.root) == (first.dtype, first.op, first.root)]
-    reference = max(alike, key=lambda row: row.size_bytes)
-    mode = reference.natural()
-    times = mode.ranks if mode else {}
+    dtype = next(iter(sweep.rows))[0]
+    size_bytes = max(size for other, size in sweep.rows if other == dtype)
     among = standing(seen, sweep.backend)
     for rank, data in sweep.ranks.items():
-        time = times.get(rank)
-        median = time.seconds.median if time else None
+        row = sweep.rows[dtype, size_bytes].get(rank)
+        median = row.median_seconds if row else None
         yield BenchRank(
             backend=sweep.backend,
             collective=sweep.collective,
@@ -106,11 +159,11 @@ def ranks(seen: Seen[Data], sweep: Sweep, found: Sequence[BenchRow]) -> Iterator
             pci=data.pci,
             pid=data.pid,
             device_index=data.device_index,
-            size_bytes=reference.size_bytes,
+            size_bytes=size_bytes,
             seconds=median,
-            busbw_bytes_per_s=busbw(sweep.collective, reference.size_bytes, median, sweep.size) if median else None,
-            spread_share=time.seconds.cv if time else None,
-            lag_seconds=time.lag_seconds if time else None,
+            busbw_bytes_per_s=busbw(sweep.collective, size_bytes, median, sweep.size) if median else None,
+            spread_share=row.cv if row else None,
+            lag_seconds=row.lag_seconds if row else None,
             copy_bytes_per_s=quantile(sorted(data.copies), 0.5) if data.copies else None,
             slow=among.slow.get(rank, ""),
         )
@@ -251,18 +304,16 @@ def evidence(seen: Seen[Data], backend: str) -> dict[int, RankEvidence]:
 
 
 def _evidence_of(own: list[Data], moments: int) -> RankEvidence:
-    timings: list[Timing] = []
+    rows: list[RankRow] = []
     for data in own:
-        # The modes of the large sizes; of the largest one where all are small.
+        # Large sizes; the largest one where all are small.
         least = min(_LARGE_BYTES, max((row.size_bytes for row in data.rows), default=0))
-        timings += [timing for row in data.rows if row.size_bytes >= least for timing in row.modes]
+        rows += [row for row in data.rows if row.size_bytes >= least]
     shares = sorted(
-        timing.lag_seconds / timing.transfer_seconds
-        for timing in timings
-        if timing.lag_seconds is not None and timing.transfer_seconds
+        row.lag_seconds / row.transfer_seconds for row in rows if row.lag_seconds is not None and row.transfer_seconds
     )
-    calls = sum(timing.seconds.count for timing in timings if timing.last is not None)
-    last = sum(timing.last for timing in timings if timing.last is not None)
+    calls = sum(row.calls for row in rows if row.last is not None)
+    last = sum(row.last for row in rows if row.last is not None)
     return RankEvidence(
         copies=tuple(rate for data in own for rate in data.copies)[:moments],
         lag_share=quantile(shares, 0.5) if shares else None,

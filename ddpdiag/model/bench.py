@@ -2,6 +2,7 @@
 
 Sizes are those of nccl-tests' first column: for all_gather, reduce_scatter and all_to_all the data of all ranks
 together, else the bytes of one rank. Bandwidths are bytes per second. `None` is a figure that was not measured.
+Reductions are sums, and rank 0 is the root.
 """
 
 import math
@@ -17,7 +18,8 @@ from ddpdiag.model.declared import option
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
 DTYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
-OPS = ("sum", "prod", "min", "max", "avg")
+# Torch has these in place only, the others out of place.
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
 # Torch's names of dtypes.
 _ALIASES = {
     "int": "int32",
@@ -84,21 +86,11 @@ def _backends(texts: Sequence[str]) -> tuple[str, ...]:
     return () if names == ("auto",) else names
 
 
-def _root(text: str) -> int:
-    """A rank, or -1 for "all"."""
-    if text == "all":
-        return -1
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
-        raise UsageError("expected a rank, or all")
-    return int(text)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """The measurements of a benchmark: the options of `ddpdiag allreduce-bench`, named as in nccl-tests.
 
-    `backend` is empty for the backend that a job would use, `root` -1 for all ranks in turn; "all" in `datatype` and
-    `op` means those that the backend has. `min_busbw` is GB/s.
+    `backend` is empty for the backend that a job would use. `min_busbw` is GB/s.
     """
 
     minbytes: int = option(8, "Smallest size.", "-b", metavar="SIZE", panel=_SIZES, parse=size)
@@ -111,16 +103,13 @@ class Bench:
         parse=size,
         show_default=False,
     )
-    stepfactor: float | None = option(
-        None,
-        "Factor between sizes (default: 2).",
+    stepfactor: float = option(
+        2.0,
+        "Factor between sizes.",
         "-f",
         metavar="X",
         panel=_SIZES,
         parse=_above(1, "a factor above 1, by which each size is larger than the one before"),
-    )
-    stepbytes: int | None = option(
-        None, "Step between sizes instead of a factor.", "-i", metavar="SIZE", panel=_SIZES, parse=size
     )
     iters: int = option(20, "Timed calls of each size.", "-n", metavar="N", panel=_CALLS, min=1)
     warmup_iters: int = option(5, "Untimed calls before them.", "-w", metavar="N", panel=_CALLS, min=0)
@@ -146,23 +135,13 @@ class Bench:
     )
     datatype: tuple[str, ...] = option(
         ("float",),
-        f"{', '.join(DTYPES)}, all (a,b; default: float).",
+        f"{', '.join(DTYPES)} (a,b; default: float).",
         "-d",
         metavar="TYPE",
         panel=_WHAT,
-        words=lambda: (*DTYPES, "all"),
-        parse=_names((*DTYPES, "all"), _ALIASES),
+        words=lambda: DTYPES,
+        parse=_names(DTYPES, _ALIASES),
     )
-    op: tuple[str, ...] = option(
-        ("sum",),
-        f"{', '.join(OPS)}, all (a,b; default: sum).",
-        "-o",
-        metavar="OP",
-        panel=_WHAT,
-        words=lambda: (*OPS, "all"),
-        parse=_names((*OPS, "all")),
-    )
-    root: int = option(0, "Root of broadcast and reduce, or all.", "-r", metavar="RANK", panel=_WHAT, parse=_root)
     backend: tuple[str, ...] = option(
         (),
         "gloo, nccl or any other backend of torch; several are measured in one run (a,b; default: the job's own).",
@@ -185,10 +164,10 @@ class Bench:
         return tuple(islice(self._sizes(), _MOST_SIZES + 1))
 
     def _sizes(self) -> Iterator[int]:
-        size, factor = float(self.minbytes), self.stepfactor or 2.0
+        size = float(self.minbytes)
         while size <= self.maxbytes:
             yield int(size)
-            size = max(size + self.stepbytes if self.stepbytes else size * factor, int(size) + 1)
+            size = max(size * self.stepfactor, int(size) + 1)
 
     @property
     def min_busbw_bytes_per_s(self) -> float | None:
@@ -200,8 +179,6 @@ class Bench:
             raise UsageError(
                 f"-b {self.minbytes} is above -e {self.maxbytes}: expected the smallest size, then the largest"
             )
-        if self.stepbytes is not None and self.stepfactor is not None:
-            raise UsageError("-i and -f exclude each other: sizes grow by a step, or by a factor")
         if len(self.sizes) > _MOST_SIZES:
             raise UsageError(f"-b {self.minbytes} -e {self.maxbytes}: at most {_MOST_SIZES} sizes expected")
 
@@ -223,7 +200,6 @@ class BenchCurve(Struct, frozen=True, kw_only=True):
     collective: str
     backend: str
     dtype: str
-    op: str
     fabric: dict[str, str]
     points: tuple[BenchPoint, ...]
 
@@ -270,81 +246,50 @@ class Limits(Struct, frozen=True, kw_only=True):
     nvlink_domain: str | None = None
 
 
-class Spread(Struct, frozen=True, kw_only=True, gc=False):
-    """Seconds of one rank's calls; `cv` is the standard deviation over the mean."""
+class RankRow(Struct, frozen=True, kw_only=True, gc=False):
+    """One size on one rank, as it is recorded.
 
-    min: float
-    median: float
-    p95: float
-    max: float
-    mean: float
-    stdev: float
-    count: int
-
-    @property
-    def cv(self) -> float:
-        """Coefficient of variation."""
-        return self.stdev / self.mean if self.mean > 0 else 0.0
-
-
-class Timing(Struct, frozen=True, kw_only=True, gc=False):
-    """One mode (in place or out of place) of a row on one rank.
-
-    In each call the rank that started last spends least time in it, since all finish together. `lag_seconds` is the
-    median over the calls of the longest time of any rank less this rank's time; `last` counts the calls in which this
-    rank's time was the shortest. `transfer_seconds` is the median of the shortest time, equal on all ranks. None
-    where ranks may finish apart (broadcast, reduce). `wrong` counts elements, None if not checked.
+    `cv` is the standard deviation of the calls over their mean. In each call the rank that started last spends least
+    time in it, since all finish together: `lag_seconds` is the median over the calls of the longest time of any rank
+    less this rank's time, `last` counts the calls in which this rank's time was the shortest, and `transfer_seconds` is
+    the median of the shortest time, equal on all ranks. They are None where ranks may finish apart (broadcast, reduce).
+    `wrong` counts elements, None if not checked.
     """
 
-    seconds: Spread
+    size_bytes: int
+    count: int
+    dtype: str
+    calls: int
+    min_seconds: float
+    median_seconds: float
+    mean_seconds: float
+    cv: float
     wrong: int | None = None
     lag_seconds: float | None = None
     last: int | None = None
     transfer_seconds: float | None = None
 
 
-class Measured(Struct, frozen=True, kw_only=True):
-    """One mode of a row over all ranks: `seconds` is the mean of the calls of the slowest rank.
-
-    `wrong` counts elements on all ranks, `calls` those of the rank with fewest; `ranks` has each rank's own times.
-    """
-
-    seconds: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-    wrong: int | None
-    calls: int
-    ranks: dict[int, Timing] = {}
-
-    @property
-    def slowest(self) -> tuple[int, Timing] | None:
-        """The rank with the longest mean time, and its times."""
-        return max(self.ranks.items(), key=lambda item: item[1].seconds.mean, default=None)
-
-
 class BenchRow(Struct, frozen=True, kw_only=True):
-    """One line of nccl-tests' table. `count` is its second column, `op` "none" and `root` -1 where there is none."""
+    """One line of nccl-tests' table. `count` is its second column.
+
+    `seconds`, `min_seconds` and `cv` are those of `slowest_rank`: the mean of its calls, the shortest, and their
+    coefficient of variation. `calls` are those of the rank with fewest, `wrong` counts elements on all ranks.
+    """
 
     backend: str
     collective: str
     size_bytes: int
     count: int
     dtype: str
-    op: str
-    root: int
-    out_of_place: Measured | None = None
-    in_place: Measured | None = None
-
-    def natural(self) -> Measured | None:
-        """The mode that torch has: in place for all_reduce, broadcast and reduce, else out of place."""
-        if self.collective in ("all_reduce", "broadcast", "reduce"):
-            return self.in_place or self.out_of_place
-        return self.out_of_place or self.in_place
-
-    def modes(self) -> dict[str, Measured]:
-        """The measured ones of "out_of_place" and "in_place", in nccl-tests' order."""
-        both = {"out_of_place": self.out_of_place, "in_place": self.in_place}
-        return {name: mode for name, mode in both.items() if mode is not None}
+    seconds: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
+    wrong: int | None
+    calls: int
+    slowest_rank: int
+    min_seconds: float
+    cv: float
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
@@ -352,17 +297,6 @@ class Expectation(Struct, frozen=True, kw_only=True):
 
     busbw_bytes_per_s: float
     source: str
-
-
-class Fit(Struct, frozen=True, kw_only=True):
-    """The line seconds = latency + size / bandwidth; `busbw_bytes_per_s` is that of an endless message.
-
-    `half_bytes` is the size at which half of it is reached.
-    """
-
-    latency_seconds: float
-    busbw_bytes_per_s: float
-    half_bytes: float
 
 
 class Bottleneck(Enum):
@@ -374,26 +308,23 @@ class Bottleneck(Enum):
     NIC = "network card"
     PCIE = "pcie"
     NVLINK = "nvlink"
-    CONGESTION = "congestion"
     SLOW_RANK = "slow rank"
     UNKNOWN = "unknown"
 
 
 class Series(Struct, frozen=True, kw_only=True):
-    """The result of all sizes of one collective over one backend, of one dtype, op and root.
+    """The result of all sizes of one collective over one backend, of one dtype.
 
     `best_bytes` is the size with the highest bus bandwidth, `peak_busbw_bytes_per_s`; `share` is the peak over the
-    expectation. `sentence` says where the bottleneck is.
+    expectation. `latency_seconds` is the shortest call of a small message. `sentence` says where the bottleneck is.
     """
 
     backend: str
     collective: str
     dtype: str
-    op: str
-    root: int
     peak_busbw_bytes_per_s: float
     best_bytes: int
-    fit: Fit | None
+    latency_seconds: float | None
     expectation: Expectation | None
     share: float | None
     bottleneck: Bottleneck
@@ -429,8 +360,7 @@ class BenchRank(Struct, frozen=True, kw_only=True):
 class BenchReport(Struct, frozen=True, kw_only=True):
     """A benchmark, judged. `notes` are lines for people: sizes that were dropped, fewer calls, series cut short.
 
-    `average_busbw_bytes_per_s` is nccl-tests' footer: the mean over all rows and modes. `wrong` is None if nothing was
-    checked.
+    `average_busbw_bytes_per_s` is nccl-tests' footer: the mean over all rows. `wrong` is None if nothing was checked.
     """
 
     asked: Bench

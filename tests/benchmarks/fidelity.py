@@ -25,8 +25,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from ddpdiag.bandwidth import counts
-from ddpdiag.bench.workloads.calls import one_by_one, time_calls
-from ddpdiag.bench.workloads.operations import Case, prepare
+from ddpdiag.bench.workloads.operations import prepare
+from ddpdiag.bench.workloads.sweep import one_by_one, time_calls
 from ddpdiag.model.bench import size
 from ddpdiag.stats import quantile
 from ddpdiag.text import size_text, time_text
@@ -64,8 +64,8 @@ def plain_loop() -> Callable[[torch.Tensor, int], list[float]]:
 
 def alternate(wanted: int, calls: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of `calls` calls each: ours, the plain loop's, and its copy's."""
-    case = Case("all_reduce", "float", "sum", -1, counts("all_reduce", wanted, 4, dist.get_world_size()), True)
-    operation = prepare(case, device)
+    sizes = counts("all_reduce", wanted, 4, dist.get_world_size())
+    operation = prepare("all_reduce", "float", sizes, device)
     (buffer,) = operation.buffers  # one for all: where memory lies makes a difference, too
     loop, again = plain_loop(), plain_loop()
     # As the benchmark times each call, without switching the collection of garbage for each.

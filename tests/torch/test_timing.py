@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from ddpdiag.bench.workloads.calls import time_calls
+from ddpdiag.bench.workloads.sweep import time_calls
 
 CPU = torch.device("cpu")
 

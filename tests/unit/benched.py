@@ -7,11 +7,11 @@ from seen import world_of
 
 from ddpdiag.bandwidth import counts
 from ddpdiag.bench import check as col002
-from ddpdiag.bench.data import Data, RankRow, spread, together
+from ddpdiag.bench.data import Data, row_of
 from ddpdiag.checks.api import Seen, new_trial
 from ddpdiag.codec import encode
 from ddpdiag.model import Options, Outcome, Recording, Status
-from ddpdiag.model.bench import Bench, Limits, Timing
+from ddpdiag.model.bench import Bench, Limits
 from ddpdiag.model.options import Snapshot
 from ddpdiag.model.recording import Header
 
@@ -41,20 +41,11 @@ def data_of(
     """What a rank gives; `wrong` is by size."""
     rows = []
     for size in sizes:
-        found = counts(collective, size, 4, ranks)
-        every = [clock(other, size) for other in range(ranks)]
-        lag, last, transfer = together(
-            every[rank], [min(call) for call in zip(*every, strict=True)], [max(c) for c in zip(*every, strict=True)]
+        calls = [*zip(*(clock(other, size) for other in range(ranks)), strict=True)]
+        extremes = [min(call) for call in calls], [max(call) for call in calls]
+        rows.append(
+            row_of(counts(collective, size, 4, ranks), "float", clock(rank, size), (wrong or {}).get(size, 0), extremes)
         )
-        timing = Timing(
-            seconds=spread(every[rank]),
-            wrong=(wrong or {}).get(size, 0),
-            lag_seconds=lag,
-            last=last,
-            transfer_seconds=transfer,
-        )
-        key = {"size_bytes": found.size_bytes, "count": found.count, "dtype": "float", "op": "sum", "root": -1}
-        rows.append(RankRow(**key, in_place=timing))
     values = {"backend": "gloo", "collective": collective, "ranks": ranks, "pid": 100 + rank, "device": "CPU"} | more
     return Data(rows=tuple(rows), limits=limits, copies=tuple(copies), **values)  # type: ignore[arg-type]
 

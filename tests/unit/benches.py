@@ -11,11 +11,7 @@ from ddpdiag.model.bench import (
     BenchRow,
     Bottleneck,
     Expectation,
-    Fit,
-    Measured,
     Series,
-    Spread,
-    Timing,
 )
 
 RANKS = 4
@@ -29,78 +25,39 @@ EXPECTED = {
 FACTORS = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75, "all_to_all": 0.75}
 
 
-def spread_of(seconds: float) -> Spread:
-    """The calls of a rank that needs about `seconds`."""
-    return Spread(
-        min=seconds * 0.95,
-        median=seconds * 0.99,
-        p95=seconds * 1.2,
-        max=seconds * 1.5,
-        mean=seconds,
-        stdev=seconds * 0.1,
-        count=20,
-    )
-
-
-def timing(rank: int, seconds: float, *, wrong: int | None = 0) -> Timing:
-    """The calls of one rank."""
-    return Timing(
-        seconds=spread_of(seconds),
-        lag_seconds=rank * 1e-6,
-        transfer_seconds=seconds * 0.9,
-        wrong=wrong,
-    )
-
-
-def mode(seconds: float, size: int, factor: float = 1.5, *, wrong: int | None = 0, ranks: int = RANKS) -> Measured:
-    """A mode whose slowest rank, the last one, needs `seconds`."""
-    return Measured(
-        seconds=seconds,
-        algbw_bytes_per_s=size / seconds,
-        busbw_bytes_per_s=size / seconds * factor,
-        wrong=None if wrong is None else wrong * ranks,
-        calls=20,
-        ranks={rank: timing(rank, seconds * (1 - (ranks - 1 - rank) / 100), wrong=wrong) for rank in range(ranks)},
-    )
-
-
 def row(
     size: int, backend: str = "gloo", collective: str = "all_reduce", *, wrong: int | None = 0, **fields
 ) -> BenchRow:
-    """A row in which out of place takes a little longer than in place."""
+    """A row whose slowest rank is the last one."""
     seconds = LATENCY_SECONDS[backend] + size / BYTES_PER_S[backend]
-    factor = FACTORS.get(collective, 1.0)
-    reduces = "reduce" in collective
     whole = BenchRow(
         backend=backend,
         collective=collective,
         size_bytes=size,
         count=size // 4,
         dtype="float",
-        op="sum" if reduces else "none",
-        root=-1,
-        out_of_place=mode(seconds * 1.02, size, factor, wrong=wrong),
-        in_place=mode(seconds, size, factor, wrong=wrong),
+        seconds=seconds,
+        algbw_bytes_per_s=size / seconds,
+        busbw_bytes_per_s=size / seconds * FACTORS.get(collective, 1.0),
+        wrong=wrong,
+        calls=20,
+        slowest_rank=RANKS - 1,
+        min_seconds=seconds * 0.95,
+        cv=0.1,
     )
     return structs.replace(whole, **fields)
 
 
 def series_of(backend: str = "gloo", collective: str = "all_reduce", **fields) -> Series:
-    """What a sweep comes to."""
+    """The result of a sweep."""
     busbw = BYTES_PER_S[backend] * FACTORS.get(collective, 1.0)
     whole = Series(
         backend=backend,
         collective=collective,
         dtype="float",
-        op="sum" if "reduce" in collective else "none",
-        root=-1,
         peak_busbw_bytes_per_s=busbw * 0.98,
         best_bytes=SIZES[-1],
-        fit=Fit(
-            latency_seconds=LATENCY_SECONDS[backend],
-            busbw_bytes_per_s=busbw,
-            half_bytes=LATENCY_SECONDS[backend] * BYTES_PER_S[backend],
-        ),
+        latency_seconds=LATENCY_SECONDS[backend],
         expectation=EXPECTED[backend],
         share=busbw * 0.98 / EXPECTED[backend].busbw_bytes_per_s,
         bottleneck=Bottleneck.COPY,
@@ -139,7 +96,7 @@ def bench(*backends: str, collectives: tuple[str, ...] = ("all_reduce",), **fiel
     """A sweep of all sizes over each backend (gloo unless said otherwise)."""
     pairs = [(backend, collective) for backend in backends or ("gloo",) for collective in collectives]
     rows = tuple(row(size, backend, collective) for backend, collective in pairs for size in SIZES)
-    busbws = [m.busbw_bytes_per_s for r in rows for m in (r.out_of_place, r.in_place) if m]
+    busbws = [each.busbw_bytes_per_s for each in rows]
     whole = BenchReport(
         asked=Bench(maxbytes=SIZES[-1], stepfactor=4.0, backend=backends),
         rows=rows,

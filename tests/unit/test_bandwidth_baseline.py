@@ -25,7 +25,7 @@ def curve(
         BenchPoint(size_bytes=size, busbw_bytes_per_s=busbw("all_reduce", size, latency + size / bandwidth, 2), cv=cv)
         for size in sizes
     )
-    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float", "op": "sum"}
+    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float"}
     plain = BenchCurve(**kind, fabric={"devices": "AMD EPYC"}, points=points)
     return structs.replace(plain, **more)
 
@@ -39,7 +39,7 @@ def test_the_curve_of_the_same_kind_is_found_among_others() -> None:
     "old",
     [
         [curve(fabric={"devices": "Xeon", "network": "10 Gbit/s"})],
-        [curve(collective="broadcast", op="none")],
+        [curve(collective="broadcast")],
         [],
         [curve(sizes=SIZES[10:])],
     ],

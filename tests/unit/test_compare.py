@@ -250,7 +250,7 @@ def test_the_other_way_round_it_is_the_opposite(one: list[float], other: list[fl
 
 def curve(rate: float, cv: float = 0.01) -> BenchCurve:
     points = tuple(BenchPoint(size_bytes=size, busbw_bytes_per_s=rate, cv=cv) for size in (1 << 20, 1 << 24))
-    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float", "op": "sum"}
+    kind = {"collective": "all_reduce", "backend": "gloo", "dtype": "float"}
     return BenchCurve(**kind, fabric={}, points=points)
 
 

@@ -173,7 +173,7 @@ def completed(words):
         ("check --backend n", ["nccl"]),
         ("check --depth ", ["quick", "standard", "deep"]),
         ("host --ignore HST00", [f"HST00{number}" for number in range(1, 8)]),
-        ("allreduce-bench --op m", ["min", "max"]),
+        ("allreduce-bench --collective re", ["reduce_scatter", "reduce"]),
         ("train --strategy single,dd", ["single,ddp"]),
         ("simulate --fault slow-", ["slow-host", "slow-inside", "slow-link"]),
         ("explain pcie-l", ["pcie-link"]),

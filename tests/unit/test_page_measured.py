@@ -1,6 +1,6 @@
 """Pages of a benchmark."""
 
-from benches import bench, bench_rank, healthy, series_of
+from benches import bench, bench_rank, healthy
 from msgspec import structs
 
 from ddpdiag.bench.blocks import blocks
@@ -26,22 +26,15 @@ def test_sentences_are_a_list_without_the_one_of_the_report():
 
 
 def test_charts_have_a_line_for_each_series_and_a_dashed_one_for_its_expectation():
-    busbw, latency = drawn(healthy(bench("gloo", collectives=FOUR)), Chart)
+    (busbw,) = drawn(healthy(bench("gloo", collectives=FOUR)), Chart)
     names = [f"{name} over gloo" for name in FOUR]
     assert [(line.name, line.dashed) for line in busbw.lines] == [
-        *((name, False) for name in names),
+        *((f"{name}, float", False) for name in names),
         *((f"expected of {name}", True) for name in names),
     ]
-    assert [line.name for line in latency.lines] == names
 
 
 def test_the_slow_rank_matters_most_then_the_one_with_the_longest_calls():
     ranks = [bench_rank(rank, slow="copies slowly" if rank == 1 else "") for rank in range(4)]
     table = drawn(healthy(structs.replace(bench("gloo"), ranks=tuple(ranks))), Table)[-1]
     assert table.order == (1, 3, 2, 0)
-
-
-def test_the_type_of_a_series_has_what_it_has():
-    series = (series_of(collective="broadcast", op="none", root=0), series_of(op="sum"))
-    table = drawn(healthy(structs.replace(bench("gloo"), series=series)), Table)[0]
-    assert [row[2] for row in table.rows] == ["float, root 0", "float, sum"]

@@ -103,7 +103,7 @@ def test_a_benchmark_has_its_series_and_ranks() -> None:
     found = read(benches.healthy())
     labels, value = found["ddpdiag_bench_peak_busbw_bytes_per_second"][0]
     assert value > 0
-    assert {"backend", "collective", "dtype", "op"} <= set(labels)
+    assert {"backend", "collective", "dtype"} <= set(labels)
     assert "ddpdiag_bench_rank_busbw_bytes_per_second" in found
 
 

@@ -8,15 +8,14 @@ import torch.distributed as dist
 from msgspec import structs
 
 from ddpdiag.bandwidth import busbw
-from ddpdiag.bench.data import Data, RankRow
-from ddpdiag.bench.workloads.calls import finish
+from ddpdiag.bench.data import Data
 from ddpdiag.bench.workloads.sweep import SweepContext, sweep
-from ddpdiag.model.bench import Bench
+from ddpdiag.model.bench import Bench, RankRow
 from ddpdiag.model.trial import Context
 from ddpdiag.probes.host.kernel import memory, proc_root, sys_root
 from ddpdiag.probes.host.limits import Copier, affinity, cgroup, loopback_bytes_per_s
 from ddpdiag.text import rate_text, size_text
-from ddpdiag.workloads.devices import gpu_limits
+from ddpdiag.workloads.devices import gpu_limits, synchronize
 
 # 250 ms for both limits of a CPU; moments all along show whether one rank is slower all the time.
 _LOOPBACK_SECONDS = 0.2
@@ -28,9 +27,9 @@ _MOMENTS_AT_END = 4
 _GPU_COPY_BYTES = 256 << 20
 # Closing the group and sending the result.
 _SHUTDOWN_SECONDS = 2.0
-# Each report sends all rows of all ranks again, some 800 bytes each, while rank 0 measures, too.
+# Each report sends all rows of all ranks again, some 300 bytes each, while rank 0 measures, too.
 _REPORT_SECONDS = 0.5
-_REPORT_SECONDS_PER_ROW = 800 / 5e6
+_REPORT_SECONDS_PER_ROW = 300 / 5e6
 
 
 def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Data:
@@ -58,7 +57,7 @@ def bench(ctx: Context, known: Data, device: torch.device, seconds: float) -> Da
         if time.monotonic() - reported_at > _REPORT_SECONDS + len(rows) * len(ctx.group) * _REPORT_SECONDS_PER_ROW:
             reported_at = time.monotonic()
             so_far = structs.replace(known, rows=tuple(rows), copies=tuple(copies.rates), limits=limits, whole=False)
-            rate = busbw(known.collective, row.size_bytes, row.modes[0].seconds.median, known.ranks)
+            rate = busbw(known.collective, row.size_bytes, row.median_seconds, known.ranks)
             what = f"{known.collective} {known.backend} {size_text(row.size_bytes)}"
             ctx.report(so_far, f"{what}: {rate_text(rate)}")
 
@@ -90,7 +89,7 @@ class _Copies:
             begin.record()
             self._target.copy_(self._source)
             end.record()
-            finish(self._device)
+            synchronize(self._device)
             self.rates.append(float(_GPU_COPY_BYTES / max(begin.elapsed_time(end) / 1e3, 1e-9)))
         else:
             self.rates.append(self._copier.bytes_per_s(seconds))

@@ -1,117 +1,48 @@
 """A benchmark of one collective on one rank: all sizes, one after the other, over the open group.
 
-Of the requested dtypes, ops and roots those are measured that backend, torch and the world have.
+Times are those of the monotonic clock on a CPU, of CUDA events on a GPU. A sweep ends by itself before its time is
+over, with fewer calls or sizes.
 """
 
+import gc
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from ddpdiag.bandwidth import Counts, counts
-from ddpdiag.bench.data import RankRow, spread, together
-from ddpdiag.bench.workloads.calls import LEAST_CALLS, PROBE_BYTES, CallBudget, finish, time_calls
-from ddpdiag.bench.workloads.operations import (
-    DTYPES,
-    OPS,
-    OUT_OF_PLACE_ONLY,
-    REDUCING,
-    ROOTED,
-    Case,
-    Missing,
-    Operation,
-    prepare,
-)
-from ddpdiag.model.bench import Bench, Timing
+from ddpdiag.bench.data import row_of
+from ddpdiag.bench.workloads.operations import DTYPES, Missing, Operation, prepare
+from ddpdiag.model.bench import Bench, RankRow
 from ddpdiag.text import size_text
+from ddpdiag.workloads.devices import synchronize
 
-# Messages of torch and its backends for a dtype or an op that they lack. Anything else is a failure: a GPU that dies in
-# its first call must not pass for the user's mistake.
+# Messages of torch and its backends for a dtype that they lack. Anything else is a failure: a GPU that dies in its
+# first call must not pass for the user's mistake.
 _LACKS = re.compile(
     r"not (yet )?(support|implement)|unsupported|only supports|invalid scalar type|cannot use|can(not|'t) be cast|"
     r"no backend type",
     re.IGNORECASE,
 )
-
-
-class Kind(NamedTuple):
-    """A dtype, an op ("none" where there is none) and a root (-1)."""
-
-    dtype: str
-    op: str
-    root: int
-
-
-class Found(NamedTuple):
-    """The kinds to measure; sentences on those that were requested by name and do not exist, or that "all" omits."""
-
-    kinds: tuple[Kind, ...]
-    missing: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-
-def kinds(bench: Bench, collective: str, device: torch.device) -> Found:
-    """Try every dtype with every op."""
-    dtypes = tuple(DTYPES) if "all" in bench.datatype else bench.datatype
-    ops = (tuple(OPS) if "all" in bench.op else bench.op) if collective in REDUCING else ("none",)
-    ranks = dist.get_world_size()
-    if bench.root >= ranks:
-        return Found((), (f"root {bench.root}: the ranks of this world are 0 to {ranks - 1}",), ())
-    roots = (-1,) if collective not in ROOTED else (bench.root,) if bench.root >= 0 else tuple(range(ranks))
-    whys = {(dtype, op): _why_not(collective, Kind(dtype, op, roots[0]), device) for dtype in dtypes for op in ops}
-    there = [pair for pair, why in whys.items() if why is None]
-    lacks = tuple(
-        f"{dist.get_backend()} cannot do {collective} of {dtype}{f' with {op}' if op != 'none' else ''}: {why}"
-        for (dtype, op), why in whys.items()
-        if why is not None
-    )
-    measured = tuple(Kind(dtype, op, root) for dtype, op in there for root in roots)
-    is_all = "all" in (*bench.datatype, *bench.op)
-    return Found(measured, missing=() if is_all else lacks, left_out=lacks if is_all else ())
-
-
-def case_of(collective: str, kind: Kind, wanted_bytes: int, *, in_place: bool) -> Case:
-    """The case of one row."""
-    return Case(collective, kind.dtype, kind.op, kind.root, counts_of(collective, kind, wanted_bytes), in_place)
-
-
-def counts_of(collective: str, kind: Kind, wanted_bytes: int) -> Counts:
-    """The counts of a size in the open group."""
-    return counts(collective, wanted_bytes, DTYPES[kind.dtype].itemsize, dist.get_world_size())
-
-
-def _why_not(collective: str, kind: Kind, device: torch.device) -> str | None:
-    """The reason why backend or torch lacks this, or None, by a call with one element. Real failures are raised."""
-    case = case_of(collective, kind, 1, in_place=collective not in OUT_OF_PLACE_ONLY)
-    try:
-        prepare(case, device).call()
-        finish(device)
-    except (Missing, NotImplementedError) as error:
-        return _first_line(error)
-    except (RuntimeError, ValueError, TypeError) as error:
-        if isinstance(error, dist.DistBackendError | torch.OutOfMemoryError) or not _LACKS.search(str(error)):
-            raise
-        return _first_line(error)
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-# The sweep -----------------------------------------------------------------------------------------------------------
-
-# Modes of rows that one rank keeps, some 400 bytes each: its data must fit into a message of 4 MiB.
-MOST_TIMINGS = 4_000
 # The share of the free memory that may be used: torch and gloo need some, too.
 _MEMORY_SHARE = 0.7
 # gloo copies into its segments, and torch gathers into a buffer first: twice the data of a call.
 _MEMORY_FACTOR = 2
 # Ranks finish these together, so that the time of each shows when it started.
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+# Fewer calls than this show nothing; then a size is left out.
+LEAST_CALLS = 3
+# What lies ahead is not worth more than the size at hand: so much of the time left may go into it.
+_SHARE = 1 / 3
+# A call of this size is over soon, and shows bandwidth; the latency of a smaller one predicts no large size.
+PROBE_BYTES = 1 << 20
+# The first call of a size may take so much longer than the size before suggests: fresh memory, a slower protocol.
+_DOUBT = 2.0
 
 
 class SweepContext(NamedTuple):
@@ -128,23 +59,52 @@ class SweepContext(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """The rows, notes on those left out, and combinations that backend or torch lack. `whole`: neither time, memory
-    nor the size of a report cut the sizes short."""
+    """The rows, notes on those left out, and dtypes that backend or torch lack. `whole`: neither time nor memory cut
+    the sizes short."""
 
     rows: tuple[RankRow, ...]
     notes: tuple[str, ...]
     unsupported: tuple[str, ...]
-    whole: bool = False
+    whole: bool
 
 
 def sweep(context: SweepContext) -> SweepResult:
-    """All sizes of all kinds, as long as there is time."""
-    context.step(f"{context.collective}: try every dtype and op")
-    found = kinds(context.bench, context.collective, context.device)
+    """All sizes of all dtypes, as long as there is time."""
+    context.step(f"{context.collective}: try every dtype")
+    lacks = {dtype: _why_not(context.collective, dtype, context.device) for dtype in context.bench.datatype}
+    dtypes = [dtype for dtype, why in lacks.items() if why is None]
+    name = f"{dist.get_backend()} cannot do {context.collective}"
     run = _Run(context)
-    run.notes += found.left_out
-    is_complete = all(run.kind(kind, len(found.kinds) - number) for number, kind in enumerate(found.kinds))
-    return SweepResult(tuple(run.rows), run.all_notes, found.missing, is_complete and run.has_room)
+    is_complete = all(run.dtype(dtype, len(dtypes) - number) for number, dtype in enumerate(dtypes))
+    return SweepResult(
+        rows=tuple(run.rows),
+        notes=run.all_notes,
+        unsupported=tuple(f"{name} of {dtype}: {why}" for dtype, why in lacks.items() if why is not None),
+        whole=is_complete and run.has_room,
+    )
+
+
+def _why_not(collective: str, dtype: str, device: torch.device) -> str | None:
+    """The reason why backend or torch lacks this, or None, by a call with one element. Real failures are raised."""
+    try:
+        prepare(collective, dtype, counts_of(collective, dtype, 1), device).call()
+        synchronize(device)
+    except (Missing, NotImplementedError) as error:
+        return _first_line(error)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if isinstance(error, dist.DistBackendError | torch.OutOfMemoryError) or not _LACKS.search(str(error)):
+            raise
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def counts_of(collective: str, dtype: str, wanted_bytes: int) -> Counts:
+    """The counts of a size in the open group."""
+    return counts(collective, wanted_bytes, DTYPES[dtype].itemsize, dist.get_world_size())
 
 
 class _Run:
@@ -152,95 +112,76 @@ class _Run:
 
     def __init__(self, context: SweepContext) -> None:
         self.rows: list[RankRow] = []
-        self.notes: list[str] = []
         self.has_room = True
+        self._notes: dict[str, None] = {}
         self._fewer: dict[int, int] = {}
         self._context = context
-        # Out of place, then in place, as nccl-tests.
-        self._modes = (False,) if context.collective in OUT_OF_PLACE_ONLY else (False, True)
-        self._call_budget = CallBudget(context.bench, context.end, len(self._modes))
+        # Size and seconds of the last call, for the one after it.
+        self._last: tuple[int, float] | None = None
 
-    def kind(self, kind: Kind, kinds_left: int) -> bool:
-        """All sizes of one kind; False when the time is over."""
+    def dtype(self, dtype: str, dtypes_left: int) -> bool:
+        """All sizes of one dtype; False when the time is over."""
+        context = self._context
         # The sizes for which all ranks have memory; each real size once.
-        context, bench = self._context, self._context.bench
-        width = DTYPES[kind.dtype].itemsize * _MEMORY_FACTOR
-        distinct = {counts_of(context.collective, kind, wanted): wanted for wanted in reversed(bench.sizes)}
-        sizes = sorted(distinct.values())
-        counted = [counts_of(context.collective, kind, size) for size in sizes]
-        fits = [own for own in counted if (own.send + own.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
-        least = self._agree([len(fits)])[0]
-        if least < len(sizes):
+        width = DTYPES[dtype].itemsize * _MEMORY_FACTOR
+        every = sorted(
+            {counts_of(context.collective, dtype, wanted) for wanted in context.bench.sizes},
+            key=lambda each: each.size_bytes,
+        )
+        fits = [each for each in every if (each.send + each.receive) * width <= context.memory_bytes * _MEMORY_SHARE]
+        (least,) = self._agree([len(fits)])
+        if least < len(every):
             self.has_room = False
-            note = f"{context.collective} of {kind.dtype}: {_sizes_text(sizes[least:])} left out: too little memory"
+            left_out = _sizes_text([each.size_bytes for each in every[least:]])
+            note = f"{context.collective} of {dtype}: {left_out} left out: too little memory"
             self._note(f"{note} ({context.memory_bytes >> 20} MiB are free for each rank, or less)")
-        sizes = sizes[:least]
-        for number, wanted in enumerate(sizes):
-            ahead = sum(sizes[number:]) + (kinds_left - 1) * sum(sizes)
-            row = self._row(kind, wanted, ahead / wanted)
+        sizes = [each.size_bytes for each in every[:least]]
+        for number, each in enumerate(every[:least]):
+            ahead = sum(sizes[number:]) + (dtypes_left - 1) * sum(sizes)
+            row = self._row(dtype, each, ahead / each.size_bytes)
             if row is None:
+                self._note(f"the time was over before {size_text(each.size_bytes)} could be measured")
                 return False
             self.rows.append(row)
-            self._context.on_row(row)
-            if len(self.rows) * len(self._modes) >= MOST_TIMINGS:
-                self._note(f"it ended after {len(self.rows):,} rows: no report holds more")
-                return False
+            context.on_row(row)
         return True
 
-    def _row(self, kind: Kind, wanted: int, ahead: float) -> RankRow | None:
-        """One size in all modes; None when there is no time for it. `ahead` is the sum of all sizes left, over this."""
-        collective = self._context.collective
-        timings: dict[bool, Timing] = {}
-        for in_place in self._modes:
-            timing = self._timing(case_of(collective, kind, wanted, in_place=in_place), ahead)
-            if timing is None:
-                self._note(f"the time was over before {_sizes_text([wanted])} could be measured")
-                break
-            timings[in_place] = timing
-        if not timings:
-            return None
-        sizes = counts_of(collective, kind, wanted)
-        return RankRow(
-            size_bytes=sizes.size_bytes,
-            count=sizes.count,
-            dtype=kind.dtype,
-            op=kind.op,
-            root=kind.root,
-            in_place=timings.get(True),
-            out_of_place=timings.get(False),
-        )
-
-    def _timing(self, case: Case, ahead: float) -> Timing | None:
-        """One mode of one size: check values, agree on the number of calls (which is the barrier), time the calls."""
-        context, bench, size = self._context, self._context.bench, case.counts.size_bytes
-        label = f"{case.collective} {size} B {case.dtype}"
+    def _row(self, dtype: str, sizes: Counts, ahead: float) -> RankRow | None:
+        """One size: check values, agree on the number of calls (which is the barrier), time the calls; None when there
+        is no time for it. `ahead` is the sum of all sizes left, over this."""
+        context, bench, size = self._context, self._context.bench, sizes.size_bytes
+        label = f"{context.collective} {size} B {dtype}"
         context.step(f"{label}: is there time?")
-        if size > PROBE_BYTES and not self._agree([int(self._call_budget.knows(size))])[0]:
+        if size > PROBE_BYTES and (self._last is None or self._last[0] < PROBE_BYTES):
             # One call of a size that cannot take long, so that no large one is started that would.
-            kind = Kind(case.dtype, case.op, case.root)
-            small = case_of(case.collective, kind, PROBE_BYTES, in_place=case.in_place)
-            operation = prepare(small, self._context.device)
+            small = counts_of(context.collective, dtype, PROBE_BYTES)
+            operation = prepare(context.collective, dtype, small, context.device)
             operation.call()  # connects
-            self._call_budget.took(small.counts.size_bytes, self._seconds(operation))
-        if not self._agree([int(self._call_budget.has_time(size))])[0]:
+            self._last = (small.size_bytes, self._seconds(operation))
+        left = max(0.0, context.end - time.monotonic())
+        if not self._agree([int(has_time(size, self._last, left))])[0]:
             return None
-        operation = prepare(case, context.device)
+        operation = prepare(context.collective, dtype, sizes, context.device)
         wrong, seconds = self._check(operation, label)
-        self._call_budget.took(size, seconds)
+        self._last = (size, seconds)
         context.step(f"{label}: agree on the number of calls")
-        warmup, calls = self._agree(list(self._call_budget.calls(seconds, ahead)))
+        left = max(0.0, context.end - time.monotonic())
+        warmup, calls = self._agree([*affordable_calls(bench, seconds, left, ahead)])
         if calls < min(LEAST_CALLS, bench.iters):
             return None
         if calls < bench.iters:
             self._fewer[size] = min(calls, self._fewer.get(size, calls))
         context.step(f"{label}: {warmup} + {calls} calls")
         time_calls(operation.call, warmup, context.device)
-        return self._timed(case, time_calls(operation.call, calls, context.device), wrong)
+        # In whole nanoseconds, as the other ranks' times.
+        own = [round(each * 1e9) / 1e9 for each in time_calls(operation.call, calls, context.device)]
+        together = self._extremes(own) if context.collective in _TOGETHER else None
+        return row_of(sizes, dtype, own, wrong, together)
 
     def _seconds(self, operation: Operation) -> float:
         begin = time.perf_counter()
         operation.call()
-        finish(self._context.device)
+        synchronize(self._context.device)
         return time.perf_counter() - begin
 
     def _check(self, operation: Operation, label: str) -> tuple[int | None, float]:
@@ -251,22 +192,19 @@ class _Run:
         operation.fill()
         seconds = self._seconds(operation)
         wrong = operation.wrong()
-        for buffer in operation.buffers:
-            buffer.zero_()
+        operation.clear()
         return wrong, seconds
 
     def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
+        self._notes[text] = None
 
     @property
     def all_notes(self) -> tuple[str, ...]:
         """The notes, with one for all sizes that were called less often."""
         if not self._fewer:
-            return tuple(self.notes)
-        sizes = _sizes_text(sorted(self._fewer))
-        few = f"{self._context.collective} of {sizes}: {min(self._fewer.values())} calls at least instead of"
-        return (*self.notes, f"{few} {self._context.bench.iters}: the time was too short")
+            return tuple(self._notes)
+        few = f"{self._context.collective} of {_sizes_text(sorted(self._fewer))}: {min(self._fewer.values())} calls"
+        return (*self._notes, f"{few} at least instead of {self._context.bench.iters}: the time was too short")
 
     def _agree(self, own: list[int]) -> list[int]:
         """The smallest of the ranks' numbers: all must make the same calls. It is also the barrier before a size."""
@@ -274,24 +212,69 @@ class _Run:
         dist.all_reduce(numbers, op=dist.ReduceOp.MIN)
         return [int(number) for number in numbers.tolist()]
 
-    def _timed(self, case: Case, seconds: list[float], wrong: int | None) -> Timing:
-        """The times of this rank's calls, beside those of the other ranks where all finish together."""
-        summary = spread(seconds)
-        if case.collective not in _TOGETHER:
-            return Timing(seconds=summary, wrong=wrong)
+    def _extremes(self, seconds: list[float]) -> tuple[list[float], list[float]]:
+        """The shortest and the longest time of any rank in each call."""
         # In whole nanoseconds: a rank that spoils floating-point numbers must not spoil times.
         own = [round(each * 1e9) for each in seconds]
-        shortest, longest = self._agree(own), [-each for each in self._agree([-each for each in own])]
-        lag, last, transfer = together(own, shortest, longest)
-        return Timing(
-            seconds=summary,
-            wrong=wrong,
-            lag_seconds=lag / 1e9,
-            last=last,
-            transfer_seconds=transfer / 1e9,
-        )
+        shortest, longest = self._agree(own), self._agree([-each for each in own])
+        return [each / 1e9 for each in shortest], [-each / 1e9 for each in longest]
 
 
 def _sizes_text(sizes: Sequence[int]) -> str:
     """ "64 MiB", "64 MiB to 1 GiB"."""
     return " to ".join(dict.fromkeys(size_text(size) for size in (sizes[0], sizes[-1])))
+
+
+# Calls ---------------------------------------------------------------------------------------------------------------
+
+
+def has_time(size_bytes: int, last: tuple[int, float] | None, left_seconds: float) -> bool:
+    """Whether there is time for the fewest calls of a size, judged by size and seconds of the last call."""
+    size, seconds = last or (1, 0.0)
+    return left_seconds > seconds * max(1.0, size_bytes / size) * (_DOUBT + LEAST_CALLS)
+
+
+def affordable_calls(bench: Bench, seconds: float, left_seconds: float, ahead: float) -> tuple[int, int]:
+    """Untimed and timed calls of a size, of `seconds` each; `ahead` is the sum of all sizes left, over this one."""
+    affordable = math.floor(left_seconds / max(seconds, 1e-9) * max(1 / max(ahead, 1.0), _SHARE))
+    if affordable >= bench.warmup_iters + bench.iters:
+        return bench.warmup_iters, bench.iters
+    warmup = min(bench.warmup_iters, affordable // 5)
+    return warmup, min(bench.iters, affordable - warmup)
+
+
+def time_calls(call: Callable[[], object], calls: int, device: torch.device) -> list[float]:
+    """Seconds of each of `calls` calls, without garbage collection meanwhile.
+
+    A CPU waits for each call. On a GPU the calls follow each other on the stream, with an event between them.
+    """
+    if not calls:
+        return []
+    gc.disable()
+    try:
+        return _by_events(call, calls, device) if device.type == "cuda" else one_by_one(call, calls)
+    finally:
+        gc.enable()
+
+
+def one_by_one(call: Callable[[], object], calls: int) -> list[float]:
+    """Seconds of each call by the clock, with nothing but the call between two readings."""
+    seconds = []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def _by_events(call: Callable[[], object], calls: int, device: torch.device) -> list[float]:
+    """Seconds by events on the current stream, which waits for each collective."""
+    torch.cuda.synchronize(device)
+    # One event before the first call and one behind each: a small message shows what a second record takes.
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [before.elapsed_time(after) / 1e3 for before, after in pairwise(events)]
