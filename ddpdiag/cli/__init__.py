@@ -3,7 +3,7 @@
 import sys
 import traceback
 
-from ddpdiag.cli.edge import complain, guarded, open_standard_streams, unknown
+from ddpdiag.cli.edge import complain, guarded, open_standard_streams
 from ddpdiag.errors import ExitCode, UsageError
 
 _NAME = "ddpdiag"
@@ -12,11 +12,7 @@ _NAME = "ddpdiag"
 def main() -> None:
     """Entry of the console script; exits with the code of the contract."""
     open_standard_streams()
-    code = guarded(_command_line)
-    # A command that could begin leaves by itself: the arguments could not be read.
-    if "--nagios" in sys.argv[1:] and code == ExitCode.USAGE:
-        code = unknown("wrong usage; what was expected is on standard error")
-    sys.exit(code)
+    sys.exit(guarded(_command_line))
 
 
 def _command_line() -> int | None:

@@ -14,7 +14,6 @@ from ddpdiag.cli.options import CheckOptions, HostOptions, codes_and_names, comp
 from ddpdiag.cli.outputs import (
     CompareOutputs,
     ExplainOptions,
-    HostOutputs,
     JudgeOutputs,
     LintOptions,
     Outputs,
@@ -110,7 +109,7 @@ def check(launch: LaunchArgs, what: CheckOptions, outputs: Outputs) -> None:
 )
 def host(
     what: HostOptions,
-    outputs: Annotated[HostOutputs, "json", "record", "prometheus", "strict", "nagios", *_SHOWN],
+    outputs: Annotated[Outputs, "json", "record", "prometheus", "strict", *_SHOWN],
 ) -> None:
     """Test this host alone, in a second or less: for a Prolog, a cron job, a monitor, an init container.
 
@@ -121,7 +120,7 @@ def host(
     """
     from ddpdiag.cli import host
 
-    leave(guarded(lambda: host.run(what, outputs), nagios=outputs.nagios))
+    leave(guarded(lambda: host.run(what, outputs)))
 
 
 @_command(

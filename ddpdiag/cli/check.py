@@ -16,7 +16,7 @@ from ddpdiag.checks.registry import all_checks
 from ddpdiag.checks.world import USUAL_RANKS_PER_CORE
 from ddpdiag.cli.edge import complain, guarded, too_many_files
 from ddpdiag.cli.options import CheckOptions
-from ddpdiag.cli.outputs import Outputs, publish, terminal
+from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
 from ddpdiag.errors import ExitCode, Unwritten, UsageError, nearest
 from ddpdiag.judgement import judge
@@ -107,8 +107,7 @@ def _display(place: Place, outputs: Outputs, *, whole: bool) -> Listener:
         prints = place.rank == 0 or (not whole and place.rank == 1)
     if not prints or outputs.quiet:
         return Silent()
-    _width, color = terminal(sys.stderr, outputs.color)
-    return listener(sys.stderr, os.environ, color=color)
+    return listener(sys.stderr, os.environ)
 
 
 def _report(lines: Sequence[Line], outputs: Outputs, late_signal: Callable[[], int | None]) -> tuple[int, str]:

@@ -22,28 +22,8 @@ _LEAST_FILES = 256  # a run of two ranks needs 40
 _LEAST_COLUMNS = 20  # below this, a word stands on each line
 
 
-def guarded(call: Callable[[], int | None], *, nagios: bool = False) -> int:
-    """The exit code of `call`; never an exception.
-
-    With `nagios` `call` returns the code of a plug-in, where 2 means CRITICAL; a failure is UNKNOWN, in one line.
-    """
-    if not nagios:
-        return _exit_code(call)
-    codes: list[int] = []
-    sentences = ["ddpdiag failed; the reason is on standard error"]
-
-    def noted() -> None:
-        try:
-            codes.append(int(call() or 0))
-        except UserError as error:
-            sentences.append(str(error))
-            raise
-
-    _exit_code(noted)
-    return codes[0] if codes else unknown(sentences[-1])
-
-
-def _exit_code(call: Callable[[], int | None]) -> int:
+def guarded(call: Callable[[], int | None]) -> int:
+    """The exit code of `call`; never an exception."""
     try:
         code = call()
         _flush()
@@ -141,12 +121,3 @@ def _flush() -> None:
         raise
     except (OSError, ValueError):
         return
-
-
-def unknown(sentence: str) -> int:
-    """Print the plug-in's line; its exit code."""
-    from ddpdiag.cli.outputs import show
-    from ddpdiag.render.nagios import State, line
-
-    _exit_code(lambda: show(line(State.UNKNOWN, sentence), sys.stdout))
-    return State.UNKNOWN

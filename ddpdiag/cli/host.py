@@ -5,7 +5,6 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import ddpdiag
@@ -13,16 +12,14 @@ from ddpdiag.checks.api import Stage
 from ddpdiag.checks.registry import by_code
 from ddpdiag.cli.edge import guarded
 from ddpdiag.cli.options import HostOptions
-from ddpdiag.cli.outputs import HostOutputs, publish, show, write_files
+from ddpdiag.cli.outputs import Outputs, publish
 from ddpdiag.codec import assemble, readable
-from ddpdiag.errors import Unwritten, UsageError
+from ddpdiag.errors import UsageError
 from ddpdiag.judgement import judge
 from ddpdiag.judgement.ending import with_signal
 from ddpdiag.judgement.selection import selected, validate
-from ddpdiag.model import Header, Options, Place, Report
+from ddpdiag.model import Header, Options, Place
 from ddpdiag.model.options import ALONE
-from ddpdiag.model.recording import Line
-from ddpdiag.render import nagios
 from ddpdiag.render.progress import Silent
 from ddpdiag.runtime.launchers import own_arrival
 from ddpdiag.runtime.launchers.slurm import node_name
@@ -40,14 +37,12 @@ WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")
 _OF_THE_RUN = ("RUN001", "RUN002", "RUN003", "RUN004")
 
 
-def run(asked: HostOptions, outputs: HostOutputs) -> int:
+def run(asked: HostOptions, outputs: Outputs) -> int:
     """Look at this host and report; the exit code. RunLost when the budget was over before there was a report."""
     if not math.isfinite(asked.budget):
         raise UsageError(f"--budget {asked.budget}: expected a finite number of seconds, since every run must end")
     options = _options(asked, outputs)
-    return call_with_deadline(
-        lambda stand: guarded(lambda: _look(asked, options, outputs, stand), nagios=outputs.nagios), asked.budget
-    )
+    return call_with_deadline(lambda stand: guarded(lambda: _look(asked, options, outputs, stand)), asked.budget)
 
 
 def codes(*, torch: bool) -> tuple[str, ...]:
@@ -57,7 +52,7 @@ def codes(*, torch: bool) -> tuple[str, ...]:
     return tuple(sorted(wanted, key=lambda code: (stages.index(by_code(code).stage), code)))
 
 
-def _options(asked: HostOptions, outputs: HostOutputs) -> Options:
+def _options(asked: HostOptions, outputs: Outputs) -> Options:
     options = Options(
         ignore=asked.ignore,
         expect_gpus=asked.expect_gpus,
@@ -70,11 +65,9 @@ def _options(asked: HostOptions, outputs: HostOutputs) -> Options:
     return options
 
 
-def _look(asked: HostOptions, options: Options, outputs: HostOutputs, stand: Announce) -> int:
+def _look(asked: HostOptions, options: Options, outputs: Outputs, stand: Announce) -> int:
     stand("check the files to write")
     outputs.check()
-    if outputs.nagios and outputs.takes_stdout:
-        raise UsageError("--nagios: standard output has one line, so give each output a file")
     # The whole host, whatever a launcher around this process says.
     node = node_name(os.environ, readable(socket.gethostname()))
     place = Place(rank=0, world_size=1, host=node, launcher=ALONE, local_rank=0, local_world_size=1, node_rank=0)
@@ -101,15 +94,5 @@ def _look(asked: HostOptions, options: Options, outputs: HostOutputs, stand: Ann
     if not told_before:
         report = with_signal(report, signals.received)
     stand("write the report")
-    if outputs.nagios:
-        return _show_state(report, lines, outputs)
     publish(report, lines, outputs, sys.stdout, sys.stderr)
     return report.exit_code
-
-
-def _show_state(report: Report, lines: Sequence[Line], outputs: HostOutputs) -> int:
-    """Print the line of a Nagios plug-in, unless a file could not be written; the exit code of the plug-in."""
-    if failed := write_files(report, lines, outputs):
-        raise Unwritten("; ".join((*failed, report.sentence)), report.exit_code)
-    show(nagios.render(report), sys.stdout)
-    return nagios.state_of(report)

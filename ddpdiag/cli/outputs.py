@@ -150,17 +150,6 @@ class Outputs(DisplayOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostOutputs(Outputs):
-    nagios: bool = option(
-        False,
-        "Act as a Nagios plug-in: print one line; exit code 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.",
-        panel=VERDICT,
-        advanced=True,
-        variable=False,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class CompareOutputs(Outputs):
     json: str | None = option(
         None, "Write the changes as JSON ('-': standard output).", metavar="FILE", panel=FILES, variable=False
@@ -238,13 +227,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 @contextmanager
-def counter(*, quiet: bool, patience_seconds: float = 0.0) -> "Iterator[Counter]":
-    """For what has no stages: how far it is, on standard error. Nothing in a log within `patience_seconds`."""
+def counter(*, quiet: bool) -> "Iterator[Counter]":
+    """The progress of what has no stages, on standard error."""
     from ddpdiag.render.files import Display, display_of
     from ddpdiag.render.progress import Counter
 
     display = Display.NONE if quiet else display_of(sys.stderr, os.environ)
-    progress = Counter(sys.stderr, display, patience_seconds)
+    progress = Counter(sys.stderr, display)
     try:
         yield progress
     finally:

@@ -19,8 +19,6 @@ from ddpdiag.simulate import SimulateOptions
 from ddpdiag.simulate.fleet import Fault, Faults, Fleet, Noise, host_name, simulate
 from ddpdiag.text import count
 
-# A shorter run needs no line in a log.
-_PATIENCE_SECONDS = 3.0
 _BLAMING = ("FAB001.alone", "FAB001.host", "FAB001.domain")
 
 
@@ -35,13 +33,13 @@ def run(wanted: SimulateOptions, outputs: Outputs) -> int:
             raise UsageError(
                 "--trials counts blamed hosts over many runs, and makes no report: leave out the options of the output"
             )
-        with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
+        with counter(quiet=outputs.quiet) as progress:
             rates = _rates(wanted, faults, wanted.trials, progress.tell)
         show(rates, sys.stdout)
         return int(ExitCode.FIT)
     outputs.check()
     gc.disable()  # nothing here is dropped in circles, and to look for such takes a tenth of the time of a large fleet
-    with counter(quiet=outputs.quiet, patience_seconds=_PATIENCE_SECONDS) as progress:
+    with counter(quiet=outputs.quiet) as progress:
         progress.tell(f"simulating {count(wanted.hosts, 'host')} ...")
         _, recording = _recorded(wanted, faults, wanted.seed, wanted.ranks_per_host)
         progress.tell(f"judging {count(wanted.hosts, 'host')} ...")

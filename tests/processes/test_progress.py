@@ -12,7 +12,7 @@ from jobs import CHECK, free_port
 
 
 def test_a_rank_that_waits_says_for_whom(tmp_path):
-    missing = {"0": b"(rank 1)", "1": b"rank 0 at 127.0.0.1"}
+    missing = {"0": b"waiting for rank 1 ", "1": b"rank 0 at 127.0.0.1"}
     with contextlib.ExitStack() as stack:
         runs = {rank: stack.enter_context(_waiting(rank, tmp_path)) for rank in missing}
         for rank, (process, terminal) in runs.items():

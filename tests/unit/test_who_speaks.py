@@ -8,7 +8,7 @@ import pytest
 from ddpdiag.cli.check import _display
 from ddpdiag.cli.outputs import Outputs
 from ddpdiag.model import Place
-from ddpdiag.render.progress import Lines, Progress, Silent
+from ddpdiag.render.progress import Progress, Silent
 
 
 class Screen(io.StringIO):
@@ -32,10 +32,10 @@ def place(rank: int, local_rank: int | None) -> Place:
 @pytest.mark.parametrize(
     ("rank", "local_rank", "on_screen", "in_log"),
     [
-        (0, 0, Progress, Lines),
-        (0, None, Progress, Lines),
-        (1, 1, Silent, Lines),  # in a log that all share, one rank says that it looks for rank 0
-        (1, None, Progress, Lines),  # in a shell of its own
+        (0, 0, Progress, Progress),
+        (0, None, Progress, Progress),
+        (1, 1, Silent, Progress),  # in a log that all share, one rank says that it looks for rank 0
+        (1, None, Progress, Progress),  # in a shell of its own
         (8, 0, Progress, Silent),  # the first rank of another host's torchrun
         (9, 1, Silent, Silent),
     ],
@@ -47,7 +47,7 @@ def test_one_rank_speaks_in_each_place(monkeypatch, rank, local_rank, on_screen,
 
 
 def test_where_one_process_started_all_ranks_only_rank_0_speaks(monkeypatch):
-    assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), whole=True) is Lines
+    assert spoken(place(0, 0), io.StringIO(), monkeypatch, Outputs(), whole=True) is Progress
     assert spoken(place(1, 1), io.StringIO(), monkeypatch, Outputs(), whole=True) is Silent
 
 
