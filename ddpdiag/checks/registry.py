@@ -32,7 +32,6 @@ MODULES = {
     "GPU006": "gpu.nvlink",
     "GPU007": "gpu.nvswitch",
     "GPU008": "gpu.other_users",
-    "GPU009": "gpu.configuration",
     "GPU010": "gpu.counters",
     "GPU011": "gpu.driver_log",
     "GPU012": "gpu.compute",

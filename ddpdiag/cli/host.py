@@ -26,10 +26,10 @@ from ddpdiag.runtime.launchers.slurm import node_name
 from ddpdiag.runtime.single_rank import Announce, call_with_deadline, run_alone
 from ddpdiag.runtime.supervisor.processes import Signals
 
-# Checks of one host that need no torch; GPU004 to GPU009 judge the data of GPU003.
+# Checks of one host that need no torch; GPU004 to GPU008 judge the data of GPU003.
 WITHOUT_TORCH = (
     *("HST001", "HST002", "HST003", "HST004", "HST007"),
-    *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU009", "GPU011"),
+    *("GPU001", "GPU003", "GPU004", "GPU005", "GPU006", "GPU007", "GPU008", "GPU011"),
 )
 # GPU010 and HST006 compare before and after: without torch there is no time in between, and nothing loads a GPU.
 WITH_TORCH = ("LCH003", "HST005", "HST006", "GPU002", "GPU010", "GPU012")

@@ -32,10 +32,10 @@ def test_a_fit_run_with_notes_is_as_expected():
 
 
 def test_every_warning_and_another_verdict_are_unexpected_but_for_what_is_known():
-    rows = report(finding("LCH002.host-id", "warning"), finding("GPU005.margin", "warning"), verdict="unknown")
+    rows = report(finding("LCH002.host-id", "warning"), finding("GPU005.slowdown", "warning"), verdict="unknown")
     assert unexpected_in(rows, known=("LCH002",)) == [
         "verdict unknown, fit expected",
-        "warning GPU005.margin: said",
+        "warning GPU005.slowdown: said",
     ]
 
 
@@ -107,7 +107,7 @@ def test_fields_that_agree_are_silent_and_what_a_driver_lacks_is_not_compared():
     ("changes", "name"),
     [
         ({"width": "8x"}, "pcie width 16, nvidia-smi says 8x"),
-        ({"ecc": "N/A"}, "ecc True, nvidia-smi says N/A"),
+        ({"width": "N/A"}, "pcie width 16, nvidia-smi says N/A"),
         ({"temp": "90 C"}, "celsius 34"),
         ({"limit": "350.00 W"}, "power limit 700"),
     ],
@@ -148,14 +148,14 @@ def test_the_archive_has_recordings_that_are_judged_logs_and_what_was_unexpected
     run.keep_recording("check-cold", RECORDING)
     run.keep_recording("nothing", tmp_path / "not-there.jsonl")
     run.keep_text("logs/check-cold.txt", "x" * 1_000_000)
-    run.steps.append(Step("1 check", 12.3, {"cold": "fit in 12.3 s"}, ["warning GPU005.margin: said"]))
+    run.steps.append(Step("1 check", 12.3, {"cold": "fit in 12.3 s"}, ["warning GPU005.slowdown: said"]))
     run.write_archive(tmp_path / "field.tar.gz", {"torch": "2.15.0"})
     shutil.unpack_archive(tmp_path / "field.tar.gz", tmp_path, filter="data")
     folder = tmp_path / NAME
     assert [path.name for path in (folder / "recordings").iterdir()] == ["check-cold.jsonl"]
     assert len((folder / "logs" / "check-cold.txt").read_text()) < 500_000
     told = json.loads((folder / "field.json").read_text())
-    assert (told["versions"]["torch"], told["steps"][0]["unexpected"]) == ("2.15.0", ["warning GPU005.margin: said"])
+    assert (told["versions"]["torch"], told["steps"][0]["unexpected"]) == ("2.15.0", ["warning GPU005.slowdown: said"])
     command = [sys.executable, "-m", "ddpdiag", "judge", str(folder / "recordings" / "check-cold.jsonl")]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -163,13 +163,13 @@ def test_the_archive_has_recordings_that_are_judged_logs_and_what_was_unexpected
 def test_what_is_shown_names_each_step_and_all_that_was_unexpected():
     run = FieldRun()
     run.steps += [
-        Step("1 check", 12.34, {"cold": "fit in 12.3 s"}, ["warning GPU005.margin: said"]),
+        Step("1 check", 12.34, {"cold": "fit in 12.3 s"}, ["warning GPU005.slowdown: said"]),
         Step("2 fork", skipped="no time"),
         Step("3 kill", 2.0),
     ]
     first, fact, warning, second, third = run.lines
     assert first.split() == ["1", "check", "12.3", "s", "1", "unexpected"]
-    assert (fact.strip(), warning.strip()) == ("cold: fit in 12.3 s", "! warning GPU005.margin: said")
+    assert (fact.strip(), warning.strip()) == ("cold: fit in 12.3 s", "! warning GPU005.slowdown: said")
     assert second.endswith("no time")
     assert third.endswith("nothing unexpected")
 

@@ -16,7 +16,7 @@ STARTS_BEFORE_THE_END = 2
 SLOW = ("--nproc-per-node", "2", "--json", "{json}", "--stage", "launch,gpu", "--ignore", "GPU002,GPU012")
 ONE = ("--nproc-per-node", "1", "--json", "{json}")
 STAGE = (*ONE, "--stage", "gpu")
-HEALTH = (*ONE, "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008,GPU009")
+HEALTH = (*ONE, "--select", "GPU003,GPU004,GPU005,GPU006,GPU007,GPU008")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from ddpdiag.checks.gpu import memory_errors
 from ddpdiag.probes.gpu.health import Clocks, Health, Look, MemoryErrors
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink
 
-LINKS = tuple(NvLink(number=number, up=True, errors=0, crc_errors=0) for number in range(18))
+LINKS = tuple(NvLink(number=number, up=True, errors=0) for number in range(18))
 
 
 def uuid_of(index, host=0):
@@ -20,10 +20,9 @@ def healthy(index, host=0, **changes):
         "uuid": uuid_of(index, host),
         "pci": f"0000:{index}b:00.0",
         "name": "NVIDIA H100",
-        "vbios": "96.1",
-        "memory": MemoryErrors(ecc=True, corrected=0, uncorrected=0, sram_uncorrected=0, sram_uncorrected_ever=0),
-        "pcie": PcieLink(width=16, width_max=16, generation=1, generation_max=5),
-        "clocks": Clocks(events=1, celsius=34, margin_celsius=52, power_limit_watts=700, default_power_limit_watts=700),
+        "memory": MemoryErrors(corrected=0, uncorrected=0, sram_uncorrected=0),
+        "pcie": PcieLink(width=16, width_max=16, generation_max=5),
+        "clocks": Clocks(events=1, celsius=34, power_limit_watts=700, default_power_limit_watts=700),
         "nvlinks": LINKS,
         "fabric": Fabric(state=3, status=0, health_mask=0, health=1),
         "recovery_action": 0,

@@ -5,7 +5,8 @@ from seen import seen_of, together
 
 from ddpdiag.checks.p2p.paths import CHECK, Data
 from ddpdiag.probes.gpu.iommu import Bridge, Slot, Surroundings
-from ddpdiag.probes.gpu.paths import GpuPath, Level, PathGpu, Paths
+from ddpdiag.probes.gpu.nvml import Gpu
+from ddpdiag.probes.gpu.paths import GpuPath, Level, Paths
 
 REDIRECTS = 0x001D
 
@@ -56,9 +57,7 @@ def translating(count=4, **facts):
 def host_of(changes=None, *, host=0, count=4, name="NVIDIA L40S", surroundings=None, everywhere=None):
     """One host; `changes` maps a (source, target) to what differs on that way, `everywhere` holds for all of them."""
     differs = dict(changes or {})
-    gpus = tuple(
-        PathGpu(index=index, uuid=uuid_of(index, host), pci=pci_of(index), name=name) for index in range(count)
-    )
+    gpus = tuple(Gpu(index=index, uuid=uuid_of(index, host), pci=pci_of(index), name=name) for index in range(count))
     ways = tuple(
         way(source, target, **(everywhere or {}), **differs.get((source, target), {}))
         for source in range(count)

@@ -81,7 +81,8 @@ def test_settings_that_a_check_reads_are_declared() -> None:
             for name in ast.walk(call.args[0])
             if isinstance(name, ast.Constant)
         }
-        read |= {row.limit for row in (*signs.TOTALS, *signs.RISES) if row.code.startswith(check.code)} - {""}
+        read |= {row.most for row in signs.COUNTERS if row.total.startswith(check.code)} - {""}
+        read |= {row.most_per_minute for row in signs.COUNTERS if row.rise.startswith(check.code)} - {""}
         words = Counter(node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
         # A name that stands there twice is declared and handed on to what reads it.
         read |= {name for name in check.settings if words[name] > 1}

@@ -6,7 +6,7 @@ from seen import seen_of, together
 from ddpdiag.checks.gpu import devices
 from ddpdiag.checks.gpu.present import CHECK, Data
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble
+from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble
 from ddpdiag.probes.gpu.visibility import PciFunction
 
 
@@ -20,7 +20,7 @@ def codes(*rows, **world):
 
 def gpu(index, host=0, **changes):
     own = {"name": "NVIDIA H100", "uuid": f"GPU-{host}-{index}", "pci": f"0000:{index}b:00.0"}
-    return Gpu(index=index, **(own | changes))
+    return ListedGpu(index=index, **(own | changes))
 
 
 def functions(count, driver: str | None = "nvidia"):
@@ -194,7 +194,7 @@ def test_nvml_that_fails_where_the_number_is_known_leaves_nothing_unknown(golden
 
 
 def test_a_lost_gpu_is_named_once(golden):
-    nvml = Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost")))
+    nvml = Enumeration(gpus=(gpu(0), ListedGpu(index=1, error="GPU is lost")))
     (finding,) = found(Data(nvml=nvml, functions=functions(2), visible=2))
     assert (finding.code, finding.hosts) == ("GPU001.lost", ("n0",))
     assert "0000:1b:00.0" in finding.message
@@ -260,5 +260,7 @@ def test_ranks_that_see_all_gpus_in_another_order_are_not_apart():
 
 
 def test_a_gpu_that_one_rank_cannot_open_is_lost_and_not_hidden():
-    lost = Data(nvml=Enumeration(gpus=(gpu(0), Gpu(index=1, error="GPU is lost"))), functions=functions(2), visible=2)
+    lost = Data(
+        nvml=Enumeration(gpus=(gpu(0), ListedGpu(index=1, error="GPU is lost"))), functions=functions(2), visible=2
+    )
     assert codes(healthy(2), lost, ranks_per_node=2) == ["GPU001.lost"]

@@ -5,7 +5,7 @@ from seen import arrival_of, seen_of, skip_text, together, with_arrivals
 from ddpdiag.checks.gpu import present
 from ddpdiag.checks.gpu.devices import CHECK, Data, TorchGpu
 from ddpdiag.model import Options, Severity
-from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu
 from ddpdiag.probes.gpu.visibility import device_index
 
 
@@ -13,7 +13,7 @@ def seen(*rows, nvml=None, gpus=2, **world):
     run = seen_of(CHECK, dict(enumerate(rows)), gpus=gpus, **world)
     if nvml is None:
         return run
-    listed = Enumeration(gpus=tuple(Gpu(index=i, uuid=uuid) for i, uuid in enumerate(nvml)))
+    listed = Enumeration(gpus=tuple(ListedGpu(index=i, uuid=uuid) for i, uuid in enumerate(nvml)))
     return together(run, seen_of(present.CHECK, dict.fromkeys(range(len(rows)), present.Data(nvml=listed)), gpus=gpus))
 
 
@@ -70,7 +70,7 @@ def test_fewer_gpus_than_visible_are_an_error_and_more_a_warning():
 
 def test_slices_are_not_compared():
     run = seen(rank(0, "GPU-slice"), gpus=2)
-    listed = Enumeration(gpus=(Gpu(index=0, uuid="GPU-a", mig=True),))
+    listed = Enumeration(gpus=(ListedGpu(index=0, uuid="GPU-a", mig=True),))
     assert list(CHECK.judge(together(run, seen_of(present.CHECK, {0: present.Data(nvml=listed)})))) == []
 
 

@@ -14,7 +14,7 @@ from ddpdiag.checks.gpu import devices, memory_errors, present
 from ddpdiag.checks.gpu.cards import cards_of, visible_uuids
 from ddpdiag.checks.gpu.present import Data as Enumerated
 from ddpdiag.model import Severity
-from ddpdiag.probes.gpu.nvml import Enumeration, Gpu
+from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu
 from ddpdiag.probes.gpu.visibility import device_index
 
 ALL = tuple(uuid_of(index) for index in range(8))
@@ -23,9 +23,9 @@ ALL = tuple(uuid_of(index) for index in range(8))
 def listed(count=8, *, model=lambda _: "NVIDIA H100", mig=(), lost=()):
     """What NVML lists, in the order of the PCI bus."""
     return tuple(
-        Gpu(index=index, error="GPU is lost")
+        ListedGpu(index=index, error="GPU is lost")
         if index in lost
-        else Gpu(index=index, name=model(index), uuid=uuid_of(index), pci=f"0000:{index}b:00.0", mig=index in mig)
+        else ListedGpu(index=index, name=model(index), uuid=uuid_of(index), pci=f"0000:{index}b:00.0", mig=index in mig)
         for index in range(count)
     )
 

@@ -336,11 +336,6 @@ def test_in_a_virtual_machine_one_odd_gpu_of_eight_is_named():
     assert finding.evidence["expected_bytes_per_s"] == 12 * GB
 
 
-def test_an_idle_card_that_let_its_generation_fall_is_held_to_what_is_possible():
-    slot = {"generation": 1, "generation_max": 5, "width": 16}
-    assert with_slots(slot, slot) == []
-
-
 def test_a_narrow_link_is_the_cause(golden):
     narrow = {"width": 8, "width_max": 16}
     shape = {"size": 4, "ranks_per_node": 4, "gpus": 4}

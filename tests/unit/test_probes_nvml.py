@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdiag.probes.gpu.nvml import Device, Gpu, Trouble, enumerate_gpus, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, ListedGpu, Trouble, enumerate_gpus, sysfs_address
 
 
 class NVMLError(Exception):
@@ -68,7 +68,7 @@ def test_a_gpu_is_described_and_what_it_lacks_is_none(monkeypatch):
     seen = enumerated(monkeypatch)
     assert seen.driver == "580.95.05"
     assert seen.gpus == (
-        Gpu(
+        ListedGpu(
             index=0,
             name="NVIDIA H100",
             uuid="GPU-1",

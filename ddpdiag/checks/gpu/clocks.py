@@ -38,13 +38,8 @@ from ddpdiag.model import Finding
 
 FINDINGS = {
     "slowdown": FindingSpec.warning(
-        "hardware slowdown (0x8), hardware thermal slowdown (0x40) or power brake (0x80): the card protects itself "
-        "from heat, or the host's power supply asked for less."
-    ),
-    "warm": FindingSpec.warning("software thermal slowdown (0x20): the driver lowers the clocks for heat."),
-    "margin": FindingSpec.warning(
-        "the GPU is close to its slowdown temperature before there is any load: a fan, a pump, hot air from a "
-        "neighbouring device."
+        "hardware slowdown (0x8), software or hardware thermal slowdown (0x20, 0x40) or power brake (0x80): the card "
+        "or its driver lowers the clocks for heat, or the host's power supply asked for less."
     ),
     "power-limit": FindingSpec.warning(
         "a lower limit than most GPUs of that model have, and than the card's own default."
@@ -52,14 +47,13 @@ FINDINGS = {
 }
 
 # nvml.h, nvmlClocksEventReason*; which of them are harmful: Azure's health checks and NVSentinel's runbook.
-_SOFTWARE_THERMAL, _BRAKE = 0x20, 0x80
+_BRAKE = 0x80
 HARMFUL = {
     0x8: "hardware slowdown",
-    _SOFTWARE_THERMAL: "software thermal slowdown",
+    0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     _BRAKE: "power brake",
 }
-_HEAT = 0x8 | _SOFTWARE_THERMAL | 0x40
 _COOLING_FIX = "The usual cause is its fans or its coolant."
 _POWER_FIX = "The usual cause is the power supplies or cables of that host."
 WATCH_CLOCKS = Watch("nvidia-smi -q -d PERFORMANCE -i {gpu}", "a slowdown or the power brake is still active")
@@ -77,7 +71,7 @@ def heat_or_power(events: int) -> tuple[str, str]:
 
 
 def judge(seen: Seen[Nothing]) -> Iterator[Finding]:
-    yield from card_findings(seen, lambda card: (*lowered(card), *_hot(seen, card)))
+    yield from card_findings(seen, lowered)
     for _, cards in by_model(cards_of(seen)):
         yield from _limited(seen, cards)
 
@@ -88,35 +82,15 @@ def lowered(card: Card) -> Iterator[Fault]:
     harmful = events & sum(HARMFUL)
     if not harmful:
         return
-    is_hardware = harmful != _SOFTWARE_THERMAL
     yield Fault(
-        "slowdown" if is_hardware else "warm",
-        f"{'the hardware' if is_hardware else 'the driver'} limits the clocks of a GPU",
+        "slowdown",
+        "the clocks of a GPU are held down",
         f"{events_text(harmful, events)}{'' if celsius is None else f' at {celsius} C'}; none is expected",
         Action.MONITOR,
         heat_or_power(events)[1],
         {"clock_events": f"{events:#x}", "celsius": celsius},
         watch=WATCH_CLOCKS,
     )
-
-
-def _hot(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:
-    """A temperature from which heat will soon hold down the clocks."""
-    clocks, least = card.health.clocks, seen.number("margin_celsius")
-    celsius, margin = clocks.celsius, clocks.margin_celsius
-    # A slowdown for heat reports it already.
-    if margin is not None and margin <= least and not (clocks.events or 0) & _HEAT:
-        yield Fault(
-            "margin",
-            "a GPU is hot before the job starts",
-            f"{'' if celsius is None else f'{celsius} C without load, '}{abs(margin)} C "
-            f"{'above' if margin < 0 else 'below'} its slowdown temperature; a distance of more than {least:g} C is "
-            "expected",
-            Action.MONITOR,
-            _COOLING_FIX,
-            {"celsius": celsius, "margin_celsius": margin},
-            watch=Watch("nvidia-smi -q -d TEMPERATURE -i {gpu}", "it is still as hot without load"),
-        )
 
 
 def _limited(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
@@ -140,6 +114,4 @@ def _limited(seen: Seen[Nothing], cards: Sequence[Card]) -> Iterator[Finding]:
 
 
 skip = devices.skip
-# gpud's comment on its own limit: 10 C warns before the slowdown begins.
-SETTINGS = {"margin_celsius": 10}
 CHECK: Check[Nothing] = Check(__name__, "GPU005", "gpu-clocks", Stage.GPU, Scope.HOST)

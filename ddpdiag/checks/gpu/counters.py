@@ -49,16 +49,9 @@ FINDINGS = {
         FindingSpec.error("states of the GPU that are present at the end, but not at the beginning."),
     ),
     "nvlink-down": FindingSpec("a link that was up is down at the end."),
-    "nvlink-errors": FindingSpec.warning("replays and recoveries.", same_item=True),
-    "nvlink-crc": FindingSpec("CRC errors; a note up to `crc_per_second`, as the data are resent.", same_item=True),
-    "pcie-replays": FindingSpec("packets that PCIe sent again; a note up to `pcie_replays_per_minute`."),
-    **dict.fromkeys(
-        ("remapped-corrected", "retired"), FindingSpec.warning("rows or pages that had errors, which ECC corrected.")
-    ),
-    **dict.fromkeys(
-        ("slowdown", "warm"),
-        FindingSpec.warning("clocks held down by heat or power at the end, but not at the beginning."),
-    ),
+    "nvlink-errors": FindingSpec.warning("replays and recoveries."),
+    "pcie-replays": FindingSpec.warning("PCIe sent more than `pcie_replays_per_minute` packets again."),
+    "slowdown": FindingSpec.warning("clocks held down by heat or power at the end, but not at the beginning."),
     "unreadable": FindingSpec.not_seen("the second reading failed, although the first one worked."),
 }
 
@@ -175,10 +168,6 @@ def last_seconds(seen: Seen[Look]) -> float:
 
 measure = memory_errors.measure
 Data = Look
-SETTINGS = {
-    # NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
-    "pcie_replays_per_minute": 8,
-    # NVIDIA minds CRC errors from 100 a second on (DCGM, dcgm_gpu_hardware_limits.h).
-    "crc_per_second": 100,
-}
+# NVIDIA's limit for PCIe replays, as DCGM's watch has it (8 a minute).
+SETTINGS = {"pcie_replays_per_minute": 8}
 CHECK: Check[Data] = Check(__name__, "GPU010", "counters", Stage.GPU, Scope.HOST, deadline=memory_errors.CHECK.deadline)

@@ -2,9 +2,8 @@
 
 An uncorrectable error ends the process that meets it ("uncorrectable ECC error encountered", Xid 48, 94, 95), and until
 the GPU is reset the bad row or page stays in use. This check reads every GPU of a host once, for GPU004 to GPU011 too.
-Counters since the last load of the driver (volatile) and ever (aggregate) are kept apart. GPU010 reads them again at
-the end of the run and names the GPU whose counters rose; to compare them over a job, run `nvidia-smi -q -d ECC` before
-and after it.
+Errors count since the last load of the driver. GPU010 reads them again at the end of the run and names the GPU whose
+counters rose.
 
 Findings and what to do:
 
@@ -12,8 +11,8 @@ Causes: wear, heat, a bad card. A field that a model does not have (a consumer c
 
 Fix: reset or reboot as the finding says; replace a GPU whose errors return (RMA).
 
-Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT` on the named host; look at volatile and aggregate
-counts, and at "Pending".
+Confirm by hand: `nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT` on the named host; look at volatile counts and at
+"Pending".
 
 Sources: NVIDIA GPU memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt) and dynamic page retirement
 (docs.nvidia.com/deploy/dynamic-page-retirement); NVML API reference (docs.nvidia.com/deploy/nvml-api).
@@ -41,16 +40,12 @@ from ddpdiag.text import count
 FINDINGS = {
     "uncorrected": FindingSpec.error("uncorrectable errors in DRAM since the driver was loaded. Reset."),
     "sram": FindingSpec.error(
-        "uncorrectable errors in SRAM since the driver was loaded. Reset; above `sram_errors` ever, or NVIDIA's own "
-        "threshold: isolate."
+        "uncorrectable errors in SRAM since the driver was loaded: reset. Above NVIDIA's own threshold: isolate."
     ),
     **dict.fromkeys(
         ("remap-pending", "retirement-pending"), FindingSpec.error("a row or page waits to be replaced. Reset.")
     ),
-    **dict.fromkeys(
-        ("remap-failed", "remaps", "retired-pages"),
-        FindingSpec.error("no spare is left to replace bad rows or pages. Isolate."),
-    ),
+    "remap-failed": FindingSpec.error("no spare row is left to replace a bad one. Isolate."),
     "corrected": FindingSpec.warning("more than `corrected_errors` correctable errors; ECC corrects them. Monitor."),
     "unreadable": FindingSpec.not_seen("a host has GPUs, but their health cannot be read."),
 }
@@ -86,7 +81,7 @@ def _lookers(seen: Seen[Any], host: Host) -> Iterator[int]:
 def judge(seen: Seen[Look]) -> Iterator[Finding]:
     for host, looks in answers_by_host(seen):
         # GPUs that cannot be opened are GPU001's findings.
-        if host.gpus and not any(gpu.error or gpu.is_told for own in looks.values() for gpu in own.gpus):
+        if host.gpus and not any(gpu.error or gpu.is_known for own in looks.values() for gpu in own.gpus):
             error = next((own.error for own in looks.values() if own.error), "not supported")
             yield seen.finding(
                 "unreadable",
@@ -102,17 +97,7 @@ def judge(seen: Seen[Look]) -> Iterator[Finding]:
 
 skip = devices.skip
 Data = Look
-SETTINGS = {
-    # GCM and AWS take any for a failure.
-    "uncorrected_errors": 0,
-    # Azure reports above 20 million, GCM above 50 million.
-    "corrected_errors": 20e6,
-    # stas00's and NVIDIA's rule for a replacement: more than 4 in a lifetime.
-    "sram_errors": 4,
-    # DCGM fails from 512 on.
-    "remapped_rows": 511,
-    # DCGM (dcgm_gpu_hardware_limits.h) fails from 63 on, as NVIDIA's field diagnostic does.
-    "retired_pages": 62,
-}
+# Azure reports above 20 million, GCM above 50 million.
+SETTINGS = {"corrected_errors": 20e6}
 # Some 200 questions to each GPU; a driver that is busy takes up to 0.1 s for one.
 CHECK: Check[Data] = Check(__name__, "GPU003", "memory-errors", Stage.GPU, Scope.HOST, deadline=20.0)

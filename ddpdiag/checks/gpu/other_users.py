@@ -96,10 +96,7 @@ def _is_used(seen: Seen[Nothing], card: Card) -> bool:
     # Of a GPU that is split into slices, the slices themselves take some, and those of others are none of the job's.
     if used is None or used <= seen.number("used_mib") * MIB or card.health.mig:
         return False
-    held = [process.used_bytes for process in card.health.graphics or ()]
-    # Another container's process is in neither list, so graphics must explain most of the memory.
-    is_drawn = bool(held) and (None in held or 2 * sum(size for size in held if size is not None) >= used)
-    return bool(processes) or (used > CONTEXT_BYTES and not is_drawn)
+    return bool(processes) or (used > CONTEXT_BYTES and not card.health.has_graphics)
 
 
 def _in_use(seen: Seen[Nothing], card: Card) -> Iterator[Fault]:

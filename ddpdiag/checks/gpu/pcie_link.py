@@ -2,7 +2,7 @@
 
 A link that trained with fewer lanes than card and slot have copies at a fraction of its speed, to the host's memory
 and, without NVLink, to other GPUs. The width does not change with load. The generation does (an idle
-card lets it fall to 1), so it is evidence and no finding. So are replays, of which only the rate means something.
+card lets it fall to 1), so it is no finding.
 
 Findings and their causes:
 
@@ -58,9 +58,6 @@ def _narrow(card: Card) -> Iterator[Fault]:
         {
             "width": link.width,
             "width_of_card_and_slot": link.width_max,
-            "generation": link.generation,
-            "generation_of_card_and_slot": link.generation_max,
-            "replays": link.replays,
         },
     )
 

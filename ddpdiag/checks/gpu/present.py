@@ -38,7 +38,7 @@ from ddpdiag.checks.registry import by_code
 from ddpdiag.model import Finding, Severity
 from ddpdiag.model.report import NONE
 from ddpdiag.model.trial import Context
-from ddpdiag.probes.gpu.nvml import Enumeration, Gpu, Trouble, enumerate_gpus
+from ddpdiag.probes.gpu.nvml import Enumeration, ListedGpu, Trouble, enumerate_gpus
 from ddpdiag.probes.gpu.visibility import (
     PciFunction,
     has_wsl_gpu,
@@ -99,8 +99,8 @@ class HostGpus(Struct, frozen=True, kw_only=True):
     name: str
     ranks: tuple[int, ...]
     answers: Mapping[int, Data]
-    gpus: tuple[Gpu, ...]
-    lost: tuple[Gpu, ...]
+    gpus: tuple[ListedGpu, ...]
+    lost: tuple[ListedGpu, ...]
     trouble: Trouble | None
     error: str
     functions: tuple[PciFunction, ...] | None

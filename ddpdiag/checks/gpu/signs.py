@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 from ddpdiag.checks.api import Seen
 from ddpdiag.checks.gpu.cards import WATCH_LOG, Action, Fault, Watch
-from ddpdiag.model import Scalar, Severity
+from ddpdiag.model import Scalar
 from ddpdiag.probes.gpu.health import Health
 from ddpdiag.text import count, fold_ranks
 
@@ -16,17 +16,18 @@ Counts = Mapping[int | None, int | None]
 
 
 class Counter(NamedTuple):
-    """A row: the finding's code, what is counted (its noun and its reader), the action, the setting that limits it.
+    """A row: what is counted (its noun and its reader), the action, the codes of the findings for its total and rise.
 
-    Without a limit 0 is expected. With `per_seconds` the limit is of a rise in that time.
+    Without a setting that limits the total, or the rise in a minute, 0 is expected.
     """
 
-    code: str
     noun: str
     of: Callable[[Health], Counts]
     action: Action
-    limit: str = ""
-    per_seconds: float = 0.0
+    total: str = ""
+    most: str = ""
+    rise: str = ""
+    most_per_minute: str = ""
     advice: str = ""
     watch: Watch = WATCH_LOG
 
@@ -40,73 +41,58 @@ class State(NamedTuple):
     action: Action
 
 
-def _of_memory(name: str) -> Callable[[Health], Counts]:
-    return lambda health: {None: getattr(health.memory, name)}
-
-
 def _dram(health: Health) -> Counts:
     """Uncorrectable errors without those of SRAM, which the total includes."""
     total, sram = health.memory.uncorrected, health.memory.sram_uncorrected
     return {None: None if total is None else max(0, total - (sram or 0))}
 
 
-def _link_errors(health: Health) -> Counts:
-    """Replays and recoveries, which hold up traffic."""
-    return {link.number: link.errors for link in health.nvlinks}
-
-
-def _crc(health: Health) -> Counts:
-    return {link.number: link.crc_errors for link in health.nvlinks}
-
-
 _REPLACE = "If the errors return, have the GPU replaced."
-_RESEAT = "Ask the administrator to reseat the card, and to check its riser and slot."
-_KEPT = "The new pages stay in use until then."
-_WATCH_ECC = Watch("nvidia-smi -q -d ECC -i {gpu}", "the number of correctable errors has risen")
-_WATCH_ROWS = Watch("nvidia-smi -q -d ROW_REMAPPER -i {gpu}", "the number of remapped rows has risen")
-_WATCH_PCIE = Watch("nvidia-smi -q -i {gpu} | grep -i replay", "the replays have risen")
-_WATCH_LINKS = Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen")
-
-_DRAM, _SRAM = "uncorrectable DRAM error", "uncorrectable SRAM error"
-_BAD_ROW, _WEAK_ROW = "uncorrectable row remap", "correctable row remap"
-# Sums of replays and recoveries.
-_LINKS = "NVLink error"
-# The first row of a code that applies to a GPU is reported.
-TOTALS = (
-    Counter("GPU003.uncorrected", _DRAM, _dram, Action.RESET, "uncorrected_errors", advice=_REPLACE),
-    Counter("GPU003.sram", f"lifetime {_SRAM}", _of_memory("sram_uncorrected_ever"), Action.ISOLATE, "sram_errors"),
-    Counter("GPU003.sram", _SRAM, _of_memory("sram_uncorrected"), Action.RESET, "uncorrected_errors"),
-    Counter("GPU003.remaps", _BAD_ROW, _of_memory("uncorrectable_remaps"), Action.ISOLATE, "remapped_rows"),
-    Counter("GPU003.retired-pages", "retired page", _of_memory("retired_pages"), Action.ISOLATE, "retired_pages"),
+COUNTERS = (
     Counter(
-        "GPU003.corrected",
+        "uncorrectable DRAM error",
+        _dram,
+        Action.RESET,
+        total="GPU003.uncorrected",
+        rise="GPU010.uncorrected",
+        advice=_REPLACE,
+    ),
+    Counter(
+        "uncorrectable SRAM error",
+        lambda health: {None: health.memory.sram_uncorrected},
+        Action.RESET,
+        total="GPU003.sram",
+        rise="GPU010.sram",
+        advice=_REPLACE,
+    ),
+    Counter(
+        "uncorrectable row remap", lambda health: {None: health.memory.remaps}, Action.RESET, rise="GPU010.remapped"
+    ),
+    Counter(
         "correctable memory error",
-        _of_memory("corrected"),
+        lambda health: {None: health.memory.corrected},
         Action.MONITOR,
-        "corrected_errors",
-        watch=_WATCH_ECC,
+        total="GPU003.corrected",
+        most="corrected_errors",
+        watch=Watch("nvidia-smi -q -d ECC -i {gpu}", "the number of correctable errors has risen"),
     ),
-    Counter("GPU006.errors", _LINKS, _link_errors, Action.MONITOR, "link_errors", watch=_WATCH_LINKS),
-)
-RISES = (
-    Counter("GPU010.uncorrected", _DRAM, _dram, Action.RESET, advice=_REPLACE),
-    Counter("GPU010.sram", _SRAM, _of_memory("sram_uncorrected"), Action.RESET, advice=_REPLACE),
-    Counter("GPU010.remapped", _BAD_ROW, _of_memory("uncorrectable_remaps"), Action.RESET),
+    # Sums of replays and recoveries.
     Counter(
-        "GPU010.remapped-corrected", _WEAK_ROW, _of_memory("correctable_remaps"), Action.MONITOR, watch=_WATCH_ROWS
+        "NVLink error",
+        lambda health: {link.number: link.errors for link in health.nvlinks},
+        Action.MONITOR,
+        total="GPU006.errors",
+        rise="GPU010.nvlink-errors",
+        watch=Watch("nvidia-smi nvlink -e -i {gpu}", "its error counters have risen"),
     ),
-    Counter("GPU010.retired", "retired page", _of_memory("retired_pages"), Action.RESET, advice=_KEPT),
-    Counter("GPU010.nvlink-errors", _LINKS, _link_errors, Action.MONITOR, watch=_WATCH_LINKS),
-    Counter("GPU010.nvlink-crc", "CRC error", _crc, Action.MONITOR, "crc_per_second", 1.0, watch=_WATCH_LINKS),
     Counter(
-        "GPU010.pcie-replays",
         "PCIe replay",
         lambda health: {None: health.pcie.replays},
         Action.MONITOR,
-        "pcie_replays_per_minute",
-        60.0,
-        _RESEAT,
-        _WATCH_PCIE,
+        rise="GPU010.pcie-replays",
+        most_per_minute="pcie_replays_per_minute",
+        advice="Ask the administrator to reseat the card, and to check its riser and slot.",
+        watch=Watch("nvidia-smi -q -i {gpu} | grep -i replay", "the replays have risen"),
     ),
 )
 STATES = (
@@ -147,46 +133,40 @@ def states(health: Health) -> Iterator[Fault]:
 
 def totals(seen: Seen[D], health: Health) -> Iterator[Fault]:
     """The counters of this check that are above their limits."""
-    for row in TOTALS:
-        if row.code.partition(".")[0] == seen.check.code:
-            most = seen.number(row.limit)
+    for row in COUNTERS:
+        if row.total.startswith(seen.check.code):
+            most = seen.number(row.most) if row.most else 0.0
             if above := {key: number for key, number in row.of(health).items() if (number or 0) > most}:
                 total = sum(number or 0 for number in above.values())
                 expected = f"at most {most:,.0f}" if most else "0"
                 said = f"{count(total, row.noun)}{_links_text(above)}; {expected} expected"
-                yield _fault(row, f"a GPU has {row.noun}s", said, {"value": total, "limit": most, **_links(above)})
+                evidence = {"value": total, "limit": most, **_links(above)}
+                yield _fault(row, row.total, f"a GPU has {row.noun}s", said, evidence)
 
 
 def rises(seen: Seen[D], before: Health, after: Health, seconds: float | None) -> Iterator[Fault]:
     """The counters that rose in these seconds (None: not known); one that fell was set to zero by a reset."""
     span = "" if seconds is None else f" within {seconds:.1f} s"
-    for row in RISES:
+    for row in COUNTERS:
         old, new = row.of(before), row.of(after)
         risen = {key: (end or 0) - (old[key] or 0) for key, end in new.items() if _has_risen(old.get(key), end)}
-        if not risen:
+        per_minute = seen.number(row.most_per_minute) if row.most_per_minute else 0.0
+        # Of a shorter run the whole limit counts, since a single event has no rate.
+        if not row.rise or sum(risen.values()) <= per_minute * max((seconds or 0.0) / 60, 1.0):
             continue
         begin, end = (sum(counts[key] or 0 for key in risen) for counts in (old, new))
-        expected, severity = "no rise", None
-        if row.limit:
-            most = seen.number(row.limit)
-            expected = f"at most {most:g} {'a minute' if row.per_seconds > 1 else 'a second'}"
-            # Of a shorter run the whole limit counts, since a single event has no rate.
-            allowed = most * max((seconds or 0.0) / row.per_seconds, 1.0)
-            severity = Severity.WARNING if max(risen.values()) > allowed else Severity.NOTE
+        expected = f"at most {per_minute:g} a minute" if per_minute else "no rise"
         said = f"{row.noun}s{_links_text(risen)} rose from {begin} to {end}{span}; {expected} expected"
         evidence = {"before": begin, "after": end, "seconds": seconds, **_links(risen)}
-        yield _fault(row, f"a GPU had {row.noun}s during the run", said, evidence, severity)
+        yield _fault(row, row.rise, f"a GPU had {row.noun}s during the run", said, evidence)
 
 
 def _has_risen(before: int | None, after: int | None) -> bool:
     return before is not None and after is not None and after > before
 
 
-def _fault(
-    row: Counter, title: str, said: str, evidence: Mapping[str, Scalar | list[Scalar]], severity: Severity | None = None
-) -> Fault:
-    word = row.code.partition(".")[2]
-    return Fault(word, title, said, row.action, row.advice, evidence, severity, row.watch)
+def _fault(row: Counter, code: str, title: str, said: str, evidence: Mapping[str, Scalar | list[Scalar]]) -> Fault:
+    return Fault(code.partition(".")[2], title, said, row.action, row.advice, evidence, watch=row.watch)
 
 
 def _links(counts: Counts) -> dict[str, Scalar | list[Scalar]]:

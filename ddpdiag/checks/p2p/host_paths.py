@@ -16,7 +16,8 @@ from ddpdiag.checks.launch import versions
 from ddpdiag.checks.matrix import Link
 from ddpdiag.nccl_rings import p2p_level
 from ddpdiag.probes.gpu.iommu import Bridge, Surroundings
-from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, PathGpu, Paths
+from ddpdiag.probes.gpu.nvml import Gpu
+from ddpdiag.probes.gpu.paths import P2P, GpuPath, Level, Paths
 
 
 class Data(Struct, frozen=True, kw_only=True):
@@ -29,8 +30,8 @@ class Data(Struct, frozen=True, kw_only=True):
 class Pair(NamedTuple):
     """Two GPUs of a host, and the paths between them (None: not asked, since no rank is shown both)."""
 
-    one: PathGpu
-    other: PathGpu
+    one: Gpu
+    other: Gpu
     there: GpuPath | None
     back: GpuPath | None
 
@@ -103,7 +104,7 @@ class HostPaths(Struct, frozen=True, kw_only=True):
     """
 
     host: Host
-    gpus: tuple[PathGpu, ...]
+    gpus: tuple[Gpu, ...]
     pairs: tuple[Pair, ...]
     around: Surroundings
     errors: tuple[str, ...] = ()
@@ -179,7 +180,7 @@ def _host_paths(host: Host, answers: Sequence[Data], ours: set[str] | None, nccl
     )
 
 
-def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
+def _numbered(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Each GPU once, in bus order. Ranks with GPUs of their own all count from 0: then the order is the number."""
     own = sorted({_key(gpu): gpu for gpu in gpus}.values(), key=lambda gpu: (gpu.pci or "", gpu.index))
     if len({gpu.index for gpu in own}) == len(own):
@@ -187,17 +188,17 @@ def _numbered(gpus: Iterable[PathGpu]) -> tuple[PathGpu, ...]:
     return tuple(structs.replace(gpu, index=number) for number, gpu in enumerate(own))
 
 
-def _key(gpu: PathGpu) -> str:
+def _key(gpu: Gpu) -> str:
     return gpu.uuid or gpu.pci or f"index {gpu.index}"
 
 
-def label(gpu: PathGpu) -> str:
+def label(gpu: Gpu) -> str:
     """Such as "GPU 5 (GPU-3f1c..., PCI 0000:65:00.0)"."""
     known = ", ".join(filter(None, [gpu.uuid, f"PCI {gpu.pci}" if gpu.pci else None]))
     return f"GPU {gpu.index}{f' ({known})' if known else ''}"
 
 
-def gpus_of(pairs: Iterable[Pair]) -> tuple[PathGpu, ...]:
+def gpus_of(pairs: Iterable[Pair]) -> tuple[Gpu, ...]:
     """The GPUs of some pairs, each once, by number."""
     return tuple(
         sorted({gpu.index: gpu for pair in pairs for gpu in (pair.one, pair.other)}.values(), key=lambda gpu: gpu.index)

@@ -10,75 +10,57 @@ from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import and_
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.model.measurements import GpuLoad
 from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import Fabric, NvLink, PcieLink, fabric, nvlinks, pcie_link
-from ddpdiag.probes.gpu.nvml import Broken, Device, NvmlError, memory, opened_nvml, supported
+from ddpdiag.probes.gpu.nvml import Broken, Device, Gpu, NvmlError, memory, opened_gpus, opened_nvml, supported
 
-# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t, nvmlPageRetirementCause_t.
+# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t; NVML_TEMPERATURE_GPU, NVML_CLOCK_SM.
 _CORRECTED, _UNCORRECTED = 0, 1
-_VOLATILE, _AGGREGATE = 0, 1
+_VOLATILE = 0
 _SRAM = 7
-_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR = 0, 1
-_SRAM_MEMBERS = (
-    "volatileUncParity",
-    "volatileUncSecDed",
-    "aggregateUncParity",
-    "aggregateUncSecDed",
-    "bThresholdExceeded",
-)
+_SRAM_MEMBERS = ("volatileUncParity", "volatileUncSecDed", "bThresholdExceeded")
+_GPU_SENSOR = 0
+_SM_CLOCK = 1
+# An older one may give the field's number another meaning.
+_RECOVERY_DRIVER = 570
 
 
 class MemoryErrors(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU's memory errors; None is what it does not say.
 
-    Volatile counters start at the last load of the driver (or reset of the GPU), aggregate ones at its first. Those
-    without `sram` in the name count all memory, SRAM included. Cards before Ampere retire pages, later ones remap rows;
-    what is pending waits for a reset. `uncorrectable_remaps` and `correctable_remaps` count rows by their cause.
+    Errors count since the last load of the driver (or reset of the GPU); `uncorrected` includes those of SRAM. Cards
+    before Ampere retire pages, later ones remap rows; what is pending waits for a reset. `remaps` counts rows that were
+    remapped for uncorrectable errors.
     """
 
-    ecc: bool | None = None
     corrected: int | None = None
     uncorrected: int | None = None
     sram_uncorrected: int | None = None
-    sram_uncorrected_ever: int | None = None
     sram_threshold_exceeded: bool | None = None
-    retired_pages: int | None = None
     retirement_pending: bool | None = None
-    correctable_remaps: int | None = None
-    uncorrectable_remaps: int | None = None
+    remaps: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
 
 
 def memory_errors(device: Device) -> MemoryErrors:
     """All that the GPU says of them."""
-    mode = device.numbers("nvmlDeviceGetEccMode") or (None,)
     rows = device.numbers("nvmlDeviceGetRemappedRows") or (None, None, None, None)
-    pages = [device.numbers("nvmlDeviceGetRetiredPages", cause) for cause in (_SINGLE_BIT_ERRORS, _DOUBLE_BIT_ERROR)]
-    retired = [len(own) for own in pages if own is not None]
     status = device.members("nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t", _SRAM_MEMBERS)
-    recent, ever, exceeded = None, None, None
     if status:
-        recent = status["volatileUncParity"] + status["volatileUncSecDed"]
-        ever = status["aggregateUncParity"] + status["aggregateUncSecDed"]
-        exceeded = bool(status["bThresholdExceeded"])
-    else:  # drivers before 550 know the counts by location only, and no limit
-        recent = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _SRAM)
-        ever = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _AGGREGATE, _SRAM)
+        sram: int | None = status["volatileUncParity"] + status["volatileUncSecDed"]
+    else:  # drivers before 550 know the count by location only, and no limit
+        sram = device.number("nvmlDeviceGetMemoryErrorCounter", _UNCORRECTED, _VOLATILE, _SRAM)
     return MemoryErrors(
-        ecc=_flag(mode[0]),
         corrected=device.number("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
         uncorrected=device.number("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
-        sram_uncorrected=recent,
-        sram_uncorrected_ever=ever,
-        sram_threshold_exceeded=exceeded,
-        retired_pages=sum(retired) if retired else None,
-        retirement_pending=device.flag("nvmlDeviceGetRetiredPagesPendingStatus"),
-        correctable_remaps=rows[0],
-        uncorrectable_remaps=rows[1],
+        sram_uncorrected=sram,
+        sram_threshold_exceeded=_flag(status.get("bThresholdExceeded")),
+        retirement_pending=_flag(device.number("nvmlDeviceGetRetiredPagesPendingStatus")),
+        remaps=rows[1],
         remap_pending=_flag(rows[2]),
         remap_failed=_flag(rows[3]),
     )
@@ -86,14 +68,6 @@ def memory_errors(device: Device) -> MemoryErrors:
 
 def _flag(number: int | None) -> bool | None:
     return None if number is None else bool(number)
-
-
-# nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM.
-_GPU_SENSOR = 0
-_SLOWDOWN = 1
-_SM_CLOCK = 1
-# An older one may give the field's number another meaning.
-_RECOVERY_DRIVER = 570
 
 
 # A process that uses CUDA takes more, for its context alone.
@@ -120,32 +94,24 @@ class GpuUsers(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Clocks(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Causes of lowered clocks, present and possible: temperatures in degrees Celsius, limits in watts.
+    """Causes of lowered clocks: the temperature in degrees Celsius, and power limits in watts.
 
-    `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed;
-    `margin_celsius` is what is left to the slowdown, negative above it.
+    `events` holds the bits of nvmlClocksEventReasons that three looks within the measurement all showed.
     """
 
     events: int | None = None
     celsius: int | None = None
-    margin_celsius: int | None = None
     power_limit_watts: float | None = None
     default_power_limit_watts: float | None = None
 
 
-class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open.
+class Health(Gpu, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU with all that its checks judge.
 
     `compute_mode` and `recovery_action` are numbers of nvml.h. `memory_used_bytes` leaves out what the driver reserves.
-    `processes` use CUDA, `graphics` draw (a display server, a browser); some do both.
+    `processes` use CUDA; `has_graphics`: others draw on it (a display server, a browser).
     """
 
-    index: int
-    uuid: str | None = None
-    pci: str | None = None
-    name: str | None = None
-    vbios: str | None = None
-    error: str | None = None
     broken: Broken | None = None
     memory: MemoryErrors = MemoryErrors()
     pcie: PcieLink = PcieLink()
@@ -157,12 +123,12 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
     compute_mode: int | None = None
     memory_used_bytes: int | None = None
     processes: tuple[Process, ...] | None = None
-    graphics: tuple[Process, ...] | None = None
+    has_graphics: bool = False
 
     @property
-    def is_told(self) -> bool:
+    def is_known(self) -> bool:
         """Whether NVML answered anything beyond the GPU's identity."""
-        return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name, vbios=self.vbios)
+        return self != Health(index=self.index, uuid=self.uuid, pci=self.pci, name=self.name)
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -185,56 +151,38 @@ def look(step: Callable[[str], None]) -> Look:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
             driver = supported(pynvml.nvmlSystemGetDriverVersion)
-            count = pynvml.nvmlDeviceGetCount()
-            return Look(driver=driver, gpus=tuple(_health(index, driver, step) for index in range(count)))
+            gpus = tuple(_health(gpu, device, driver) for gpu, device in opened_gpus(pynvml, step))
+            return Look(driver=driver, gpus=gpus)
     except NvmlError as error:
         return Look(error=str(error))
 
 
-def _health(index: int, driver: str | None, step: Callable[[str], None]) -> Health:
-    import pynvml
-
-    step(f"{NVML_STEP}: GPU {index}")
-    try:
-        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError as error:
-        return Health(index=index, error=str(error))
-    pci = device.pci()
-    step(f"GPU {index} (PCI {pci})")
+def _health(gpu: Gpu, device: Device | None, driver: str | None) -> Health:
+    if device is None:
+        return Health(**structs.asdict(gpu))
     # Three looks with questions between them: a reason that all of them show is no flicker.
     events = [clock_events(device)]
     links = nvlinks(device, newer=tells_recovery(driver))
     events.append(clock_events(device))
-    used = device.of(memory)
-    mig = device.numbers("nvmlDeviceGetMigMode")
-    processes, graphics = _processes(device, "Compute"), _processes(device, "Graphics")
+    used, found = device.of(memory), device.processes("Compute")
     errors = memory_errors(device)
     events.append(clock_events(device))
     return Health(
-        index=index,
-        uuid=device.text("nvmlDeviceGetUUID"),
-        pci=pci,
-        name=device.text("nvmlDeviceGetName"),
-        vbios=device.text("nvmlDeviceGetVbiosVersion"),
+        **structs.asdict(gpu),
         memory=errors,
         pcie=pcie_link(device),
         clocks=_clocks(device, events),
         nvlinks=links,
         fabric=fabric(device),
         recovery_action=device.fields("DEV_GET_GPU_RECOVERY_ACTION")[0] if tells_recovery(driver) else None,
-        mig=None if mig is None else bool(mig[0]),
+        mig=device.mig(),
         compute_mode=device.number("nvmlDeviceGetComputeMode"),
         memory_used_bytes=None if used is None else used[1],
-        processes=processes,
-        graphics=graphics,
+        processes=None if found is None else tuple(Process(*process) for process in found),
+        has_graphics=bool(device.processes("Graphics")),
         # Last, because the answer to any question may show it.
         broken=device.broken,
     )
-
-
-def _processes(device: Device, kind: str) -> tuple[Process, ...] | None:
-    found = device.processes(kind)
-    return None if found is None else tuple(Process(*process) for process in found)
 
 
 def gpu_users(uuid: str) -> GpuUsers:
@@ -258,16 +206,10 @@ def tells_recovery(driver: str | None) -> bool:
 
 
 def _clocks(device: Device, looks: Sequence[int | None]) -> Clocks:
-    celsius = device.number("nvmlDeviceGetTemperature", _GPU_SENSOR)
-    margin = device.number("nvmlDeviceGetMarginTemperature")
-    if margin is None:
-        slowdown = device.number("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
-        margin = slowdown - celsius if slowdown and celsius is not None else None
     known = [bits for bits in looks if bits is not None]
     return Clocks(
         events=reduce(and_, known) if known else None,
-        celsius=celsius,
-        margin_celsius=margin,
+        celsius=device.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
         power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementLimit")),
         default_power_limit_watts=_watts(device.number("nvmlDeviceGetPowerManagementDefaultLimit")),
     )

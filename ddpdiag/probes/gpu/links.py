@@ -4,14 +4,14 @@ Rates are what NCCL's own model counts in one direction (topo.h and topo.cc of N
 the GPU, PCIe by generation and width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml
 
 # nvml.h: NVML_NVLINK_ERROR_DL_*, and the field that took over from each where a driver no longer gives it.
-_REPLAY, _RECOVERY, _CRC_FLIT, _CRC_DATA = 0, 1, 2, 3
+_ERRORS = {0: "DEV_NVLINK_ERROR_DL_REPLAY", 1: "DEV_NVLINK_ERROR_DL_RECOVERY"}
 _MEGABYTE = 1e6
 # nvml.h, nvmlIntNvLinkDeviceType_t: what is at the other end of a link.
 TO_GPU, TO_SWITCH, TO_UNKNOWN = 0, 2, 255
@@ -21,15 +21,14 @@ JOINED = 3
 
 
 class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The link as it runs now, and the most that card and slot can do together.
+    """The link's width now, and the most that card and slot can do together.
 
-    A card that is idle lets its generation fall, never its width. `replays` counts what was sent again since the driver
-    was loaded.
+    A card that is idle lets its generation fall, so the present one is not read. `replays` counts packets that were
+    sent again since the driver was loaded.
     """
 
     width: int | None = None
     width_max: int | None = None
-    generation: int | None = None
     generation_max: int | None = None
     replays: int | None = None
 
@@ -37,15 +36,14 @@ class PcieLink(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class NvLink(Struct, frozen=True, kw_only=True, array_like=True):
     """One NVLink: whether it is up, its speed in one direction, and errors since the driver was loaded.
 
-    `errors` are replays and recoveries, which hold up traffic; what CRC found was sent again. Recorded as a list, in
-    this order, since a host has up to 144 of them: new fields come last.
+    `errors` are replays and recoveries, which hold up traffic. Recorded as a list, in this order, since a host has up
+    to 144 of them: new fields come last.
     """
 
     number: int
     up: bool
     bytes_per_s: float | None = None
     errors: int | None = None
-    crc_errors: int | None = None
 
 
 class Fabric(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,7 +82,6 @@ def pcie_link(device: Device) -> PcieLink:
     return PcieLink(
         width=device.number("nvmlDeviceGetCurrPcieLinkWidth"),
         width_max=device.number("nvmlDeviceGetMaxPcieLinkWidth"),
-        generation=device.number("nvmlDeviceGetCurrPcieLinkGeneration"),
         generation_max=device.number("nvmlDeviceGetMaxPcieLinkGeneration"),
         replays=device.number("nvmlDeviceGetPcieReplayCounter"),
     )
@@ -109,37 +106,29 @@ def nvlinks(device: Device, *, newer: bool) -> tuple[NvLink, ...]:
     """The links whose state NVML reports; none without NVLink. `newer`: the driver knows Blackwell's fields."""
     states = link_states(device)
     known = list(states)
-    errors = [
-        _errors(device, known, (_REPLAY,), "DEV_NVLINK_ERROR_DL_REPLAY"),
-        _errors(device, known, (_RECOVERY,), "DEV_NVLINK_ERROR_DL_RECOVERY"),
-    ]
+    counts = {number: [_errors(device, number, counter) for counter in _ERRORS] for number in known}
     if newer:
         # Blackwell counts them here only, whatever it answers to the older questions.
-        events = device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known)
-        errors.append(dict(zip(known, events, strict=True)))
-    crc = _errors(device, known, (_CRC_FLIT, _CRC_DATA), "DEV_NVLINK_ERROR_DL_CRC")
+        for number, events in zip(known, device.fields("DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS", known), strict=True):
+            counts[number].append(events)
     return tuple(
         NvLink(
             number=number,
             up=states[number],
             bytes_per_s=None if speed is None else speed * _MEGABYTE,
-            errors=_sum(*(counts[number] for counts in errors)),
-            crc_errors=crc[number],
+            errors=_sum(counts[number]),
         )
         for number, speed in zip(known, device.fields("DEV_NVLINK_GET_SPEED", known), strict=True)
     )
 
 
-def _errors(device: Device, links: list[int], counters: tuple[int, ...], field: str) -> Mapping[int, int | None]:
-    """The sum of these counters for each link, or the field where the GPU has no such counters."""
-    sums: dict[int, int | None] = {}
-    for link in links:
-        sums[link] = _sum(*(device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter) for counter in counters))
-    missing = [link for link, count in sums.items() if count is None]
-    return sums | dict(zip(missing, device.fields(field, missing), strict=True))
+def _errors(device: Device, link: int, counter: int) -> int | None:
+    """The counter of a link, or the field where the GPU has no such counter."""
+    count = device.number("nvmlDeviceGetNvLinkErrorCounter", link, counter)
+    return device.fields(_ERRORS[counter], [link])[0] if count is None else count
 
 
-def _sum(*counts: int | None) -> int | None:
+def _sum(counts: Iterable[int | None]) -> int | None:
     """The sum of the known counts, None without any."""
     known = [count for count in counts if count is not None]
     return sum(known) if known else None

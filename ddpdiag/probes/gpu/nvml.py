@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ddpdiag.model.trial import NVML_STEP
 
@@ -39,25 +39,30 @@ class Trouble(Enum):
     OTHER = "other"
 
 
-class Gpu(Struct, frozen=True, kw_only=True):
-    """A GPU; a field that it does not support is None.
+class Gpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The identity of a GPU; a field that it does not support is None.
 
     `pci` is written as sysfs does (0000:1b:00.0); `error` is NVML's text for a GPU that it could not open.
     """
 
     index: int
-    name: str | None = None
     uuid: str | None = None
     pci: str | None = None
+    name: str | None = None
+    error: str | None = None
+
+
+class ListedGpu(Gpu, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU with the bytes of its memory, and whether it is split into slices (MIG)."""
+
     memory_bytes: int | None = None
     mig: bool | None = None
-    error: str | None = None
 
 
 class Enumeration(Struct, frozen=True, kw_only=True):
     """All GPUs that NVML opens for this process, or `trouble` and NVML's own text in `error`."""
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[ListedGpu, ...] = ()
     driver: str | None = None
     trouble: Trouble | None = None
     error: str = ""
@@ -86,7 +91,7 @@ def enumerate_gpus(step: Callable[[str], None]) -> Enumeration:
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
-            gpus = tuple(_gpu(index, step) for index in range(pynvml.nvmlDeviceGetCount()))
+            gpus = tuple(_listed(gpu, device) for gpu, device in opened_gpus(pynvml, step))
             step("driver version")
             return Enumeration(gpus=gpus, driver=supported(pynvml.nvmlSystemGetDriverVersion))
     except NvmlError as error:
@@ -123,23 +128,26 @@ def _trouble(error: BaseException | None) -> Trouble:
             return Trouble.OTHER
 
 
-def _gpu(index: int, step: Callable[[str], None]) -> Gpu:
-    import pynvml
+def opened_gpus(pynvml: ModuleType, step: Callable[[str], None]) -> Iterator[tuple[Gpu, "Device | None"]]:
+    """Open every GPU; without a device where NVML could not. `step` receives which one is opened, should it hang."""
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        step(f"{NVML_STEP}: GPU {index}")
+        try:
+            device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError as error:
+            yield Gpu(index=index, error=str(error)), None
+            continue
+        pci = device.pci()
+        step(f"GPU {index} (PCI {pci})")
+        uuid, name = device.text("nvmlDeviceGetUUID"), device.text("nvmlDeviceGetName")
+        yield Gpu(index=index, uuid=uuid, pci=pci, name=name), device
 
-    step(f"{NVML_STEP}: GPU {index}")
-    try:
-        device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError as error:
-        return Gpu(index=index, error=str(error))
-    seen, mode = device.of(memory), device.numbers("nvmlDeviceGetMigMode")
-    return Gpu(
-        index=index,
-        name=device.text("nvmlDeviceGetName"),
-        uuid=device.text("nvmlDeviceGetUUID"),
-        pci=device.pci(),
-        memory_bytes=None if seen is None else seen[0],
-        mig=None if mode is None else bool(mode[0]),
-    )
+
+def _listed(gpu: Gpu, device: "Device | None") -> ListedGpu:
+    if device is None:
+        return ListedGpu(**structs.asdict(gpu))
+    size, mig = device.of(memory), device.mig()
+    return ListedGpu(**structs.asdict(gpu), memory_bytes=None if size is None else size[0], mig=mig)
 
 
 def memory(handle: object) -> tuple[int, int]:
@@ -210,10 +218,10 @@ class Device:
         """Its address, as sysfs writes it."""
         return self.of(lambda handle: sysfs_address(str(self._nvml.nvmlDeviceGetPciInfo(handle).busId)))
 
-    def flag(self, function: str) -> bool | None:
-        """The one number, as yes or no."""
-        answer = self.number(function)
-        return None if answer is None else bool(answer)
+    def mig(self) -> bool | None:
+        """Whether it is split into slices (MIG)."""
+        mode = self.numbers("nvmlDeviceGetMigMode")
+        return None if mode is None else bool(mode[0])
 
     def text(self, function: str) -> str | None:
         """The text that the function gives."""
@@ -312,12 +320,14 @@ def _use(index: int) -> GpuUse:
     handle = supported(lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
     if handle is None:
         return GpuUse(index=index)
+    device = Device(handle)
+    used, milliwatts = device.of(memory), device.number("nvmlDeviceGetPowerUsage")
     return GpuUse(
         index=index,
         busy_share=supported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
-        memory_bytes=supported(lambda: memory(handle)[1]),
-        power_watts=supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
-        pids=tuple(supported(lambda: [own.pid for own in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]) or ()),
+        memory_bytes=None if used is None else used[1],
+        power_watts=None if milliwatts is None else milliwatts / 1e3,
+        pids=tuple(pid for pid, _ in device.processes("Compute") or ()),
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from ddpdiag.model.bench import Peer
 from ddpdiag.model.trial import NVML_STEP
 from ddpdiag.probes.gpu.links import TO_GPU, TO_SWITCH, TO_UNKNOWN, link_end, link_states
-from ddpdiag.probes.gpu.nvml import Device, NvmlError, opened_nvml, sysfs_address
+from ddpdiag.probes.gpu.nvml import Device, Gpu, NvmlError, opened_gpus, opened_nvml, sysfs_address
 
 # nvml.h, nvmlGpuP2PCapsIndex_t (pynvml's own NVML_P2P_CAPS_INDEX_READ is a tuple).
 _READ, _WRITE, _NVLINK = 0, 1, 2
@@ -52,16 +52,6 @@ class P2P(IntEnum):
         return cls.UNKNOWN  # a number of a newer driver
 
 
-class PathGpu(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU. `pci` is written as sysfs does; `error` is NVML's text for a GPU that it could not open."""
-
-    index: int
-    uuid: str | None = None
-    pci: str | None = None
-    name: str | None = None
-    error: str | None = None
-
-
 class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
     """From one GPU to another, both by NVML's index: numbers of `Level` and `P2P`.
 
@@ -81,7 +71,7 @@ class GpuPath(Struct, frozen=True, kw_only=True, array_like=True):
 class Paths(Struct, frozen=True, kw_only=True):
     """The GPUs and the paths between them, both directions of each; or in `error` why there are none."""
 
-    gpus: tuple[PathGpu, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     paths: tuple[GpuPath, ...] = ()
     error: str | None = None
 
@@ -97,22 +87,12 @@ class _Links(Struct, frozen=True, kw_only=True):
 
 def gpu_paths(step: Callable[[str], None]) -> Paths:
     """Ask NVML for every pair of GPUs that it shows; `step` receives which GPU is asked, should it not answer."""
-    gpus: list[PathGpu] = []
-    devices: list[tuple[PathGpu, Device]] = []
     try:
         step(NVML_STEP)
         with opened_nvml() as pynvml:
-            for index in range(pynvml.nvmlDeviceGetCount()):
-                step(f"{NVML_STEP}: GPU {index}")
-                try:
-                    device = Device(pynvml.nvmlDeviceGetHandleByIndex(index))
-                except pynvml.NVMLError as error:
-                    gpus.append(PathGpu(index=index, error=str(error)))
-                    continue
-                uuid, name = device.text("nvmlDeviceGetUUID"), device.text("nvmlDeviceGetName")
-                gpus.append(PathGpu(index=index, uuid=uuid, pci=device.pci(), name=name))
-                devices.append((gpus[-1], device))
-            return Paths(gpus=tuple(gpus), paths=tuple(_paths(devices, step)))
+            opened = list(opened_gpus(pynvml, step))
+            devices = [(gpu, device) for gpu, device in opened if device is not None]
+            return Paths(gpus=tuple(gpu for gpu, _ in opened), paths=tuple(_paths(devices, step)))
     except NvmlError as error:
         return Paths(error=str(error))
 
@@ -139,7 +119,7 @@ def peers_of(uuid: str, others: Sequence[str]) -> dict[str, Peer]:
     return peers
 
 
-def _paths(devices: Sequence[tuple[PathGpu, Device]], step: Callable[[str], None]) -> Iterator[GpuPath]:
+def _paths(devices: Sequence[tuple[Gpu, Device]], step: Callable[[str], None]) -> Iterator[GpuPath]:
     peers = frozenset(gpu.pci for gpu, _ in devices if gpu.pci)
     links = {}
     for gpu, device in devices:
