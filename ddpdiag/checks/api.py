@@ -280,7 +280,6 @@ class Seen(Generic[D]):
         fix: str = "",
         env: Mapping[str, str | None] | None = None,
         of_the_run: bool = False,
-        guess: str = "",
         known: KnownError | None = None,
     ) -> Finding:
         """A finding of this check, `CODE.word`, as declared; `hosts` are those of the ranks unless given.
@@ -300,7 +299,6 @@ class Seen(Generic[D]):
             fix=fix,
             env=dict(env or {}),
             of_the_run=of_the_run,
-            guess=guess,
         )
         return finding if known is None else known.explain(finding)
 

@@ -79,13 +79,9 @@ class Section(Struct, frozen=True, kw_only=True):
 
 
 class Workarounds(NamedTuple):
-    """Variables without which the job's backend fails, if any.
-
-    `fix` is a sentence that says to set them, for findings whose own fix is a guess.
-    """
+    """Variables without which the job's backend fails, if any."""
 
     variables: Mapping[str, str | None] = {}
-    fix: str = ""
 
 
 def workarounds_text(env: Mapping[str, str | None]) -> str:

@@ -65,7 +65,6 @@ class KnownError(Struct, frozen=True, kw_only=True):
             title=f"{finding.title}: {self.title}",
             message=f"{finding.message} {self.more}".strip(),
             fix=self.fix,
-            guess="",
             evidence=self.evidence | finding.evidence,
         )
 

@@ -235,7 +235,6 @@ def judge(
         *_HOSTS,
         "write_workaround",
         "prometheus",
-        "need_hosts",
         "strict",
         *_SHOWN,
     ],

@@ -159,7 +159,6 @@ def _options(launch: Launch, args: LaunchArgs, asked: CheckOptions, outputs: Out
         # Rank 0 plans and judges: these files need not be on other hosts.
         topology=read_topology(asked.topology) if asked.topology is not None and leads else {},
         baseline=read_baseline(asked.baseline) if asked.baseline is not None and leads else None,
-        need_hosts=outputs.need_hosts,
         settings=dict(asked.set_),
     )
 

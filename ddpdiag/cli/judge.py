@@ -18,7 +18,7 @@ from ddpdiag.judgement.reading import read_run
 from ddpdiag.model import Recording, Report
 
 # They need a judgement, or what a judgement is made from: a report has neither.
-_OF_RECORDINGS = ("record", "write_workaround", "need_hosts", "strict")
+_OF_RECORDINGS = ("record", "write_workaround", "strict")
 
 
 def run(files: Sequence[str], outputs: Outputs) -> int:
@@ -42,13 +42,10 @@ def _show(report: Report, path: str, outputs: Outputs) -> int:
 
 def _judge(recording: Recording, outputs: Outputs) -> int:
     asked = recording.header.options
-    if outputs.need_hosts is not None and (asked.bench is not None or asked.train is not None):
-        raise UsageError("--need-hosts: this recording is of a benchmark, and its verdict is about all hosts")
     options = structs.replace(
         asked,
         strict=asked.strict or outputs.strict,
         uses_workarounds=asked.uses_workarounds or outputs.write_workaround is not None,
-        need_hosts=asked.need_hosts if outputs.need_hosts is None else outputs.need_hosts,
     )
     recording = structs.replace(recording, header=structs.replace(recording.header, options=options))
     report = judge(recording, all_checks())

@@ -81,9 +81,6 @@ class Outputs(DisplayOptions):
     prometheus: str | None = written(
         rendered("ddpdiag.render.prometheus", features=True), "Prometheus metrics (text format).", advanced=True
     )
-    need_hosts: int | None = option(
-        None, "FIT if N hosts are healthy, even if others fail.", metavar="N", panel=VERDICT, min=1
-    )
     strict: bool = option(False, "Warnings count as errors: exit code 1, their hosts fail.", panel=VERDICT)
     details: bool = option(False, "Show all checks, and lists in full.", panel=OUT)
 

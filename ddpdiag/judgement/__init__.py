@@ -25,8 +25,6 @@ from ddpdiag.model.options import Snapshot
 from ddpdiag.model.report import INVENTORY, UNKNOWN, HostKind
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
-# Kinds of Outcome.timings that are no measurement.
-_SPENT = ("context", "group", "gate")
 
 
 def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
@@ -37,10 +35,10 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
     judged = judgements.checks
     lines = lines_of(run.recording, judged)
     doubt = doubt_of(world, run.recording, judged, lines.stages)
-    hosts, on_hosts = sort_hosts(world, run.recording, judged, doubt)
+    hosts = sort_hosts(world, run.recording, judged, doubt)
     workarounds = judgements.workarounds
     needed = workarounds.variables if world.options.uses_workarounds else {}
-    conclusion = conclude(world, run, judged, doubt, hosts, needed)
+    conclusion = conclude(world, run.recording, judged, doubt, needed)
     rows = _rank_rows(world, judged)
     sections = [own.added.section for own in judged if own.added.section is not None]
     header, end = run.recording.header, run.recording.end
@@ -58,8 +56,8 @@ def judge(recording: Recording, checks: Sequence[Check[Any]]) -> Report:
         stages=lines.stages,
         checks=lines.checks,
         findings=tuple(sorted((f for own in judged for f in own.findings), key=lambda f: _ORDER.index(f.severity))),
-        measurements=_measurements(run.established, judged),
-        notes=(*run.recording.notes, *unfinished, *judgements.notes, *on_hosts),
+        measurements={name: value for own in judged for name, value in own.added.figures.items()},
+        notes=(*run.recording.notes, *unfinished, *judgements.notes),
         hosts=fastest_first(hosts, rows),
         bench=next((own.bench for own in sections if own.bench is not None), None),
         train=next((own.train for own in sections if own.train is not None), None),
@@ -129,15 +127,3 @@ def _inventory(world: World, judged: Sequence[Judged]) -> tuple[HostKind, ...]:
     return tuple(
         HostKind(hosts=tuple(hosts), parts=dict(zip(INVENTORY, texts, strict=True))) for texts, hosts in kinds.items()
     )
-
-
-def _measurements(recording: Recording, judged: Sequence[Judged]) -> dict[str, Scalar]:
-    """The checks' figures, then seconds by kind: the sum over the trials of the rank that spent most."""
-    figures = {name: value for own in judged for name, value in own.added.figures.items()}
-    spent = {name: figures.pop(name) for name in [*figures] if name.startswith("seconds.")}
-    sums: dict[str, defaultdict[int, float]] = {}
-    for outcome in recording.outcomes:
-        for kind in _SPENT if outcome.timings else ():
-            if kind in outcome.timings:
-                sums.setdefault(kind, defaultdict(float))[outcome.rank] += outcome.timings[kind]
-    return figures | spent | {f"seconds.{kind}": max(ranks.values()) for kind, ranks in sums.items()}

@@ -17,46 +17,42 @@ _ARROW = " -> "
 _HOST_NAME = re.compile(r"[\w.:-]+")
 
 
-def sort_hosts(
-    world: World, recording: Recording, judged: Sequence[Judged], doubt: str
-) -> tuple[HostsLine, tuple[str, ...]]:
-    """The hosts, and notes for all readers.
+def sort_hosts(world: World, recording: Recording, judged: Sequence[Judged], doubt: str) -> HostsLine:
+    """The hosts to leave out, the healthy ones, and those that only warnings call slow.
 
     A host that an error blames is failing; with --strict also one that a warning blames. Without it, that host is in
-    neither list, unless the job needs more hosts than are healthy: it may train, with warnings. No host is healthy
-    while an error blames none, and no host that could not be checked is. Why hosts are not sorted is a note only where
-    the job needs so many healthy ones; else it is for the user who asks for the lists.
+    neither list. No host is healthy while an error blames none, and no host that could not be checked is.
     """
     findings = [finding for own in judged for finding in own.findings]
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     warned = _warned_hosts(world, findings)
     blaming = [node for finding in errors for node in _hosts_of(world, finding)]
-    bad = tuple(dict.fromkeys([*blaming, *(warned if world.options.strict else ())]))
-    why = _undecided(recording, errors, doubt)
+    failing = dict.fromkeys([*blaming, *(warned if world.options.strict else ())])
     unseen = (node for own in judged for finding in own.not_seen() for node in _hosts_of(world, finding))
     ends = (end for finding in errors for link in finding.links for end in link.split(_ARROW))
-    doubtful = {*bad, *ends, *unseen}
     # Of hosts that took part to the end all ranks did; of two with one name, both.
-    left = {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
-    faithless = {name for (name, _), ranks in world.hosts.items() if not (world.out | left).isdisjoint(ranks)}
+    gone = world.out | {event.rank for event in recording.events if event.kind is EventKind.LEAVING}
+    faithless = {name for (name, _), ranks in world.hosts.items() if not gone.isdisjoint(ranks)}
+    doubtful = {*failing, *warned, *ends, *unseen, *faithless}
+    why = _undecided(recording, errors, doubt)
     names = dict.fromkeys(name for name, _ in world.hosts if _HOST_NAME.fullmatch(name))
-    usable = () if why else tuple(name for name in names if name not in doubtful | faithless)
-    good = tuple(name for name in usable if name not in warned)
-    if len(good) < (world.options.need_hosts or 0):
-        good = usable
-    sorted_out = {*bad, *usable}
-    neither = [name for name, _ in world.hosts if name not in sorted_out]
+    healthy = () if why else tuple(name for name in names if name not in doubtful)
+    neither = [name for name, _ in world.hosts if name not in {*failing, *healthy}]
     # After Ctrl-C the user needs no list of hosts.
     lacking = "" if ended_by_ctrl_c(recording) is not None else why or _neither(neither)
-    only_warned = [name for name in usable if name not in good]
     codes = [skip.code for skip in recording.skips if not skip.grounds]
     untested = f"hosts are listed as healthy after the checks that ran: {', '.join(codes)} could not run"
-    notes = tuple(filter(None, (lacking, _with_warnings(only_warned), untested if good and codes else "")))
-    shown = notes if world.options.need_hosts is not None else ()
-    # On a single host a slow rank is compared with its neighbours, and no other host is left.
-    slow = slow_hosts(findings) if len(world.hosts) > 1 else {}
-    line = HostsLine(failing=bad, healthy=good, slow=slow, notes=notes)
-    return line, (*_nowhere(world, recording, errors), *shown)
+    absent = {event.rank for event in recording.events if event.kind is EventKind.ABSENT}
+    blamed = {rank for finding in errors if not finding.hosts for rank in finding.ranks}
+    nowhere = sorted(blamed & absent - world.arrivals.keys())
+    unknown = f"the host of {ranks_text(nowhere)} is not known, so it cannot be excluded" if nowhere else ""
+    return HostsLine(
+        failing=tuple(failing),
+        healthy=healthy,
+        # On a single host a slow rank is compared with its neighbours, and no other host is left.
+        slow=slow_hosts(findings) if len(world.hosts) > 1 else {},
+        notes=tuple(filter(None, (unknown, lacking, untested if healthy and codes else ""))),
+    )
 
 
 def slow_hosts(findings: Sequence[Finding]) -> dict[str, float]:
@@ -110,14 +106,6 @@ def _warned_hosts(world: World, findings: Sequence[Finding]) -> dict[str, None]:
     return {name: None for hosts in blamed for name in hosts}
 
 
-def _with_warnings(names: Sequence[str]) -> str:
-    """Name the hosts that are in neither list because a warning blames them, or nothing."""
-    if not names:
-        return ""
-    are, them = ("is", "it") if len(names) == 1 else ("are", "them")
-    return f"{names_text(names)} {are} not listed as healthy: a warning blames {them} (failing with --strict)"
-
-
 def _undecided(recording: Recording, errors: Sequence[Finding], doubt: str) -> str:
     """The reason why no host can be listed as healthy, or nothing."""
     if recording.end is None:
@@ -137,15 +125,5 @@ def _neither(names: Sequence[str]) -> str:
     if not names:
         return ""
     are = "is" if len(names) == 1 else "are"
-    why = "an error concerns links to them, ranks ended before the end of the run, or not everything could be checked"
+    why = "a warning or an error about links concerns them, ranks ended early, or not everything could be checked"
     return f"{names_text(names)} {are} listed neither as healthy nor as failing: {why}"
-
-
-def _nowhere(world: World, recording: Recording, errors: Sequence[Finding]) -> tuple[str, ...]:
-    """Blamed ranks that never joined and whose hosts are not known cannot be excluded."""
-    absent = {e.rank for e in recording.events if e.kind is EventKind.ABSENT}
-    blamed = {rank for f in errors if not f.hosts for rank in f.ranks if rank in absent}
-    unknown = sorted(blamed - world.arrivals.keys())
-    if not unknown:
-        return ()
-    return (f"the host of {ranks_text(unknown)} is not known, so it cannot be excluded",)

@@ -60,7 +60,7 @@ def judge_checks(world: World, run: Run, checks: Sequence[Check[Any]]) -> Judgem
     kept: dict[str, tuple[Finding, ...]] = {}
     judged = _excused([_judge_check(Seen(world, check, run.established, kept=kept), notes) for check in chosen])
     workarounds = next((own.added.workarounds for own in judged if own.added.workarounds), Workarounds())
-    return Judgements(tuple(_without_guesses(own, workarounds) for own in judged), workarounds, tuple(notes))
+    return Judgements(tuple(judged), workarounds, tuple(notes))
 
 
 def _judge_check(seen: Seen[Any], notes: list[str]) -> Judged:
@@ -86,19 +86,6 @@ def _revised(judged: Judged, revise: Callable[[Finding], Finding]) -> Judged:
         findings=tuple(map(revise, judged.findings)),
         added=structs.replace(judged.added, concerns=concerns) if concerns else judged.added,
     )
-
-
-def _without_guesses(judged: Judged, workarounds: Workarounds) -> Judged:
-    """Findings in which a workaround that was confirmed takes the place of a guess."""
-    if not workarounds.variables:
-        return judged
-
-    def confirmed(finding: Finding) -> Finding:
-        if not finding.guess:
-            return finding
-        return structs.replace(finding, fix=finding.fix.replace(finding.guess, workarounds.fix), guess="")
-
-    return _revised(judged, confirmed)
 
 
 def _excused(judged: Sequence[Judged]) -> list[Judged]:

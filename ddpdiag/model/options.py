@@ -84,11 +84,10 @@ class Options(Struct, frozen=True, kw_only=True):
     `settings` holds `--set CODE.name=value`. `budget_seconds` bounds the whole run.
     `port_range` is LOW-HIGH, the ports on which stores may listen. `uses_workarounds` says that the job will take the
     variables that were found to help. `topology` names the leaf switch (or rack) of hosts, as far as it is known.
-    `need_hosts` is how many hosts the job needs, where it could leave some out. `job_left_seconds` is how long the
-    batch system would have let the job run on when this run began (None: not known), and `wanted_budget_seconds` the
-    budget that was asked for, where that was more. `bench` is what a benchmark measures, `train` what is trained by
-    which strategies, `baseline` an earlier run to hold this one against. `alone` is a run of one process that looks at
-    its host and asks no other one; it takes the checks that its header names.
+    `job_left_seconds` is how long the batch system would have let the job run on when this run began (None: not known),
+    and `wanted_budget_seconds` the budget that was asked for, where that was more. `bench` is what a benchmark
+    measures, `train` what is trained by which strategies, `baseline` an earlier run to hold this one against. `alone`
+    is a run of one process that looks at its host and asks no other one; it takes the checks that its header names.
     """
 
     depth: Depth = Depth.QUICK
@@ -106,7 +105,6 @@ class Options(Struct, frozen=True, kw_only=True):
     wanted_budget_seconds: float | None = None
     uses_workarounds: bool = False
     topology: dict[str, str] = field(default_factory=dict)
-    need_hosts: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     bench: Bench | None = None
     train: Train | None = None

@@ -37,8 +37,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     `code` is "<check code>.<word>". `ranks`, `hosts`, `gpus` (UUIDs) and `links` ("h1 -> h2") are those blamed;
     all are empty when the evidence cannot decide. `env` holds variables that help (None: unset). `of_the_run` findings
-    concern the request, the layout or the end of the run, and blame no rank or host. `guess`
-    is the part of `fix`, word for word, that proposes a variable which was not tried, and what follows from that.
+    concern the request, the layout or the end of the run, and blame no rank or host.
     """
 
     code: str
@@ -53,7 +52,6 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix: str = ""
     env: dict[str, str | None] = field(default_factory=dict)
     of_the_run: bool = False
-    guess: str = ""
 
 
 class Matrix(Struct, frozen=True, kw_only=True):

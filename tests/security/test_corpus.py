@@ -44,7 +44,7 @@ def test_one_script_in_another_encoding_does_not_end_the_run(golden) -> None:
 def test_more_ranks_than_there_can_be_are_refused(golden, tmp_path: Path) -> None:
     path = recording(tmp_path / "world", lambda lines: lines[0].update(world_size=200_000_000))
     with pytest.raises(UsageError) as caught:
-        judge.run([str(path)], Outputs(need_hosts=1))
+        judge.run([str(path)], Outputs())
     golden(str(caught.value).replace(str(tmp_path), "TMP"))
 
 

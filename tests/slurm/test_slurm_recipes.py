@@ -119,7 +119,6 @@ def test_whom_the_user_left_out_stays_out_of_a_job_that_is_put_back(four, traini
         time.sleep(0.1)
 
 
-# Which hosts are good enough to go on is judged in test_need_hosts.py.
 SPARES = RECIPES / "slurm-gate-with-spares.sbatch"
 CHECK = "--depth standard --skip-stage training --skip-stage host"
 

@@ -283,7 +283,6 @@ def test_a_report_cannot_be_judged_again(written: Path, golden) -> None:
     record = str(written.with_name("run.jsonl"))
     for asked in (
         Outputs(strict=True),
-        Outputs(need_hosts=1),
         Outputs(record=record),
         Outputs(write_workaround=record),
     ):

@@ -20,8 +20,8 @@ def run_of(*events: Event, ended: bool = True) -> Recording:
 def sorted_hosts(
     *findings: Finding, world: World | None = None, run: Recording | None = None, doubt: str = ""
 ) -> tuple[HostsLine, tuple[str, ...]]:
-    hosts, notes = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), doubt)
-    return structs.replace(hosts, notes=()), (*notes, *hosts.notes)
+    hosts = sort_hosts(world or world_of(8), run or run_of(), judged_of(findings), doubt)
+    return structs.replace(hosts, notes=()), hosts.notes
 
 
 def test_without_errors_every_host_is_good() -> None:
@@ -50,13 +50,6 @@ def test_warnings_about_every_host_or_the_run_sort_out_none() -> None:
     assert (hosts, notes) == (HostsLine(healthy=("n0", "n1", "n2", "n3")), ())
     strict, _ = sorted_hosts(*same, world=world_of(8, options=Options(strict=True)))
     assert strict == HostsLine(failing=("n0", "n1", "n2", "n3"))
-
-
-def test_a_job_that_needs_more_than_the_healthy_hosts_gets_those_with_warnings() -> None:
-    slow = finding_of(Severity.WARNING, ranks=(2,))
-    needs = {need: world_of(8, options=Options(need_hosts=need)) for need in (3, 4)}
-    lists = {need: sorted_hosts(slow, world=world)[0] for need, world in needs.items()}
-    assert lists == {3: HostsLine(healthy=("n0", "n2", "n3")), 4: HostsLine(healthy=("n0", "n1", "n2", "n3"))}
 
 
 def test_ends_of_a_blamed_link_are_neither_good_nor_bad(golden) -> None:
@@ -128,15 +121,6 @@ def test_an_absent_rank_on_no_known_host_cannot_be_excluded(golden) -> None:
     hosts, notes = sorted_hosts(finding_of(ranks=(9,)), run=run_of(Event(kind=EventKind.ABSENT, rank=9)))
     assert hosts.failing == ()
     golden(*notes)
-
-
-def test_why_hosts_are_not_sorted_is_a_note_only_for_a_job_that_needs_so_many(golden) -> None:
-    findings = [finding_of(links=("n1 -> n2", "n2 -> n1"))]
-    hosts, notes = sort_hosts(world_of(8), run_of(), judged_of(findings), "")
-    assert notes == ()
-    needed = world_of(8, options=Options(need_hosts=2))
-    assert sort_hosts(needed, run_of(), judged_of(findings), "") == (hosts, hosts.notes)
-    golden(*hosts.notes)
 
 
 def test_who_asks_for_the_lists_is_told_what_they_lack() -> None:

@@ -5,18 +5,16 @@ from cards import host_of
 from fallback_runs import HANGS, P2P, WORKS, Run, hangs_unless, uuid_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Raw, structs
+from msgspec import structs
 from paths import host_of as paths_of
 from paths import translating
 
-from ddpdiag.checks.collective import all_reduce
 from ddpdiag.checks.gpu import devices, memory_errors
 from ddpdiag.checks.host import shared_memory
 from ddpdiag.checks.p2p import paths
 from ddpdiag.checks.p2p.copies import check as copies
 from ddpdiag.checks.p2p.fallback import check as fallback
 from ddpdiag.checks.registry import all_checks
-from ddpdiag.codec import encode
 from ddpdiag.judgement import judge
 from ddpdiag.model import Event, EventKind, Options, Outcome, Severity, Skip, Status
 from ddpdiag.model.measurements import Copies, PairCopies
@@ -24,7 +22,6 @@ from ddpdiag.model.trial import CONNECT_STEP, ProcessState
 from ddpdiag.probes.gpu.links import Fabric
 from ddpdiag.probes.host.limits import SharedMemory
 from ddpdiag.render import shell
-from ddpdiag.stats import samples
 
 LONG = Options(budget_seconds=600.0)
 
@@ -248,25 +245,6 @@ def test_copies_that_were_wrong_clear_nothing():
     run = Run(2, hangs_unless(P2P), options=LONG).search()
     before = only(run).message
     assert only(copied(run, wrong=3)).message == before
-
-
-def test_a_confirmed_workaround_replaces_the_guesses(golden):
-    run = Run(4, hangs_unless({"NCCL_NVLS_ENABLE": "0"}), options=LONG)
-    own = max(outcome.trial for outcome in run.recording.outcomes if outcome.code == "COL001")
-    row = all_reduce.Data("nccl", 4, 4, samples([1e-4]), 4 << 20, samples([0.01]), wrong=2)
-    outcomes = (
-        structs.replace(o, status=Status.DONE, data=Raw(encode(row))) if o.trial == own else o
-        for o in run.recording.outcomes
-    )
-    run.recording = structs.replace(run.recording, outcomes=tuple(outcomes))
-    guessed = next(found for found in judge(run.recording, all_checks()).findings if found.code == "COL001.wrong")
-    assert "NCCL_P2P_DISABLE=1" in guessed.guess
-    report = judge(copied(run.search(), wrong=3).recording, all_checks())
-    fixes = {found.code: found.fix for found in report.findings}
-    for code in ("COL001.wrong", "P2P002.wrong"):
-        assert "NCCL_P2P_DISABLE" not in fixes[code]
-        assert "NCCL_NVLS_ENABLE=0" in fixes[code]
-        golden(fixes[code])
 
 
 def test_of_two_hosts_the_one_that_fails_inside_is_named(golden):

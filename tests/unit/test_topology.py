@@ -83,7 +83,7 @@ def test_only_rank_0_needs_the_file(tmp_path):
 
 
 def test_a_long_topology_does_not_travel_to_every_rank():
-    assert Options(topology={"n0": "leaf0"}, need_hosts=1).for_ranks == Options(need_hosts=1)
+    assert Options(topology={"n0": "leaf0"}, strict=True).for_ranks == Options(strict=True)
 
 
 @pytest.mark.parametrize(

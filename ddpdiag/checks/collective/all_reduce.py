@@ -165,7 +165,6 @@ def _wrong(seen: Seen[Data], backend: str, rows: Mapping[int, Data]) -> Finding:
         links=links,
         evidence={"backend": backend, "wrong_elements": most, "ranks": [*wrong_ranks], "wrong_from": [*received]},
         fix=fix,
-        guess=fix,
     )
 
 

@@ -402,7 +402,6 @@ def _isolated(seen: Seen[Data], hosts: Sequence[HostGpus]) -> Iterator[Finding]:
         evidence={"hosts": len(closed), "gpus": [len(host.gpus) for host in closed]},
         fix="Show each rank all GPUs of its host: with Slurm replace --gpus-per-task by "
         f"`--gpus-per-node={len(closed[0].gpus)} --gpu-bind=none`. {_WITHOUT_PEERS}",
-        guess=_WITHOUT_PEERS,
     )
 
 

@@ -262,7 +262,6 @@ def _end(seen: Seen[Copies], outcome: Outcome, copies: RankCopies | None) -> Fin
         gpus=copies.uuids(gpus) if copies is not None else (),
         evidence=_evidence(outcome, step),
         fix=fix,
-        guess=GUESS if GUESS in fix else "",
         known=known,
     )
 

@@ -238,7 +238,6 @@ class Subject(NamedTuple):
         evidence: Mapping[str, float | int | str],
         fix: str,
         severity: Severity | None = None,
-        guess: str = "",
     ) -> Finding:
         return seen.finding(
             word,
@@ -250,7 +249,6 @@ class Subject(NamedTuple):
             gpus=self.copies.uuids(self.gpus),
             evidence={"pairs": [self.copies.link_label(link) for link in self.links], **evidence},
             fix=fix,
-            guess=guess,
         )
 
 
@@ -309,7 +307,6 @@ def wrong(seen: Seen[Copies], copies: RankCopies) -> Iterator[Finding]:
                 if also
                 else f"Do not train on {copies.host.name} as it is. {GUESS} {ACS}"
             ),
-            guess="" if also else GUESS,
         )
 
 
@@ -569,7 +566,6 @@ def _slow_finding(seen: Seen[Copies], word: str, subject: Subject, bad: Mapping[
         "PERFORMANCE,PCIE` under load (fewer lanes, replays), and compare with a host that passes. Reset the GPUs as "
         "root, or reboot; then have the riser and the PCIe switch there checked.",
         severity,
-        guess=GUESS if faster and not groups and word == "slow" else "",
     )
 
 

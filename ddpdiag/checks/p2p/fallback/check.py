@@ -211,13 +211,12 @@ def _ground(world: World) -> str | None:
 
 
 def needed(seen: Seen[Data]) -> Workarounds:
-    """The variables without which the job's backend fails, as they were tried, with the sentence that advises them."""
+    """The variables without which the job's backend fails, as they were tried."""
     end, _ = progress_of(seen)
     if not isinstance(end, Ended) or end.kind is not End.FOUND:
         return Workarounds()
     env = Step(Part.WHOLE, end.members).env
-    text = f"Run the job {workarounds_text(env)}, which worked in {_runs_text(end)} ({CHECK.code})."
-    return Workarounds(env, fix=text)
+    return Workarounds(env)
 
 
 def job_workarounds(any_check: Seen[Any]) -> Mapping[str, str | None]:
